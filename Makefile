@@ -1,0 +1,45 @@
+# Two commands do everything on a fresh machine with Python 3.11 and make: `make demo` and `make test`.
+# Paths are relative, so that a folder with a space in its name works too.
+
+PYTHON ?= $(shell command -v python3.11 || echo python3)
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help setup demo test unit check format reproduce clean
+help:
+	@echo "make demo       a complete personalized federated training, with a report"
+	@echo "make test       all tests"
+	@echo "make unit       the fast ones (under a minute)"
+	@echo "make check      lint, types and the import graph"
+	@echo "make reproduce  the results in docs/ (hours; see docs/methods)"
+
+# Made once, and again only when the pins or the dependencies change.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]" -c constraints.txt
+	@touch $(READY)
+
+setup: $(READY)
+
+demo: $(READY)
+	$(BIN)/homespun demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -m "not slow"
+
+unit: $(READY)
+	$(BIN)/python -m pytest -m "not slow and not system"
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_imports.py
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv runs
