@@ -1,0 +1,227 @@
+"""What a paper adds: a model, the roles of its parameters, losses, phases, a server rule.
+
+A method is a value. Its file exports `Settings` and `method(settings, task) -> Method`; anything that
+knows the file's name, the settings and the task can build the same method again, which is how worker
+processes and resumed runs get theirs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from homespun.core import seeds
+from homespun.core.errors import MethodError, UnknownNameError, nearest
+from homespun.core.messages import Broadcast, ServerState
+from homespun.core.roles import Partition, Role, Rules, first_match, partition
+from homespun.core.server import FedAvg, ServerRule
+from homespun.core.settings import Settings, parse
+from homespun.core.tree import Tree
+
+Batch: TypeAlias = dict[str, Tensor]  # every tensor has one row per example
+Predict: TypeAlias = Callable[[Tree, Batch], Tensor]  # parameters and a batch to the model's output
+Loss: TypeAlias = Callable[[Predict, Tree, Batch], Tensor]  # one value per example
+
+
+@dataclass(frozen=True)
+class Sgd:
+    rate: float
+    momentum: float = 0.0
+
+
+@dataclass(frozen=True)
+class Adam:
+    rate: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+
+Optimizer: TypeAlias = Sgd | Adam
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of local training. The optimizer starts afresh in every phase of every round.
+
+    `trains` maps globs to optimizers, first match wins; a parameter that no glob covers stands still.
+    Give `epochs` or `steps`. `proximal` is FedProx's mu: it pulls what is shared towards its broadcast
+    value by adding mu/2 |w - w_broadcast|^2 to the loss.
+    """
+
+    trains: Mapping[str, Optimizer]
+    batch: int
+    epochs: int | None = None
+    steps: int | None = None
+    proximal: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise MethodError(
+                f"a phase has either epochs or steps, got epochs={self.epochs}, steps={self.steps}"
+            )
+
+    def optimizer_of(self, name: str) -> Optimizer | None:
+        pattern = first_match(name, self.trains)
+        return None if pattern is None else self.trains[pattern]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a method needs to know of the data before it sees any."""
+
+    classes: int = 0
+    population: int = 0
+    contexts: int = 0
+
+
+@dataclass(frozen=True)
+class Method:
+    name: str
+    version: int  # rises when numbers may change
+    settings: Settings
+    task: Task
+    build: Callable[[], nn.Module]
+    rules: Rules
+    encode: Callable[[Any], Batch]  # a federation's examples to tensors
+    loss: Loss
+    phases: tuple[Phase, ...]
+    personalize: tuple[Phase, ...]  # for a newcomer: trains private parameters only, uploads nothing
+    new_private: Callable[[torch.Generator], dict[str, Tensor]] = field(default=lambda generator: {})
+    server: ServerRule = field(default_factory=FedAvg)
+    weight: Callable[[int], float] = float  # a client's weight from its number of examples
+    # What a home keeps of its private delta: all of it (FURL's equation 7), or the share its update has
+    # in the cohort's average (equation 6).
+    keeps: Literal["all", "share"] = "all"
+    keys: Mapping[str, str] = field(
+        default_factory=dict
+    )  # keyed parameter -> the batch column that names its rows
+    pooled: bool = False  # central training: one holder has everybody's examples
+    origin: str = ""  # the module or file this method came from
+
+    # What clients release beside parameter updates; the weight says how many examples a client has.
+    statistics: tuple[str, ...] = ("loss", "examples")
+
+
+@dataclass(frozen=True)
+class Built:
+    """A method with its model in memory and every parameter in its role."""
+
+    method: Method
+    model: nn.Module
+    partition: Partition
+    initial: Mapping[str, Tensor]  # every parameter as built
+
+    def start(self) -> ServerState:
+        """The server's state before the first round."""
+        return ServerState(
+            round=0,
+            federated=self.partition.select(self.initial, Role.FEDERATED),
+            keyed=self.partition.select(self.initial, Role.KEYED),
+        )
+
+    def parameters(self, broadcast: Broadcast, private: Tree) -> dict[str, Tensor]:
+        """All parameters as one client sees them."""
+        frozen = self.partition.select(self.initial, Role.FROZEN)
+        return {**frozen, **broadcast.federated, **broadcast.keyed, **private}
+
+    def new_private(self, user: str, *, seed: int) -> dict[str, Tensor]:
+        """The private parameters of somebody seen for the first time."""
+        private = self.method.new_private(seeds.torch_generator(seed, "private", user))
+        expected = set(self.partition.names(Role.PRIVATE))
+        if set(private) != expected:
+            raise MethodError(
+                f"{self.method.name}: new_private made {sorted(private)}, the rules say {sorted(expected)}"
+            )
+        return private
+
+
+def build(method: Method, *, seed: int) -> Built:
+    """Build the model from the run's seed and check that its roles are total and exclusive."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeds.derive(seed, "initial parameters") >> 1)
+        model = method.build()
+    initial = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    parts = partition(initial, method.rules, method=method.name)
+    _require_sound_phases(method, parts)
+    model.requires_grad_(False)
+    return Built(method, model, parts, initial)
+
+
+def _require_sound_phases(method: Method, parts: Partition) -> None:
+    for phase in (*method.phases, *method.personalize):
+        idle = [glob for glob in phase.trains if not any(first_match(name, [glob]) for name in parts.roles)]
+        if idle:
+            raise MethodError(f"{method.name}: a phase trains {idle}, which covers no parameter")
+        frozen = [name for name in parts.names(Role.FROZEN) if phase.optimizer_of(name)]
+        if frozen:
+            raise MethodError(f"{method.name}: a phase trains {frozen}, which the rules call frozen")
+    for phase in method.personalize:
+        shared = [name for name in parts.names(Role.FEDERATED, Role.KEYED) if phase.optimizer_of(name)]
+        if shared:
+            raise MethodError(f"{method.name}: personalize trains {shared}, which are not private")
+    if set(method.keys) != set(parts.names(Role.KEYED)):
+        raise MethodError(
+            f"{method.name}: keys name {sorted(method.keys)}, the rules say {sorted(parts.names(Role.KEYED))}"
+        )
+
+
+# Finding methods: no registry. A name is a file in `homespun/methods`, or a path to a file of one's own.
+
+
+def available_methods() -> tuple[str, ...]:
+    package = importlib.import_module("homespun.methods")
+    return tuple(sorted(item.name for item in pkgutil.iter_modules(package.__path__)))
+
+
+def method_module(origin: str) -> ModuleType:
+    """The module behind a method's name (`furl`), or behind a file (`./mine.py`)."""
+    if origin.endswith(".py"):
+        return _module_from_file(Path(origin))
+    known = available_methods()
+    if origin not in known:
+        raise UnknownNameError(
+            f"no method {origin!r}.{nearest(origin, known)} "
+            f"There are: {', '.join(known)}; or give a .py file."
+        )
+    return importlib.import_module(f"homespun.methods.{origin}")
+
+
+def _module_from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UnknownNameError(f"no method file {str(path)!r}")
+    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    if spec is None or spec.loader is None:
+        raise UnknownNameError(f"{str(path)!r} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up while it is being executed
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_method(origin: str, settings: Mapping[str, Any], task: Task) -> Method:
+    """The method of this name or file, with these settings, for this task."""
+    module = method_module(origin)
+    lacks = [name for name in ("Settings", "method") if not hasattr(module, name)]
+    if lacks:
+        raise MethodError(f"{origin}: a method file exports Settings and method; {', '.join(lacks)} missing")
+    made: Method = module.method(parse(module.Settings, settings, where=f"method {origin}"), task)
+    if origin.endswith(".py"):
+        origin = str(Path(origin).resolve())
+    return replace(made, origin=origin)
+
+
+def optimizers(phase: Phase, names: Sequence[str]) -> dict[str, Optimizer]:
+    """The parameters this phase trains, each with its optimizer."""
+    found = {name: phase.optimizer_of(name) for name in names}
+    return {name: optimizer for name, optimizer in found.items() if optimizer is not None}

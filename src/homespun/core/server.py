@@ -1,0 +1,98 @@
+"""Server rules: how a state and a cohort's summed update become the next state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from homespun.core.messages import Rows, ServerState, Update
+from homespun.core.tree import Tree
+
+ServerRule: TypeAlias = Callable[[ServerState, Update], ServerState]
+
+# A keyed row is averaged over the whole cohort (those who did not touch it count as zero), or only
+# over those who did.
+Denominator: TypeAlias = Literal["cohort", "contributors"]
+
+
+def mean_rows(rows: Rows, *, weight: float, over: Denominator) -> Tensor:
+    if over == "cohort":
+        return rows.values / weight
+    shape = (-1, *[1] * (rows.values.dim() - 1))
+    return rows.values / rows.weight.to(rows.values.dtype).reshape(shape)
+
+
+def mean_delta(
+    state: ServerState, update: Update, *, over: Denominator
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The cohort's mean delta of the federated and, as whole tables, of the keyed parameters."""
+    federated = {name: total / update.weight for name, total in update.federated.items()}
+    keyed = {
+        name: torch.zeros_like(state.keyed[name]).index_copy_(
+            0, rows.index, mean_rows(rows, weight=update.weight, over=over)
+        )
+        for name, rows in update.keyed.items()
+    }
+    return federated, keyed
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """w <- w + rate * (sum of c_i delta_i / sum of c_i)."""
+
+    rate: float = 1.0
+    over: Denominator = "cohort"
+
+    def __call__(self, state: ServerState, update: Update) -> ServerState:
+        if update.weight == 0:
+            return replace(state, round=state.round + 1)
+        federated, keyed = mean_delta(state, update, over=self.over)
+        return replace(
+            state,
+            round=state.round + 1,
+            federated={name: value + self.rate * federated[name] for name, value in state.federated.items()},
+            keyed={name: value + self.rate * keyed[name] for name, value in state.keyed.items()},
+        )
+
+
+@dataclass(frozen=True)
+class FedAdam:
+    """Adam on the server, with the mean delta in the gradient's place (Reddi et al., 2021, algorithm 2:
+    no bias correction, `adaptivity` is their tau)."""
+
+    rate: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    adaptivity: float = 1e-3
+    over: Denominator = "cohort"
+
+    def __call__(self, state: ServerState, update: Update) -> ServerState:
+        if update.weight == 0:
+            return replace(state, round=state.round + 1)
+        federated, keyed = mean_delta(state, update, over=self.over)
+        memory: dict[str, Tensor] = {}
+
+        def step(role: str, values: Tree, deltas: Tree) -> dict[str, Tensor]:
+            moved = {}
+            for name, value in values.items():
+                first, second = f"{role}.first.{name}", f"{role}.second.{name}"
+                zero = torch.zeros_like(value)
+                memory[first] = (
+                    self.beta1 * state.optimizer.get(first, zero) + (1 - self.beta1) * deltas[name]
+                )
+                memory[second] = (
+                    self.beta2 * state.optimizer.get(second, zero) + (1 - self.beta2) * deltas[name] ** 2
+                )
+                moved[name] = value + self.rate * memory[first] / (memory[second].sqrt() + self.adaptivity)
+            return moved
+
+        return ServerState(
+            round=state.round + 1,
+            federated=step("federated", state.federated, federated),
+            keyed=step("keyed", state.keyed, keyed),
+            optimizer=memory,
+        )

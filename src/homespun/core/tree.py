@@ -1,0 +1,76 @@
+"""Strict-key arithmetic on named tensors.
+
+A tree is a plain `dict[str, Tensor]`. Two trees are combined only when their names and shapes agree;
+nothing broadcasts, nothing is skipped, no argument is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as _load_safetensors
+from safetensors.torch import save as _save_safetensors
+from torch import Tensor
+
+from homespun.core.errors import MessageError
+
+Tree: TypeAlias = Mapping[str, Tensor]
+
+
+def require_same_names(left: Tree, right: Tree) -> None:
+    """Raise unless both trees have the same names and shapes."""
+    missing, extra = sorted(left.keys() - right.keys()), sorted(right.keys() - left.keys())
+    if missing or extra:
+        raise MessageError(f"trees differ: missing {missing}, unexpected {extra}")
+    for name in left:
+        if left[name].shape != right[name].shape:
+            raise MessageError(
+                f"{name!r}: expected shape {tuple(left[name].shape)}, got {tuple(right[name].shape)}"
+            )
+
+
+def combine(operation: Callable[[Tensor, Tensor], Tensor], left: Tree, right: Tree) -> dict[str, Tensor]:
+    require_same_names(left, right)
+    return {name: operation(left[name], right[name]) for name in left}
+
+
+def add(left: Tree, right: Tree) -> dict[str, Tensor]:
+    return combine(torch.add, left, right)
+
+
+def subtract(left: Tree, right: Tree) -> dict[str, Tensor]:
+    return combine(torch.sub, left, right)
+
+
+def scale(tree: Tree, factor: float) -> dict[str, Tensor]:
+    return {name: tensor * factor for name, tensor in tree.items()}
+
+
+def zeros_like(tree: Tree) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(tensor) for name, tensor in tree.items()}
+
+
+def max_abs_difference(left: Tree, right: Tree) -> float:
+    require_same_names(left, right)
+    return max(
+        (float((left[name] - right[name]).abs().max()) for name in left if left[name].numel()), default=0.0
+    )
+
+
+def to_bytes(tree: Tree) -> bytes:
+    """Safetensors bytes: data only, no code, the same bits for the same tree."""
+    return _save_safetensors({name: tree[name].detach().contiguous() for name in sorted(tree)})
+
+
+def from_bytes(data: bytes) -> dict[str, Tensor]:
+    try:
+        return _load_safetensors(data)
+    except SafetensorError as error:
+        raise MessageError(f"not a tree of tensors: {error}") from None
+
+
+def byte_count(tree: Tree) -> int:
+    return sum(tensor.nbytes for tensor in tree.values())

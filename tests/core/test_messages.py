@@ -1,0 +1,92 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from homespun.core.errors import MessageError
+from homespun.core.messages import (
+    Broadcast,
+    Rows,
+    ServerState,
+    Update,
+    broadcast_from_bytes,
+    broadcast_to_bytes,
+    require_valid,
+    state_from_bytes,
+    state_to_bytes,
+    unpack,
+    update_from_bytes,
+    update_to_bytes,
+)
+
+
+def rows(index, values, weight):
+    return Rows(torch.tensor(index), torch.tensor(values), torch.tensor(weight, dtype=torch.float64))
+
+
+def update(value, index, weight, **changes):
+    made = Update(
+        round=3,
+        federated={"w": torch.tensor([value, -value])},
+        keyed={"t": rows(index, [[value]] * len(index), [weight] * len(index))},
+        statistics={"loss": value},
+        weight=weight,
+        clients=1,
+    )
+    return replace(made, **changes)
+
+
+def test_adding_updates_sums_everything_and_joins_rows():
+    total = update(1.0, [0, 2], 2.0) + update(10.0, [1, 2], 3.0)
+    assert total.federated["w"].tolist() == [11.0, -11.0]
+    assert total.keyed["t"].index.tolist() == [0, 1, 2]
+    assert total.keyed["t"].values.tolist() == [[1.0], [10.0], [11.0]]
+    assert total.keyed["t"].weight.tolist() == [2.0, 3.0, 5.0]
+    assert (total.statistics, total.weight, total.clients) == ({"loss": 11.0}, 5.0, 2)
+
+
+def test_updates_of_different_rounds_cannot_be_added():
+    with pytest.raises(MessageError, match="rounds 3 and 4"):
+        update(1.0, [0], 1.0) + update(1.0, [0], 1.0, round=4)
+
+
+def test_every_message_survives_the_wire():
+    sent = update(1.5, [0, 2], 2.0)
+    got = update_from_bytes(update_to_bytes(sent))
+    assert got.federated["w"].tolist() == [1.5, -1.5]
+    assert got.keyed["t"].index.tolist() == [0, 2]
+    assert (got.round, got.statistics, got.weight, got.clients) == (3, {"loss": 1.5}, 2.0, 1)
+    state = ServerState(5, {"w": torch.ones(2)}, {"t": torch.zeros(3, 1)}, {"m.w": torch.ones(2)})
+    again = state_from_bytes(state_to_bytes(state))
+    assert (again.round, list(again.federated), list(again.keyed), list(again.optimizer)) == (
+        5,
+        ["w"],
+        ["t"],
+        ["m.w"],
+    )
+    assert broadcast_from_bytes(broadcast_to_bytes(state.broadcast())).keyed["t"].shape == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"round": 4}, "update of round 4 arrived in round 3"),
+        ({"federated": {"v": torch.zeros(2)}}, "missing"),
+        ({"federated": {"w": torch.zeros(1)}}, "expected shape"),
+        ({"federated": {"w": torch.tensor([1.0, float("nan")])}}, "w became infinite or NaN"),
+        ({"keyed": {"t": rows([0], [[float("inf")]], [1.0])}}, "t became infinite or NaN"),
+        ({"keyed": {}}, "keyed parameters"),
+        ({"statistics": {"age": 41.0}}, "declared"),
+    ],
+)
+def test_a_wrong_update_is_refused(wrong, message):
+    broadcast = Broadcast(3, {"w": torch.zeros(2)}, {"t": torch.zeros(3, 1)})
+    require_valid(update(1.0, [0], 1.0), broadcast, statistics=["loss"])
+    with pytest.raises(MessageError, match=message):
+        require_valid(update(1.0, [0], 1.0, **wrong), broadcast, statistics=["loss"])
+
+
+@pytest.mark.parametrize("data", [b"", b"1234", b"\xff" * 40, b"\x02\0\0\0\0\0\0\0{}garbage"])
+def test_noise_on_the_wire_is_refused(data):
+    with pytest.raises(MessageError):
+        unpack(data)

@@ -1,0 +1,50 @@
+import pytest
+import torch
+
+from homespun.core.messages import Rows, ServerState, Update
+from homespun.core.server import FedAdam, FedAvg
+
+STATE = ServerState(0, {"w": torch.tensor([1.0])}, {"t": torch.tensor([[0.0], [5.0], [9.0]])})
+
+
+def update(weight=4.0):
+    """Two clients, c = 1 and 3, with deltas 2 and -2: the sum of c times delta is -4. Both touched row 0 by 1;
+    the second touched row 2 by 2."""
+    rows = Rows(
+        torch.tensor([0, 2]), torch.tensor([[4.0], [6.0]]), torch.tensor([4.0, 3.0], dtype=torch.float64)
+    )
+    return Update(0, {"w": torch.tensor([-4.0])}, {"t": rows}, {}, weight, 2)
+
+
+def test_fedavg_by_hand():
+    after = FedAvg()(STATE, update())
+    assert after.round == 1
+    assert after.federated["w"].tolist() == [0.0]  # 1 + (1 * 2 + 3 * -2) / 4
+    assert after.keyed["t"].tolist() == [[1.0], [5.0], [10.5]]  # row 2: 9 + 3 * 2 / 4
+
+
+def test_keyed_rows_over_their_contributors():
+    assert FedAvg(over="contributors")(STATE, update()).keyed["t"].tolist() == [[1.0], [5.0], [11.0]]
+
+
+def test_the_server_rate_scales_the_step():
+    assert FedAvg(rate=0.5)(STATE, update()).federated["w"].tolist() == [0.5]
+
+
+def test_fedadam_by_hand():
+    rule = FedAdam(rate=0.1, beta1=0.9, beta2=0.99, adaptivity=1e-3)
+    once = rule(STATE, update())
+    # delta -1: m = -0.1, v = 0.01, step = 0.1 * -0.1 / (0.1 + 0.001)
+    assert once.federated["w"].item() == pytest.approx(1 - 0.01 / 0.101, abs=1e-7)
+    twice = rule(once, update())
+    # m = -0.19, v = 0.0199
+    assert twice.federated["w"].item() == pytest.approx(
+        1 - 0.01 / 0.101 - 0.019 / (0.0199**0.5 + 0.001), abs=1e-6
+    )
+    assert once.keyed["t"][1].item() == 5.0  # untouched
+
+
+@pytest.mark.parametrize("rule", [FedAvg(), FedAdam()])
+def test_a_cohort_without_weight_changes_nothing_but_the_round(rule):
+    after = rule(STATE, update(weight=0.0))
+    assert (after.round, after.federated, after.keyed) == (1, STATE.federated, STATE.keyed)

@@ -1,0 +1,31 @@
+import pytest
+
+from homespun.core.errors import SettingsError
+from homespun.core.settings import Settings, parse, parse_overrides
+
+
+class Small(Settings):
+    rate: float = 0.1
+    cohort: int = 10
+
+
+def test_overrides_are_toml_where_they_are_toml():
+    overrides = ["rate=0.5", "users=none", "name = 'x y'", "sizes=[1, 2]", "empty=", "path=a=b"]
+    assert parse_overrides(overrides) == {
+        "rate": 0.5, "users": "none", "name": "x y", "sizes": [1, 2], "empty": "", "path": "a=b",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", ["rate", "=1", " =1"])
+def test_an_override_without_a_name_or_value(wrong):
+    with pytest.raises(SettingsError, match="not of the form name=value"):
+        parse_overrides([wrong])
+
+
+def test_every_fault_is_reported_with_the_nearest_name():
+    with pytest.raises(SettingsError) as caught:
+        parse(Small, {"raet": 1, "cohort": "many"}, where="run")
+    message = str(caught.value)
+    assert message.startswith("run: 2 faults:")
+    assert "unknown setting 'raet'. Did you mean 'rate'?" in message
+    assert "cohort: input should be a valid integer" in message and "'many'" in message
