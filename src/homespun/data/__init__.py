@@ -1,0 +1,58 @@
+"""Corpora as federations: built in, from a file, or from the Hugging Face hub.
+
+    federation = load_federation("dialects", settings={"users": 200})
+    federation = load_federation("posts.jsonl.gz", columns=Columns(label="context"))
+
+A built-in corpus is a module of this package with a function `load(settings)`; its file name is its name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from homespun.core.errors import SettingsError, UnknownNameError, nearest
+from homespun.core.settings import parse
+from homespun.data import hub, readers
+from homespun.data.federation import Examples, Federation
+from homespun.data.readers import Columns
+from homespun.data.records import format_of
+from homespun.data.table import Filters
+
+__all__ = ["Columns", "Examples", "Federation", "builtin_names", "load_federation"]
+
+DEFAULT_COLUMNS = Columns()
+
+
+def builtin_names() -> list[str]:
+    """The built-in corpora, by the modules that are there."""
+    modules = [module.name for module in pkgutil.iter_modules(__path__)]
+    return sorted(name for name in modules if hasattr(importlib.import_module(f"{__name__}.{name}"), "load"))
+
+
+def load_federation(
+    source: str | Path, *, columns: Columns = DEFAULT_COLUMNS, settings: Mapping[str, Any] | None = None
+) -> Federation:
+    """The federation behind a built-in name, a file or a Hugging Face data set's name."""
+    name, path, values = str(source), Path(source), settings or {}
+    if name in (builtins := builtin_names()):
+        if columns != DEFAULT_COLUMNS:
+            raise SettingsError(
+                f"{name}: a built-in corpus has its own columns. Leave the column options out"
+                + (" and set label instead, for instance label=context." if name == "sotu" else ".")
+            )
+        return importlib.import_module(f"{__name__}.{name}").load(values)
+    if format_of(path) is not None or os.path.exists(path):
+        filters = parse(Filters, values, where=name)
+        return readers.read_file(path, columns=columns, filters=filters)
+    known = f"{nearest(name, builtins)} Built in: {', '.join(builtins)}. Files end in {readers.FORMATS}."
+    if not hub.available():
+        raise UnknownNameError(
+            f"no built-in corpus or file {name!r}.{known} Hugging Face data sets by name need: {hub.EXTRA}"
+        )
+    parsed = parse(hub.Settings, values, where=name)
+    return hub.read_hub(name, columns=columns, settings=parsed, otherwise=known)

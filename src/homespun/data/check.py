@@ -1,0 +1,115 @@
+"""What is in a corpus, before anything is trained on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from homespun.core.seeds import numpy_generator
+from homespun.data.federation import Examples, Federation
+from homespun.data.splits import part_sizes
+from homespun.data.table import LeftOut
+
+INSPECTED_AT_MOST = 20_000  # users; a larger population is sampled
+QUANTILES = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
+POLICY = (
+    "Users without a usable example (one with a text that is not blank) are left out.",
+    "A user with one example trains on it and is not evaluated; the same holds for all below 5 examples "
+    "with the usual split of 0.8, 0.1, 0.1.",
+)
+
+
+@dataclass(frozen=True)
+class CorpusReport:
+    """Counts of a corpus. When `sampled`, all but `users`, `labels` and `contexts` describe the
+    `inspected_users`, and `examples` is their mean times all users."""
+
+    name: str
+    fingerprint: str
+    users: int
+    inspected_users: int
+    sampled: bool
+    examples: int
+    labels: int
+    contexts: int
+    examples_per_user: dict[str, float]  # quantiles, and the mean
+    users_with_one_example: int
+    users_without_evaluation: int  # too few examples for any to be set aside
+    users_with_several_contexts: int
+    left_out_users: dict[str, int]  # by reason
+    left_out_examples: dict[str, int]
+    majority_label_share: float | None  # of all examples, the most frequent label's
+    own_majority_share: (
+        float | None
+    )  # of a user's examples, that user's most frequent label's: mean over users
+    longest_text: int  # in characters
+    characters: int
+    distinct_characters: int
+    policy: tuple[str, ...] = POLICY
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "policy": list(self.policy)}
+
+
+def check(federation: Federation, *, inspect_at_most: int = INSPECTED_AT_MOST) -> CorpusReport:
+    """Look at everybody's examples, or at a sample's where there are very many people."""
+    users = len(federation.users)
+    sampled = users > inspect_at_most
+    positions = _sample(users, inspect_at_most) if sampled else range(users)
+    tally = _Tally(len(federation.labels))
+    for user in positions:
+        tally.add(federation.examples(int(user)))
+    counts = np.array(tally.counts)
+    quantiles = {name: float(np.quantile(counts, share)) for name, share in QUANTILES.items()}
+    left_out = getattr(federation, "left_out", LeftOut())
+    labelled = int(tally.labels.sum())
+    return CorpusReport(
+        name=federation.name,
+        fingerprint=federation.fingerprint,
+        users=users,
+        inspected_users=len(counts),
+        sampled=sampled,
+        examples=round(counts.mean() * users) if sampled else int(counts.sum()),
+        labels=len(federation.labels),
+        contexts=len(federation.contexts),
+        examples_per_user={**quantiles, "mean": float(counts.mean())},
+        users_with_one_example=int((counts == 1).sum()),
+        users_without_evaluation=sum(part_sizes(int(count))[1] == 0 for count in counts),
+        users_with_several_contexts=tally.several_contexts,
+        left_out_users=dict(left_out.users),
+        left_out_examples=dict(left_out.examples),
+        majority_label_share=float(tally.labels.max() / labelled) if labelled else None,
+        own_majority_share=float(np.mean(tally.own_shares)) if tally.own_shares else None,
+        longest_text=tally.longest,
+        characters=tally.letters.total(),
+        distinct_characters=len(tally.letters),
+    )
+
+
+def _sample(users: int, size: int) -> np.ndarray:
+    generator = numpy_generator(0, "check")
+    return np.sort(generator.choice(users, size=size, replace=False, shuffle=False))
+
+
+class _Tally:
+    def __init__(self, labels: int) -> None:
+        self.labels = np.zeros(labels, dtype=np.int64)
+        self.counts: list[int] = []
+        self.own_shares: list[float] = []
+        self.several_contexts = 0
+        self.longest = 0
+        self.letters: Counter[str] = Counter()
+
+    def add(self, examples: Examples) -> None:
+        self.counts.append(len(examples))
+        self.longest = max(self.longest, max(map(len, examples.texts), default=0))
+        self.letters.update("".join(examples.texts))
+        if examples.contexts is not None:
+            self.several_contexts += len(np.unique(examples.contexts)) > 1
+        if examples.labels is not None and len(examples):
+            own = np.bincount(examples.labels, minlength=len(self.labels))
+            self.labels += own
+            self.own_shares.append(float(own.max() / len(examples)))

@@ -1,0 +1,58 @@
+"""Hugging Face data sets by name, where the `datasets` library and a network are at hand."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+from homespun.core.errors import DataError
+from homespun.data import readers
+from homespun.data.records import Faults, Record
+from homespun.data.table import Filters, TableFederation, build_table
+
+EXTRA = "pip install 'homespun[hub]'"
+
+
+class Settings(Filters):
+    """The filters of a file, and which part of the data set."""
+
+    subset: str | None = None
+    split: str = "train"
+
+
+def available() -> bool:
+    return importlib.util.find_spec("datasets") is not None
+
+
+def read_hub(
+    name: str, *, columns: readers.Columns, settings: Settings, otherwise: str = ""
+) -> TableFederation:
+    """The federation a data set of the hub holds; `otherwise` is what else the name may have meant."""
+    datasets = importlib.import_module("datasets")
+    try:
+        rows = datasets.load_dataset(name, settings.subset, split=settings.split)
+    except Exception as error:  # the library raises whatever its network stack does
+        raise DataError(
+            f"{name}: not built in, not a file, and the Hugging Face hub gave no such data set "
+            f"({type(error).__name__}). Check the name, the settings and the network.{otherwise}"
+        ) from error
+    digest, faults = hashlib.sha256(), Faults()
+    collected = readers.collect(
+        _records(rows, columns, digest), columns, faults=faults, where=name, filters=settings
+    )
+    return build_table(
+        collected,
+        name=name,
+        fingerprint=readers.fingerprint(digest.hexdigest(), columns, settings),
+        filters=settings,
+    )
+
+
+def _records(rows: Any, columns: readers.Columns, digest: Any) -> Iterator[Record]:
+    for number, values in enumerate(rows, start=1):
+        used = [values.get(name) for name in columns.names]
+        digest.update(repr(used).encode("utf-8", "surrogatepass"))
+        yield Record(f"row {number}", values)

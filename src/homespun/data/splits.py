@@ -1,0 +1,225 @@
+"""Who takes part, and which of each user's examples are for what. Everything here is a view.
+
+A user's split depends on the seed and the user's name alone: not on who else is there, nor on their order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from homespun.core.errors import SettingsError
+from homespun.core.seeds import numpy_generator
+from homespun.data.federation import Examples, Federation
+from homespun.data.names import ListedNames, PickedNames
+
+PartName = Literal["train", "eval", "test"]
+Fractions = tuple[float, float, float]
+FRACTIONS: Fractions = (0.8, 0.1, 0.1)
+
+
+class Split(NamedTuple):
+    """One user's examples by purpose, each part in the source's order."""
+
+    train: Examples
+    eval: Examples
+    test: Examples
+
+
+def split(examples: Examples, *, seed: int, user: str, fractions: Fractions = FRACTIONS) -> Split:
+    """Deal one user's examples out at random. With the usual fractions, fewer than 5 are all for training."""
+    sizes = part_sizes(len(examples), fractions)
+    order = numpy_generator(seed, "split", user).permutation(len(examples))
+    train, evaluation, test = np.split(order, np.cumsum(sizes[:2]))
+    return Split(*(examples.take(np.sort(rows)) for rows in (train, evaluation, test)))
+
+
+def part_sizes(count: int, fractions: Fractions = FRACTIONS) -> tuple[int, int, int]:
+    """How many for train, eval and test: the last two rounded half up, the rest to train, never none."""
+    if len(fractions) != 3 or min(fractions) < 0 or fractions[0] <= 0 or abs(sum(fractions) - 1) > 1e-9:
+        raise SettingsError(
+            f"fractions: {tuple(fractions)} are not three shares of 1 for train, eval and test with some "
+            "for training, for instance 0.8, 0.1, 0.1"
+        )
+    # rounding first: 0.1 * 45 must count as 4.5 whatever its last bit
+    evaluation, test = (math.floor(round(share * count, 9) + 0.5) for share in fractions[1:])
+    while count and evaluation + test >= count:
+        evaluation, test = (evaluation, test - 1) if test >= evaluation else (evaluation - 1, test)
+    return count - evaluation - test, evaluation, test
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of every user's examples. A user whose part is empty is still there."""
+
+    federation: Federation
+    part: PartName
+    seed: int
+    fractions: Fractions = FRACTIONS
+
+    @property
+    def name(self) -> str:
+        return f"{self.federation.name}/{self.part}"
+
+    @property
+    def fingerprint(self) -> str:
+        return _derived(self.federation, f"{self.part} {self.seed} {self.fractions}")
+
+    @property
+    def users(self) -> Sequence[str]:
+        return self.federation.users
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.federation.labels
+
+    @property
+    def contexts(self) -> tuple[str, ...]:
+        return self.federation.contexts
+
+    def examples(self, user: int) -> Examples:
+        everything = self.federation.examples(user)
+        parts = split(everything, seed=self.seed, user=self.users[user], fractions=self.fractions)
+        return {"train": parts.train, "eval": parts.eval, "test": parts.test}[self.part]
+
+    def group(self, user: int) -> str | None:
+        return self.federation.group(user)
+
+
+def part(federation: Federation, name: PartName, *, seed: int, fractions: Fractions = FRACTIONS) -> Part:
+    """A view in which every user has only their `train`, `eval` or `test` examples."""
+    part_sizes(0, fractions)  # wrong fractions are found here, before anybody's examples are asked for
+    return Part(federation, name, seed, fractions)
+
+
+def training_part(federation: Federation, *, seed: int, fractions: Fractions = FRACTIONS) -> Part:
+    return part(federation, "train", seed=seed, fractions=fractions)
+
+
+@dataclass(frozen=True, eq=False)
+class Subset:
+    """Some users of a federation; `positions` in it are ascending."""
+
+    federation: Federation
+    positions: np.ndarray = field(repr=False)
+    name: str
+
+    @property
+    def fingerprint(self) -> str:
+        positions = hashlib.sha256(self.positions.astype("<i8").tobytes()).hexdigest()
+        return _derived(self.federation, f"subset {positions}")
+
+    @cached_property
+    def users(self) -> Sequence[str]:
+        return PickedNames(self.federation.users, self.positions)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.federation.labels
+
+    @property
+    def contexts(self) -> tuple[str, ...]:
+        return self.federation.contexts
+
+    def examples(self, user: int) -> Examples:
+        found = self.federation.examples(self._position(user))
+        authors = np.full(len(found), user, dtype=np.int64)
+        return Examples(found.texts, labels=found.labels, contexts=found.contexts, authors=authors)
+
+    def group(self, user: int) -> str | None:
+        return self.federation.group(self._position(user))
+
+    def _position(self, user: int) -> int:
+        if not 0 <= user < len(self.positions):
+            raise IndexError(f"no user {user} among {len(self.positions)}")
+        return int(self.positions[user])
+
+
+def withhold(
+    federation: Federation, *, seed: int, share: float | None = None, count: int | None = None
+) -> tuple[Subset, Subset]:
+    """Split the people: those who take part, and newcomers whom training never sees."""
+    users = len(federation.users)
+    if (share is None) == (count is None):
+        raise SettingsError("withhold: give either a share or a count of users")
+    # rounding half up, as for the parts of one user's examples
+    withheld = math.floor(round(share * users, 9) + 0.5) if share is not None else int(count or 0)
+    if not 0 <= withheld < users:
+        raise SettingsError(
+            f"withhold: {withheld} of {users} users cannot be withheld. At least one must remain."
+        )
+    chosen = numpy_generator(seed, "withhold").choice(users, size=withheld, replace=False, shuffle=False)
+    takes_part = np.ones(users, dtype=bool)
+    takes_part[chosen] = False
+    return (
+        Subset(federation, np.flatnonzero(takes_part), f"{federation.name}/participants"),
+        Subset(federation, np.flatnonzero(~takes_part), f"{federation.name}/newcomers"),
+    )
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """Everybody's examples in one place, as in central training: one user called `server`.
+
+    `authors` says whose each example is, by position in `federation`. All are held once asked for.
+    """
+
+    federation: Federation
+
+    @property
+    def name(self) -> str:
+        return f"{self.federation.name}/pooled"
+
+    @property
+    def fingerprint(self) -> str:
+        return _derived(self.federation, "pooled")
+
+    @property
+    def users(self) -> Sequence[str]:
+        return ListedNames(["server"])
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.federation.labels
+
+    @property
+    def contexts(self) -> tuple[str, ...]:
+        return self.federation.contexts
+
+    def examples(self, user: int) -> Examples:
+        if user != 0:
+            raise IndexError(f"no user {user} among 1")
+        return self._everything
+
+    def group(self, user: int) -> str | None:
+        return None
+
+    @cached_property
+    def _everything(self) -> Examples:
+        parts = [self.federation.examples(user) for user in range(len(self.federation.users))]
+        return Examples(
+            texts=[text for each in parts for text in each.texts],
+            labels=_joined([each.labels for each in parts]),
+            contexts=_joined([each.contexts for each in parts]),
+            authors=np.repeat(np.arange(len(parts)), [len(each) for each in parts]),
+        )
+
+
+def pooled(federation: Federation) -> Pooled:
+    """`pooled(training_part(federation, seed=7))` is what a server that holds all data trains on."""
+    return Pooled(federation)
+
+
+def _joined(columns: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    present = [column for column in columns if column is not None]
+    return np.concatenate(present) if present and len(present) == len(columns) else None
+
+
+def _derived(federation: Federation, how: str) -> str:
+    return hashlib.sha256(f"{federation.fingerprint} {how}".encode()).hexdigest()

@@ -1,0 +1,180 @@
+"""A federation held in memory, grouped by user."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from pydantic import Field
+
+from homespun.core.errors import DataError
+from homespun.core.settings import Settings
+from homespun.data.federation import Examples
+from homespun.data.names import ListedNames
+
+
+class Filters(Settings):
+    """Which examples and users of a corpus take part, applied in this order."""
+
+    most_frequent_labels: int | None = Field(default=None, ge=1)  # keep examples with one of these
+    min_examples: int | None = Field(default=None, ge=1)  # leave out users with fewer
+    max_examples: int | None = Field(default=None, ge=1)  # leave out users with more
+    max_users: int | None = Field(default=None, ge=1)  # keep the first of those who are left
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """How many users and examples of the source do not take part, by reason."""
+
+    users: Mapping[str, int] = field(default_factory=dict)
+    examples: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TableFederation:
+    """Users in the order of their first appearance, each with the source's examples in its order."""
+
+    name: str
+    fingerprint: str
+    users: ListedNames
+    labels: tuple[str, ...]
+    contexts: tuple[str, ...]
+    texts: tuple[str, ...] = field(repr=False)  # grouped by user
+    starts: np.ndarray = field(repr=False)  # of each user's texts, and the end of the last
+    label_of: np.ndarray | None = field(repr=False, default=None)
+    context_of: np.ndarray | None = field(repr=False, default=None)
+    left_out: LeftOut = LeftOut()
+
+    def examples(self, user: int) -> Examples:
+        if not 0 <= user < len(self.users):
+            raise IndexError(f"no user {user} among {len(self.users)}")
+        mine = slice(int(self.starts[user]), int(self.starts[user + 1]))
+        texts = self.texts[mine]
+        return Examples(
+            texts=texts,
+            labels=None if self.label_of is None else self.label_of[mine],
+            contexts=None if self.context_of is None else self.context_of[mine],
+            authors=np.full(len(texts), user, dtype=np.int64),
+        )
+
+    def group(self, user: int) -> str | None:
+        return None
+
+
+class Encoder:
+    """Names by index, in the order in which they are first met."""
+
+    def __init__(self) -> None:
+        self.index: dict[str, int] = {}
+
+    def encode(self, name: str) -> int:
+        return self.index.setdefault(name, len(self.index))
+
+
+class Collector:
+    """Examples one by one, to be made into a table. A blank text counts its user but is no example."""
+
+    def __init__(self) -> None:
+        self.users, self.labels, self.contexts = Encoder(), Encoder(), Encoder()
+        self.texts: list[str] = []
+        self.rows: list[tuple[int, int, int]] = []
+        self.blank = 0
+
+    def add(self, user: str, text: str, *, label: str | None, context: str | None) -> None:
+        author = self.users.encode(user)
+        if not text.strip():
+            self.blank += 1
+            return
+        self.texts.append(text)
+        self.rows.append(
+            (
+                author,
+                -1 if label is None else self.labels.encode(label),
+                -1 if context is None else self.contexts.encode(context),
+            )
+        )
+
+
+def build_table(collected: Collector, *, name: str, fingerprint: str, filters: Filters) -> TableFederation:
+    """The table of what was collected, filtered, with users grouped and names sorted."""
+    if not collected.users.index:
+        raise DataError(f"{name}: the corpus is empty. At least one example is needed.")
+    rows = np.array(collected.rows, dtype=np.int64).reshape(-1, 3)
+    user_of, label_of, context_of = rows.T
+    kept_rows = _rows_with_frequent_labels(label_of, list(collected.labels.index), filters)
+    kept_users, left_out_users = _kept_users(
+        np.bincount(user_of[kept_rows], minlength=len(collected.users.index)), filters
+    )
+    left_out = LeftOut(
+        users=left_out_users,
+        examples=_nonzero({"blank text": collected.blank, "a rarer label": len(rows) - len(kept_rows)}),
+    )
+    if not len(kept_users):
+        raise DataError(f"{name}: no user is left. {describe(left_out)}. Loosen the filters or add examples.")
+    position = np.full(len(collected.users.index), -1)
+    position[kept_users] = np.arange(len(kept_users))
+    kept_rows = kept_rows[position[user_of[kept_rows]] >= 0]
+    kept_rows = kept_rows[np.argsort(position[user_of[kept_rows]], kind="stable")]
+    labels, label_index = _sorted_names(list(collected.labels.index), label_of[kept_rows])
+    contexts, context_index = _sorted_names(list(collected.contexts.index), context_of[kept_rows])
+    names = list(collected.users.index)
+    counts = np.bincount(position[user_of[kept_rows]], minlength=len(kept_users))
+    return TableFederation(
+        name=name,
+        fingerprint=fingerprint,
+        users=ListedNames(names[user] for user in kept_users),
+        labels=labels,
+        contexts=contexts,
+        texts=tuple(collected.texts[row] for row in kept_rows),
+        starts=np.concatenate([[0], np.cumsum(counts)]),
+        label_of=label_index,
+        context_of=context_index,
+        left_out=left_out,
+    )
+
+
+def describe(left_out: LeftOut) -> str:
+    """`Left out: 3 users with fewer than 5 examples, 7 examples with blank text`."""
+    parts = [f"{count} users with {reason}" for reason, count in left_out.users.items()]
+    parts += [f"{count} examples with {reason}" for reason, count in left_out.examples.items()]
+    return "Left out: " + (", ".join(parts) or "nothing")
+
+
+def _rows_with_frequent_labels(label_of: np.ndarray, names: list[str], filters: Filters) -> np.ndarray:
+    if filters.most_frequent_labels is None:
+        return np.arange(len(label_of))
+    counts = np.bincount(label_of[label_of >= 0], minlength=len(names))
+    # equally frequent labels are taken in the order of their names
+    ranked = sorted(range(len(names)), key=lambda label: (-counts[label], names[label]))
+    return np.flatnonzero(np.isin(label_of, ranked[: filters.most_frequent_labels]))
+
+
+def _kept_users(counts: np.ndarray, filters: Filters) -> tuple[np.ndarray, Mapping[str, int]]:
+    fewest, most = filters.min_examples or 1, filters.max_examples
+    none, few = counts == 0, (counts > 0) & (counts < fewest)
+    many = np.zeros_like(none) if most is None else counts > most
+    kept = np.flatnonzero(~(none | few | many))
+    beyond = 0 if filters.max_users is None else max(0, len(kept) - filters.max_users)
+    reasons = {
+        "no usable example": int(none.sum()),
+        f"fewer than {fewest} examples": int(few.sum()),
+        f"more than {most} examples": int(many.sum()),
+        f"a place beyond the first {filters.max_users}": beyond,
+    }
+    return kept[: filters.max_users], _nonzero(reasons)
+
+
+def _sorted_names(names: list[str], index: np.ndarray) -> tuple[tuple[str, ...], np.ndarray | None]:
+    """Sorted names of those that occur, and the column in terms of them; nothing where there is none."""
+    present = np.unique(index)
+    if not len(present) or present[0] < 0:
+        return (), None
+    order = sorted(present.tolist(), key=lambda value: names[value])
+    renumbered = np.full(len(names), -1)
+    renumbered[order] = np.arange(len(order))
+    return tuple(names[value] for value in order), renumbered[index]
+
+
+def _nonzero(counts: Mapping[str, int]) -> Mapping[str, int]:
+    return {reason: count for reason, count in counts.items() if count}
