@@ -1,0 +1,358 @@
+"""What every method must keep, checked on the method's own file: `check_method("furl")`.
+
+roles             every parameter has exactly one; none is missing, no rule is idle
+zero rates        with every learning rate 0, nothing moves
+frozen            what is frozen keeps its bits
+order             the cohort's order does not matter
+repeat            same seed, same bits
+resume            stopped and resumed equals uninterrupted, bit for bit
+engines           cohort gives loop's numbers, with users of 1 and of 500 examples
+newcomer          somebody unseen can be personalized, and what is shared does not change
+wire              no private name or byte in anything that is serialized
+fedavg            with nothing private or keyed and plain averaging, it is FedAvg
+inversion         how much of a private embedding one client's update gives away (reported, not judged)
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from homespun.core import seeds, tree
+from homespun.core.errors import MethodError
+from homespun.core.messages import ServerState, broadcast_to_bytes, state_to_bytes, update_to_bytes
+from homespun.core.method import Built, Method, Phase, build, load_method, method_module
+from homespun.core.roles import Role
+from homespun.core.server import FedAvg
+from homespun.data import dialects
+from homespun.data.federation import Examples
+from homespun.engines.cohort import CohortEngine
+from homespun.engines.engine import Client, Engine
+from homespun.engines.loop import LoopEngine, train_client
+from homespun.run import RunSettings, open_run, task_of
+
+SIZES = (1, 3, 8, 17, 20, 500)  # examples per user: a single one, partial last batches, very many
+USERS = len(SIZES)
+TOLERANCE = 2e-4  # float32 sums of some hundred steps in another order; typical differences are below 1e-5
+SEED = 7
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """An honest-but-curious server tries to read a private embedding off one client's update."""
+
+    examples: int
+    relative_error: (
+        float  # |guess - truth| / |truth|: 1 is as good as guessing zero, 0 is the embedding itself
+    )
+    cosine: float
+
+
+@dataclass(frozen=True)
+class ContractReport:
+    method: str
+    passed: tuple[str, ...]
+    largest_difference: float  # between the two engines
+    inversions: tuple[Inversion, ...]
+
+    def lines(self) -> list[str]:
+        lines = [f"{self.method}: kept: {', '.join(self.passed)}"]
+        lines.append(f"{self.method}: loop and cohort differ by at most {self.largest_difference:.1e}")
+        if not self.inversions:
+            lines.append(f"{self.method}: inversion: it has no private embedding to recover")
+        lines += [
+            f"{self.method}: inversion: one update of a client with {attack.examples} examples gives its private "
+            f"embedding away to within {100 * attack.relative_error:.1f} % (cosine {attack.cosine:.3f})"
+            for attack in self.inversions
+        ]
+        return lines
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The method under test with a small cohort of very different sizes."""
+
+    built: Built
+    clients: tuple[Client, ...]
+    busy: Client  # one who has very many examples; only where that is the point, since it takes long
+
+    @property
+    def method(self) -> Method:
+        return self.built.method
+
+
+def check_method(origin: str, settings: Mapping[str, Any] | None = None) -> ContractReport:
+    """Check the whole contract; raise `MethodError` with every broken promise."""
+    subject = _subject(origin, settings or {})
+    broken: list[str] = []
+    passed = ["roles"]  # building it has checked them
+    for name, check in _CHECKS.items():
+        try:
+            check(subject)
+            passed.append(name)
+        except AssertionError as error:
+            broken.append(f"{name}: {error}")
+    if broken:
+        raise MethodError(f"{origin} breaks its contract:\n" + "\n".join(f"  - {line}" for line in broken))
+    return ContractReport(
+        origin,
+        tuple(passed),
+        _engine_difference(subject),
+        attack_updates(subject.built, [*subject.clients, subject.busy]),
+    )
+
+
+def _subject(origin: str, settings: Mapping[str, Any]) -> Subject:
+    federation = _small_federation(USERS)
+    small = getattr(method_module(origin), "SMALL", {})
+    method = load_method(origin, {**small, **settings}, task_of(federation))
+    built = build(method, seed=SEED)
+    clients = []
+    for position, size in enumerate(SIZES):
+        user = federation.users[position]
+        pool = dialects.Dialects(dialects.Settings(users=USERS, examples=500, ragged=0.0)).examples(position)
+        data = method.encode(_authored(pool.take(np.arange(size)), position))
+        clients.append(Client(user, private=built.new_private(user, seed=SEED), data=data))
+    return Subject(built, tuple(clients[:-1]), clients[-1])
+
+
+def _small_federation(users: int) -> dialects.Dialects:
+    return dialects.Dialects(dialects.Settings(users=users, examples=12))
+
+
+def _authored(examples: Examples, position: int) -> Examples:
+    return replace(examples, authors=np.full(len(examples), position))
+
+
+def _advance(
+    subject: Subject, engine: Engine, rounds: int = 2, clients: Sequence[Client] | None = None
+) -> tuple[ServerState, dict[str, Any]]:
+    """Some rounds with everybody: the server's state and what each home holds."""
+    state = subject.built.start()
+    homes = list(clients or subject.clients)
+    for _ in range(rounds):
+        outcome = engine.work(state.broadcast(), homes)
+        state = subject.method.server(state, outcome.update)
+        homes = [replace(home, private=outcome.private[home.user]) for home in homes]
+    return state, {home.user: home.private for home in homes}
+
+
+def _same_bits(left: tuple[ServerState, Any], right: tuple[ServerState, Any]) -> bool:
+    homes = all(tree.to_bytes(left[1][user]) == tree.to_bytes(right[1][user]) for user in left[1])
+    return homes and state_to_bytes(left[0]) == state_to_bytes(right[0])
+
+
+def _without_rates(phases: Sequence[Phase]) -> tuple[Phase, ...]:
+    return tuple(
+        replace(
+            phase, trains={glob: replace(optimizer, rate=0.0) for glob, optimizer in phase.trains.items()}
+        )
+        for phase in phases
+    )
+
+
+def _check_zero_rates(subject: Subject) -> None:
+    still = replace(subject.method, phases=_without_rates(subject.method.phases))
+    engine = LoopEngine(replace(subject.built, method=still), SEED)
+    state, homes = _advance(subject, engine, rounds=1)
+    start = subject.built.start()
+    assert tree.max_abs_difference(state.federated, start.federated) == 0, "a federated parameter moved"
+    assert tree.max_abs_difference(state.keyed, start.keyed) == 0, "a keyed parameter moved"
+    for client in subject.clients:
+        assert tree.max_abs_difference(homes[client.user], client.private) == 0, "a private parameter moved"
+
+
+def _check_frozen(subject: Subject) -> None:
+    names = subject.built.partition.names(Role.FROZEN)
+    broadcast = subject.built.start().broadcast()
+    trained, _ = train_client(subject.built, broadcast, subject.clients[2], work="phases", seed=SEED)
+    for name in names:
+        assert torch.equal(trained[name], subject.built.initial[name]), f"{name} is frozen and moved"
+
+
+def _check_order(subject: Subject) -> None:
+    engine = CohortEngine(subject.built, SEED, workers=0)
+    turned = [subject.clients[position] for position in (3, 0, 1, 4, 2)]
+    assert _same_bits(_advance(subject, engine), _advance(subject, engine, clients=turned)), (
+        "the order changed the bits"
+    )
+
+
+def _check_repeat(subject: Subject) -> None:
+    engine = CohortEngine(subject.built, SEED, workers=0)
+    assert _same_bits(_advance(subject, engine), _advance(subject, engine)), "the same seed gave other bits"
+
+
+def _check_resume(subject: Subject) -> None:
+    def trained(stops: Sequence[int]) -> tuple[bytes, dict[str, bytes]]:
+        with tempfile.TemporaryDirectory() as folder:
+            for stop in stops:
+                with open_run(
+                    folder,
+                    method=subject.method.origin,
+                    federation=_small_federation(USERS),
+                    settings=RunSettings(rounds=stop, cohort=3, seed=SEED, workers=0),
+                    method_settings=subject.method.settings.model_dump(),
+                ) as run:
+                    for _ in run.rounds():
+                        pass
+                    users = run.vault.users()
+                    final = state_to_bytes(run.state), {user: run.vault.export(user) for user in users}
+        return final
+
+    assert trained([4]) == trained([1, 3, 4]), "a resumed run differs from an uninterrupted one"
+
+
+def _engine_difference(subject: Subject) -> float:
+    everybody = [*subject.clients, subject.busy]
+    slow = _advance(subject, LoopEngine(subject.built, SEED), clients=everybody)
+    fast = _advance(subject, CohortEngine(subject.built, SEED, workers=0), clients=everybody)
+    differences = [
+        tree.max_abs_difference(slow[0].federated, fast[0].federated),
+        tree.max_abs_difference(slow[0].keyed, fast[0].keyed),
+        *(tree.max_abs_difference(slow[1][user], fast[1][user]) for user in slow[1]),
+    ]
+    broadcast = slow[0].broadcast()
+    outputs = [
+        engine.predict(broadcast, subject.clients)
+        for engine in (LoopEngine(subject.built, SEED), CohortEngine(subject.built, SEED, workers=0))
+    ]
+    differences += [float((one - other).abs().max()) for one, other in zip(*outputs, strict=True)]
+    return max(differences)
+
+
+def _check_engines(subject: Subject) -> None:
+    difference = _engine_difference(subject)
+    assert difference <= TOLERANCE, f"loop and cohort differ by {difference:.1e}"
+
+
+def _check_newcomer(subject: Subject) -> None:
+    engine = CohortEngine(subject.built, SEED, workers=0)
+    state, _ = _advance(subject, engine, rounds=1)
+    client = replace(
+        subject.clients[3], user="somebody new", private=subject.built.new_private("somebody new", seed=SEED)
+    )
+    before = tree.to_bytes({**state.federated, **state.keyed})
+    if subject.method.personalize:
+        outcome = engine.work(state.broadcast(), [client], work="personalize")
+        client = replace(client, private=outcome.private[client.user])
+        moved = tree.max_abs_difference(outcome.update.federated, tree.zeros_like(state.federated))
+        assert moved == 0, "personalizing somebody produced something to upload"
+    (output,) = engine.predict(state.broadcast(), [client])
+    assert bool(torch.isfinite(output).all()), "the newcomer's predictions are not finite"
+    assert tree.to_bytes({**state.federated, **state.keyed}) == before, "personalizing changed what is shared"
+
+
+def _check_wire(subject: Subject) -> None:
+    names = subject.built.partition.names(Role.PRIVATE)
+    start = subject.built.start()
+    for client in subject.clients:
+        outcome = LoopEngine(subject.built, SEED).work(start.broadcast(), [client])
+        state = subject.method.server(start, outcome.update)
+        wires = (
+            update_to_bytes(outcome.update),
+            broadcast_to_bytes(state.broadcast()),
+            state_to_bytes(state),
+        )
+        for wire in wires:
+            for name in names:
+                assert name.encode() not in wire, f"the name {name} is in a message"
+                for private in (client.private, outcome.private[client.user]):
+                    content = private[name].numpy().tobytes()[:16]
+                    assert not any(content) or content not in wire, f"the content of {name} is in a message"
+
+
+def _check_fedavg(subject: Subject) -> None:
+    """McMahan's average of whole models (Eq. 4 of FURL) against homespun's sum of deltas (Eq. 5)."""
+    plain = replace(
+        subject.method,
+        rules=[("*", Role.FEDERATED)],
+        keys={},
+        personalize=(),
+        server=FedAvg(),
+        new_private=lambda _: {},
+    )
+    built = build(plain, seed=SEED)
+    clients = [replace(client, private={}) for client in subject.clients]
+    start = built.start()
+    ours = plain.server(start, CohortEngine(built, SEED, workers=0).work(start.broadcast(), clients).update)
+    models = [
+        train_client(built, start.broadcast(), client, work="phases", seed=SEED)[0] for client in clients
+    ]
+    weights = [plain.weight(client.examples) for client in clients]
+    for name in start.federated:
+        average = sum(
+            weight * model[name].double() for weight, model in zip(weights, models, strict=True)
+        ) / sum(weights)
+        difference = float((average - ours.federated[name]).abs().max())
+        assert difference <= TOLERANCE, f"{name} differs from FedAvg by {difference:.1e}"
+
+
+_CHECKS: dict[str, Callable[[Subject], None]] = {
+    "zero rates": _check_zero_rates,
+    "frozen": _check_frozen,
+    "order": _check_order,
+    "repeat": _check_repeat,
+    "resume": _check_resume,
+    "engines": _check_engines,
+    "newcomer": _check_newcomer,
+    "wire": _check_wire,
+    "fedavg": _check_fedavg,
+}
+
+
+def attack_updates(built: Built, clients: Sequence[Client]) -> tuple[Inversion, ...]:
+    """Read each client's private embedding off its update alone, as a curious server could.
+
+    The private embedding is input to some linear layer. Over one round of SGD the layer's weights move by
+    a sum of g x^T and its bias by the sum of g, so bias-delta^T weight-delta / |bias-delta|^2 is the mean
+    input, embedding included, weighted by the gradients. The attacker does not know which columns are the
+    embedding's; we let it try all and report its best, which is what an attacker with the code would get.
+    """
+    names = [name for name in built.partition.names(Role.PRIVATE) if built.initial[name].dim() == 1]
+    if not names:
+        return ()
+    start = built.start()
+    generator = seeds.torch_generator(SEED, "attacked embedding")
+    attacks = []
+    for client in clients:
+        truth = {name: torch.randn(built.initial[name].shape, generator=generator) for name in names}
+        victim = replace(client, private={**client.private, **truth})
+        outcome = LoopEngine(built, SEED).work(start.broadcast(), [victim])
+        guesses = [_mean_input(outcome.update.federated, layer) for layer in _linear_layers(start.federated)]
+        for name in names:
+            best = min((_closeness(guess, truth[name]) for guess in guesses), default=(1.0, 0.0))
+            attacks.append(Inversion(client.examples, *best))
+    return tuple(attacks)
+
+
+def _linear_layers(federated: Mapping[str, Tensor]) -> list[str]:
+    layers = [name.removesuffix(".weight") for name in federated if name.endswith(".weight")]
+    return [
+        layer for layer in layers if f"{layer}.bias" in federated and federated[f"{layer}.weight"].dim() == 2
+    ]
+
+
+def _mean_input(delta: Mapping[str, Tensor], layer: str) -> Tensor:
+    weight, bias = delta[f"{layer}.weight"].double(), delta[f"{layer}.bias"].double()
+    return bias @ weight / (bias @ bias).clamp_min(1e-30)
+
+
+def _closeness(guess: Tensor, truth: Tensor) -> tuple[float, float]:
+    """Relative error and cosine of the best window of the guess."""
+    truth = truth.double()
+    windows = (
+        guess.unfold(0, len(truth), 1)
+        if len(guess) >= len(truth)
+        else torch.zeros(1, len(truth), dtype=torch.float64)
+    )
+    errors = (windows - truth).norm(dim=1) / truth.norm()
+    best = int(errors.argmin())
+    cosine = torch.nn.functional.cosine_similarity(windows[best], truth, dim=0)
+    return float(errors[best]), float(cosine)

@@ -1,0 +1,99 @@
+"""What an engine is given and what it gives back; shared by all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from homespun.core import tree
+from homespun.core.messages import Broadcast, Rows, Update
+from homespun.core.method import Batch, Built
+from homespun.core.roles import Role
+from homespun.core.tree import Tree
+
+Work: TypeAlias = Literal["phases", "personalize"]  # train with the cohort, or alone at home
+
+
+@dataclass(frozen=True)
+class Client:
+    """One home: its own data and its own parameters. Neither is ever part of a message."""
+
+    user: str
+    private: Tree
+    data: Batch
+
+    @property
+    def examples(self) -> int:
+        return len(next(iter(self.data.values())))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A cohort's work: the summed update for the server, and what stays at each home."""
+
+    update: Update
+    private: Mapping[str, Tree]
+
+
+class Engine(Protocol):
+    def work(self, broadcast: Broadcast, clients: Sequence[Client], *, work: Work = "phases") -> Outcome:
+        """Local training of every client. The order of `clients` does not matter."""
+        ...
+
+    def predict(self, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
+        """The model's output for every client's data, in the order of `clients`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def in_user_order(clients: Sequence[Client]) -> list[Client]:
+    """Sums of floats depend on their order; this makes it the same for the same cohort."""
+    return sorted(clients, key=lambda client: client.user)
+
+
+def empty_update(built: Built, broadcast: Broadcast) -> Update:
+    """The sum over nobody."""
+    none = torch.zeros(0, dtype=torch.int64)
+    return Update(
+        round=broadcast.round,
+        federated=tree.zeros_like(broadcast.federated),
+        keyed={
+            name: Rows(none, table[:0].clone(), torch.zeros(0, dtype=torch.float64))
+            for name, table in broadcast.keyed.items()
+        },
+        statistics=dict.fromkeys(built.method.statistics, 0.0),
+        weight=0.0,
+        clients=0,
+    )
+
+
+def client_update(
+    built: Built, broadcast: Broadcast, client: Client, *, trained: Tree, statistics: Mapping[str, float]
+) -> Update:
+    """What one client sends: weight times delta, of touched rows only where a parameter is keyed."""
+    weight = built.method.weight(client.examples)
+    keyed = {}
+    for name, table in broadcast.keyed.items():
+        touched = torch.unique(client.data[built.method.keys[name]].long())
+        keyed[name] = Rows(
+            touched,
+            weight * (trained[name][touched] - table[touched]),
+            torch.full((len(touched),), weight, dtype=torch.float64),
+        )
+    return Update(
+        round=broadcast.round,
+        federated={name: weight * (trained[name] - value) for name, value in broadcast.federated.items()},
+        keyed=keyed,
+        statistics=statistics,
+        weight=weight,
+        clients=1,
+    )
+
+
+def kept_at_home(built: Built, trained: Tree) -> dict[str, Tensor]:
+    return built.partition.select(trained, Role.PRIVATE)

@@ -1,0 +1,106 @@
+"""The oracle: one client at a time, plain autograd, torch's own optimizers. Slow and obvious."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from homespun.core import seeds
+from homespun.core.batches import plan_batches
+from homespun.core.messages import Broadcast
+from homespun.core.method import Adam, Batch, Built, Optimizer, Phase, optimizers
+from homespun.core.roles import SHARED
+from homespun.core.tree import Tree
+from homespun.engines.engine import (
+    Client,
+    Outcome,
+    Work,
+    client_update,
+    empty_update,
+    in_user_order,
+    kept_at_home,
+)
+
+
+@dataclass(frozen=True)
+class LoopEngine:
+    built: Built
+    seed: int
+
+    def work(self, broadcast: Broadcast, clients: Sequence[Client], *, work: Work = "phases") -> Outcome:
+        update, private = empty_update(self.built, broadcast), {}
+        for client in in_user_order(clients):
+            trained, statistics = train_client(self.built, broadcast, client, work=work, seed=self.seed)
+            private[client.user] = kept_at_home(self.built, trained)
+            update = update + client_update(
+                self.built, broadcast, client, trained=trained, statistics=statistics
+            )
+        return Outcome(update, private)
+
+    def predict(self, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
+        return [predict_client(self.built, broadcast, client) for client in clients]
+
+    def close(self) -> None:
+        pass
+
+
+def model_output(built: Built, parameters: Tree, batch: Batch) -> Tensor:
+    return functional_call(built.model, dict(parameters), (batch,))
+
+
+def predict_client(built: Built, broadcast: Broadcast, client: Client) -> Tensor:
+    with torch.no_grad():
+        return model_output(built, built.parameters(broadcast, client.private), client.data)
+
+
+def train_client(
+    built: Built, broadcast: Broadcast, client: Client, *, work: Work, seed: int
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """All phases of one client's local work: its trained parameters and its statistics."""
+    parameters = built.parameters(broadcast, client.private)
+    generator = seeds.numpy_generator(seed, work, broadcast.round, client.user)
+    loss, examples = 0.0, 0.0
+    for phase in getattr(built.method, work):
+        batches = plan_batches(client.examples, phase, generator)
+        parameters, phase_loss = train_phase(
+            built, phase, parameters, anchor=built.parameters(broadcast, client.private),
+            batches=[{name: column[rows] for name, column in client.data.items()} for rows in batches],
+        )  # fmt: skip
+        loss += phase_loss
+        examples += sum(len(rows) for rows in batches)
+    return parameters, {"loss": loss, "examples": examples}
+
+
+def train_phase(
+    built: Built, phase: Phase, parameters: Tree, *, anchor: Tree, batches: Sequence[Batch]
+) -> tuple[dict[str, Tensor], float]:
+    """Local SGD: the mean loss of each batch, plus FedProx's term on what is shared."""
+    chosen = optimizers(phase, list(parameters))
+    values = {name: tensor.clone().requires_grad_(name in chosen) for name, tensor in parameters.items()}
+    shared = [name for name in built.partition.names(*SHARED) if name in chosen]
+    optimizer_list = [torch_optimizer(optimizer, [values[name]]) for name, optimizer in chosen.items()]
+    total = 0.0
+    for batch in batches:
+        losses = built.method.loss(lambda given, rows: model_output(built, given, rows), values, batch)
+        total += float(losses.detach().sum())
+        objective = losses.mean()
+        if phase.proximal:
+            distance = sum(((values[name] - anchor[name]) ** 2).sum() for name in shared)
+            objective = objective + 0.5 * phase.proximal * distance
+        for optimizer in optimizer_list:
+            optimizer.zero_grad(set_to_none=True)
+        objective.backward()
+        for optimizer in optimizer_list:
+            optimizer.step()
+    return {name: value.detach() for name, value in values.items()}, total
+
+
+def torch_optimizer(optimizer: Optimizer, tensors: list[Tensor]) -> torch.optim.Optimizer:
+    if isinstance(optimizer, Adam):
+        betas = (optimizer.beta1, optimizer.beta2)
+        return torch.optim.Adam(tensors, lr=optimizer.rate, betas=betas, eps=optimizer.epsilon)
+    return torch.optim.SGD(tensors, lr=optimizer.rate, momentum=optimizer.momentum)

@@ -1,0 +1,216 @@
+"""Many clients at once: the same local work as `loop`, with a leading client axis on every tensor.
+
+A model opts in by offering `stacked(parameters, batch)`, where each parameter that is not frozen is
+[clients, ...] and each batch column [clients, rows, ...]. Losses are the method's own, unchanged:
+they see one more axis. Clients are sorted by how much they have to do, so that those still at work
+are always the first ones, and those who are done are not touched again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from homespun.core import seeds
+from homespun.core.batches import plan_batches
+from homespun.core.messages import Broadcast, Update
+from homespun.core.method import Adam, Batch, Built, Optimizer, Phase, optimizers
+from homespun.core.roles import SHARED, Role
+from homespun.core.tree import Tree
+from homespun.engines.engine import (
+    Client,
+    Outcome,
+    Work,
+    client_update,
+    empty_update,
+    in_user_order,
+    kept_at_home,
+)
+from homespun.engines.loop import predict_client, train_client
+
+
+def work_together(
+    built: Built, broadcast: Broadcast, clients: Sequence[Client], *, work: Work, seed: int
+) -> Outcome:
+    """Local work of these clients, stacked where the model can, and their updates summed in user order."""
+    clients = in_user_order(clients)
+    if hasattr(built.model, "stacked") and len(clients) > 1:
+        results = train_stacked(built, broadcast, clients, work=work, seed=seed)
+    else:
+        results = [train_client(built, broadcast, client, work=work, seed=seed) for client in clients]
+    update, private = empty_update(built, broadcast), {}
+    for client, (trained, statistics) in zip(clients, results, strict=True):
+        private[client.user] = kept_at_home(built, trained)
+        update = update + client_update(built, broadcast, client, trained=trained, statistics=statistics)
+    return Outcome(update, private)
+
+
+def predict_together(built: Built, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
+    if (
+        not hasattr(built.model, "stacked")
+        or len(clients) < 2
+        or any(client.examples == 0 for client in clients)
+    ):
+        return [predict_client(built, broadcast, client) for client in clients]
+    data = stack_data(clients)
+    parameters = {
+        **{name: value.expand(len(clients), *value.shape) for name, value in broadcast.federated.items()},
+        **{name: value.expand(len(clients), *value.shape) for name, value in broadcast.keyed.items()},
+        **stack_private(built, clients),
+        **built.partition.select(built.initial, Role.FROZEN),
+    }
+    with torch.no_grad():
+        outputs = built.model.stacked(parameters, data)
+    return [output[: client.examples].clone() for output, client in zip(outputs, clients, strict=True)]
+
+
+def train_stacked(
+    built: Built, broadcast: Broadcast, clients: Sequence[Client], *, work: Work, seed: int
+) -> list[tuple[dict[str, Tensor], dict[str, float]]]:
+    """What `train_client` gives for each client, in the order of `clients`."""
+    order = sorted(range(len(clients)), key=lambda position: -clients[position].examples)
+    busiest_first = [clients[position] for position in order]
+    count = len(clients)
+    anchor = {
+        name: value.expand(count, *value.shape)
+        for name, value in {**broadcast.federated, **broadcast.keyed}.items()
+    }
+    values = {name: value.clone() for name, value in anchor.items()} | stack_private(built, busiest_first)
+    data = stack_data(busiest_first)
+    generators = [seeds.numpy_generator(seed, work, broadcast.round, client.user) for client in busiest_first]
+    loss, examples = torch.zeros(count, dtype=torch.float64), np.zeros(count)
+    for phase in getattr(built.method, work):
+        plans = [
+            plan_batches(client.examples, phase, generator)
+            for client, generator in zip(busiest_first, generators, strict=True)
+        ]
+        loss += train_phase_stacked(built, phase, values, anchor=anchor, data=data, plans=plans)
+        examples += [sum(len(rows) for rows in plan) for plan in plans]
+    place = np.argsort(order)
+    return [
+        (
+            {name: value[place[position]] for name, value in values.items()},
+            {"loss": float(loss[place[position]]), "examples": float(examples[place[position]])},
+        )
+        for position in range(count)
+    ]
+
+
+def train_phase_stacked(
+    built: Built,
+    phase: Phase,
+    values: dict[str, Tensor],
+    *,
+    anchor: Tree,
+    data: Batch,
+    plans: Sequence[Sequence[np.ndarray]],
+) -> Tensor:
+    """Train `values` in place; return each client's summed loss."""
+    chosen = optimizers(phase, list(values))
+    shared = set(built.partition.names(*SHARED)) if phase.proximal else set()
+    frozen = built.partition.select(built.initial, Role.FROZEN)
+    steppers = {name: Stepper(optimizer) for name, optimizer in chosen.items()}
+    model = built.model
+    total = torch.zeros(len(plans), dtype=torch.float64)
+    for step in range(len(plans[0])):
+        active = sum(len(plan) > step for plan in plans)  # a prefix: the busiest clients come first
+        rows, valid = pad_rows([plan[step] for plan in plans[:active]])
+        batch = {name: column[torch.arange(active)[:, None], rows] for name, column in data.items()}
+        leaves = {
+            name: value[:active].detach().requires_grad_(name in chosen) for name, value in values.items()
+        }
+        losses = (
+            built.method.loss(lambda given, some: model.stacked({**frozen, **given}, some), leaves, batch)
+            * valid
+        )
+        total[:active] += losses.detach().sum(dim=1)
+        # Each client's parameters are its own rows: the gradient of the sum over clients is each one's own.
+        objective = (losses.sum(dim=1) / valid.sum(dim=1)).sum()
+        trained = list(chosen)
+        gradients = torch.autograd.grad(objective, [leaves[name] for name in trained], allow_unused=True)
+        for name, gradient in zip(trained, gradients, strict=True):
+            if name in shared:
+                pull = phase.proximal * (values[name][:active] - anchor[name][:active])
+                gradient = pull if gradient is None else gradient + pull
+            if gradient is not None:
+                steppers[name].step(values[name], gradient)
+    return total
+
+
+@dataclass
+class Stepper:
+    """torch's SGD or Adam for one stacked parameter, of which the first rows may still be in training."""
+
+    optimizer: Optimizer
+    memory: dict[str, Tensor] = field(default_factory=dict)
+    steps: int = 0
+
+    def step(self, value: Tensor, gradient: Tensor) -> None:
+        self.steps += 1
+        target, active, optimizer = value[: len(gradient)], len(gradient), self.optimizer
+        if isinstance(optimizer, Adam):
+            first, second = (
+                self._remembered("first", value)[:active],
+                self._remembered("second", value)[:active],
+            )
+            first.lerp_(gradient, 1 - optimizer.beta1)
+            second.mul_(optimizer.beta2).addcmul_(gradient, gradient, value=1 - optimizer.beta2)
+            correction = (1 - optimizer.beta2**self.steps) ** 0.5
+            denominator = (second.sqrt() / correction).add_(optimizer.epsilon)
+            target.addcdiv_(first, denominator, value=-optimizer.rate / (1 - optimizer.beta1**self.steps))
+            return
+        if optimizer.momentum:
+            gradient = self._remembered("momentum", value)[:active].mul_(optimizer.momentum).add_(gradient)
+        target.add_(gradient, alpha=-optimizer.rate)
+
+    def _remembered(self, name: str, like: Tensor) -> Tensor:
+        return self.memory.setdefault(name, torch.zeros_like(like))
+
+
+def stack_private(built: Built, clients: Sequence[Client]) -> dict[str, Tensor]:
+    names = built.partition.names(Role.PRIVATE)
+    return {name: torch.stack([client.private[name] for client in clients]) for name in names}
+
+
+def stack_data(clients: Sequence[Client]) -> Batch:
+    """Every column as [clients, most examples, ...]. Filler repeats a client's first row (or, for a client
+    without examples, anybody's): it is legal input, and its weight is zero."""
+    most = max(client.examples for client in clients)
+    spare = next((client.data for client in clients if client.examples), clients[0].data)
+    stacked = {}
+    for name in spare:
+        column = spare[name].new_empty(len(clients), most, *spare[name].shape[1:])
+        for position, client in enumerate(clients):
+            own = client.data[name]
+            column[position, : len(own)] = own
+            if len(own) < most:
+                column[position, len(own) :] = own[0] if len(own) else spare[name][0]
+        stacked[name] = column
+    return stacked
+
+
+def pad_rows(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+    """Row numbers as [clients, longest batch], and 1 where a row is real, 0 where it is filler."""
+    longest = max(len(some) for some in rows)
+    padded, valid = (
+        np.zeros((len(rows), longest), dtype=np.int64),
+        np.zeros((len(rows), longest), dtype=np.float32),
+    )
+    for position, some in enumerate(rows):
+        padded[position, : len(some)], valid[position, : len(some)] = some, 1.0
+    return torch.from_numpy(padded), torch.from_numpy(valid)
+
+
+def sum_updates(updates: Sequence[Update], empty: Update) -> Update:
+    total = empty
+    for update in updates:
+        total = total + update
+    return total
+
+
+def merge_private(outcomes: Sequence[Outcome]) -> Mapping[str, Tree]:
+    return {user: private for outcome in outcomes for user, private in outcome.private.items()}

@@ -1,0 +1,101 @@
+"""A worker process: receives clients, trains them, returns their sum. It touches no file of the run.
+
+Started as `python -m homespun.engines.worker FD` with one end of a socket pair, so nothing is pickled
+and the caller's script is not imported again. It dies with its parent, even if that was killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from homespun.core.messages import Broadcast, pack, prefixed, strip, unpack, update_to_tensors
+from homespun.core.method import Built, Task, build, load_method
+from homespun.core.tree import Tree
+from homespun.engines.engine import Client
+from homespun.engines.stacked import predict_together, work_together
+
+_PR_SET_PDEATHSIG = 1
+
+
+def clients_to_tensors(clients: Sequence[Client]) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for position, client in enumerate(clients):
+        tensors |= prefixed(f"private/{position}", client.private) | prefixed(f"data/{position}", client.data)
+    return tensors
+
+
+def clients_from_tensors(users: Sequence[str], tensors: Tree) -> list[Client]:
+    return [
+        Client(user, private=strip(f"private/{position}", tensors), data=strip(f"data/{position}", tensors))
+        for position, user in enumerate(users)
+    ]
+
+
+def die_with_parent() -> None:
+    """Linux kills this process when its parent dies; elsewhere the closed pipe ends it after its chunk."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def setup(header: dict[str, Any]) -> tuple[Built, int]:
+    sys.path[:] = header["path"]
+    method = load_method(header["origin"], header["settings"], Task(**header["task"]))
+    return build(method, seed=header["seed"]), header["seed"]
+
+
+def answer(built: Built, seed: int, broadcast: Broadcast, header: dict[str, Any], tensors: Tree) -> bytes:
+    clients = clients_from_tensors(header["users"], tensors)
+    if header["kind"] == "predict":
+        outputs = predict_together(built, broadcast, clients)
+        return pack({}, {str(position): output for position, output in enumerate(outputs)})
+    outcome = work_together(built, broadcast, clients, work=header["work"], seed=seed)
+    reply, reply_tensors = update_to_tensors(outcome.update)
+    for position, user in enumerate(header["users"]):
+        reply_tensors |= prefixed(f"private/{position}", outcome.private[user])
+    return pack(reply, reply_tensors)
+
+
+def serve(connection: Connection) -> None:
+    built: Built | None = None
+    broadcast: Broadcast | None = None
+    seed = 0
+    while True:
+        try:
+            message = connection.recv_bytes()
+        except EOFError:
+            return
+        try:
+            header, tensors = unpack(message)
+            if header["kind"] == "setup":
+                built, seed = setup(header)
+            elif header["kind"] == "broadcast":
+                broadcast = Broadcast(header["round"], strip("federated", tensors), strip("keyed", tensors))
+            else:
+                assert built is not None and broadcast is not None
+                connection.send_bytes(answer(built, seed, broadcast, header, tensors))
+        except Exception:
+            connection.send_bytes(pack({"error": traceback.format_exc()}, {}))
+
+
+def main() -> None:
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    torch.set_num_threads(1)
+    parent = os.getppid()
+    if parent == 1:
+        return  # the parent was gone before we could ask to be told
+    serve(Connection(int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""How good a model is for whom: protocols and metrics."""

@@ -1,0 +1,133 @@
+"""Classification, user by user: participants, newcomers with a few examples, and controls.
+
+Accuracy is over all examples, as in the FURL paper; the mean over users and the worst tenth of users
+stand beside it, because a mean over examples hides whom a model fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from homespun.core import seeds
+from homespun.core.messages import Broadcast
+from homespun.core.method import Built
+from homespun.data.federation import Examples, Federation
+from homespun.data.splits import Split
+from homespun.engines.engine import Client, Engine
+from homespun.evaluation import metrics
+
+BLOCK = 500  # users encoded and predicted at a time
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a model fares on one part of the data."""
+
+    users: int
+    examples: int
+    accuracy: float
+    loss: float
+    auc: float | None  # two-class tasks only
+    user_accuracy_mean: float
+    user_accuracy_worst_tenth: float
+    user_loss_mean: float
+    user_loss_worst_tenth: float
+    user_accuracy: tuple[float, ...]  # one value per user
+
+    @property
+    def headline(self) -> tuple[str, float]:
+        """The paper's metric: AUC for two classes, accuracy otherwise."""
+        return ("accuracy", self.accuracy) if self.auc is None else ("auc", self.auc)
+
+    def to_dict(self) -> dict[str, Any]:
+        metric, value = self.headline
+        return {**asdict(self), "user_accuracy": list(self.user_accuracy), "metric": metric, "value": value}
+
+
+def summarize(labels: Sequence[np.ndarray], logits: Sequence[np.ndarray], *, classes: int) -> Evaluation:
+    """From every user's labels and logits; users without examples do not count."""
+    pairs = [(one, other) for one, other in zip(labels, logits, strict=True) if len(one)]
+    if not pairs:
+        nan = float("nan")
+        return Evaluation(0, 0, nan, nan, None if classes > 2 else nan, nan, nan, nan, nan, ())
+    every_label = np.concatenate([one for one, _ in pairs])
+    every_logit = np.concatenate([other for _, other in pairs])
+    user_accuracy = [metrics.accuracy(one, other) for one, other in pairs]
+    user_loss = [float(metrics.cross_entropy(one, other).mean()) for one, other in pairs]
+    return Evaluation(
+        users=len(pairs),
+        examples=len(every_label),
+        accuracy=metrics.accuracy(every_label, every_logit),
+        loss=float(metrics.cross_entropy(every_label, every_logit).mean()),
+        auc=metrics.auc(every_label, every_logit) if classes == 2 else None,
+        user_accuracy_mean=float(np.mean(user_accuracy)),
+        user_accuracy_worst_tenth=metrics.worst_tenth(user_accuracy),
+        user_loss_mean=float(np.mean(user_loss)),
+        user_loss_worst_tenth=metrics.worst_tenth(user_loss, higher_is_better=False),
+        user_accuracy=tuple(user_accuracy),
+    )
+
+
+def sample_users(federation: Federation, *, at_most: int, seed: int) -> list[int]:
+    """Everybody, or a fixed sample of a large population."""
+    users = len(federation.users)
+    if users <= at_most:
+        return list(range(users))
+    draw = seeds.numpy_generator(seed, "evaluated users").choice(users, at_most, replace=False, shuffle=False)
+    return sorted(int(position) for position in draw)
+
+
+def blocks(positions: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (positions[start : start + BLOCK] for start in range(0, len(positions), BLOCK))
+
+
+def score(
+    engine: Engine, broadcast: Broadcast, clients: Sequence[Client]
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Labels and logits of every client that has examples."""
+    clients = [client for client in clients if client.examples]
+    logits = engine.predict(broadcast, clients)
+    return [client.data["label"].numpy() for client in clients], [output.numpy() for output in logits]
+
+
+def with_examples(built: Built, client: Client, examples: Examples) -> Client:
+    return Client(client.user, private=client.private, data=built.method.encode(examples))
+
+
+def shots(split: Split, count: int | None) -> Examples:
+    """The first `count` of somebody's training examples; None: all of them."""
+    return split.train if count is None else split.train.take(np.arange(min(count, len(split.train))))
+
+
+@dataclass(frozen=True)
+class Controls:
+    """What can be had without reading the text."""
+
+    majority: Evaluation  # everyone's most frequent training label, for everyone
+    own_majority: Evaluation  # each user's own
+
+
+def controls(splits: Sequence[Split], tested: Sequence[Examples], *, classes: int) -> Controls:
+    """Predict the label's frequency: over everybody's training part, and over the user's own.
+
+    Scores are log frequencies (add-one smoothed), so that they also have an AUC and a loss.
+    """
+    counts = [np.bincount(split.train.labels, minlength=classes) for split in splits]
+    overall = np.log(np.sum(counts, axis=0) + 1.0)
+    labels = [np.asarray(examples.labels) for examples in tested]
+
+    def constant(row: np.ndarray, examples: Examples) -> np.ndarray:
+        return np.repeat((row - np.log(np.exp(row).sum()))[None], len(examples), axis=0)
+
+    return Controls(
+        majority=summarize(labels, [constant(overall, examples) for examples in tested], classes=classes),
+        own_majority=summarize(
+            labels,
+            [constant(np.log(count + 1.0), examples) for count, examples in zip(counts, tested, strict=True)],
+            classes=classes,
+        ),
+    )

@@ -1,0 +1,46 @@
+"""Numbers about predictions. All of them are plain functions of labels and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+import numpy as np
+from sklearn.metrics import roc_auc_score
+
+
+def accuracy(labels: np.ndarray, logits: np.ndarray) -> float:
+    return float(np.mean(logits.argmax(axis=1) == labels)) if len(labels) else float("nan")
+
+
+def cross_entropy(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
+    """One value per example, in nats."""
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    return np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels]
+
+
+def auc(labels: np.ndarray, logits: np.ndarray) -> float:
+    """Area under the ROC curve of a two-class model; NaN while only one class is there."""
+    if len(np.unique(labels)) < 2:
+        return float("nan")
+    return float(roc_auc_score(labels, logits[:, 1] - logits[:, 0]))
+
+
+def worst_tenth(values: Sequence[float] | np.ndarray, *, higher_is_better: bool = True) -> float:
+    """The mean over the tenth of users who fare worst (at least one user)."""
+    if len(values) == 0:
+        return float("nan")
+    ordered = np.sort(np.asarray(values, dtype=float))
+    worst = ceil(len(ordered) / 10)
+    return float((ordered[:worst] if higher_is_better else ordered[-worst:]).mean())
+
+
+def majority(labels: np.ndarray, *, classes: int) -> int:
+    """The most frequent label; the lowest index among equals."""
+    return int(np.bincount(labels, minlength=classes).argmax())
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation; the latter is NaN for a single value."""
+    array = np.asarray(values, dtype=float)
+    return float(array.mean()), float(array.std(ddof=1)) if len(array) > 1 else float("nan")

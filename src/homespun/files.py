@@ -1,0 +1,75 @@
+"""What lies in a run folder beside the vault: JSON files, versioned, written whole or not at all.
+
+RUN/vault.sqlite    private rows, server state, history (see docs/vault.md)
+RUN/settings.json   everything the run was started with
+RUN/results.json    the numbers, once it is finished
+RUN/report.html, RUN/report.md
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from homespun.core.errors import RunError
+from homespun.core.settings import Settings
+from homespun.data import Columns, load_federation
+from homespun.data.federation import Federation
+
+SCHEMA = 1  # of settings.json and results.json
+
+
+class DataSettings(Settings):
+    """How a federation is loaded."""
+
+    source: str
+    columns: dict[str, str] = Field(default_factory=dict)
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+    def load(self) -> Federation:
+        return load_federation(self.source, columns=Columns(**self.columns), settings=self.settings)
+
+
+def versions() -> dict[str, str]:
+    names = ("homespun", "torch", "numpy")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> Path:
+    """Write whole or not at all: a reader never sees half a file."""
+    draft = path.with_name(f".{path.name}.part")
+    draft.write_text(json.dumps(without_nan(content), indent=1) + "\n", encoding="utf-8")
+    os.replace(draft, path)
+    return path
+
+
+def without_nan(value: Any) -> Any:
+    """JSON has no NaN: what is not a number becomes null."""
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    return value
+
+
+def read_json(path: Path, *, missing: str) -> dict[str, Any]:
+    """A file that `write_json` wrote, of the schema this version knows."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(missing) from None
+    except (ValueError, OSError) as error:
+        raise RunError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+        raise RunError(f"{path}: not a file of schema {SCHEMA}, which is what this homespun reads.")
+    return found

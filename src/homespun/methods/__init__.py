@@ -1,0 +1,1 @@
+"""One file per method. A file here is found by its name: `homespun train furl`."""

@@ -1,0 +1,161 @@
+"""FURL: Federated User Representation Learning (Bui et al., 2019).
+
+The split itself. Parameters are federated (w_f: characters, BiLSTM, MLP) or private (w_p^i: one user's
+embedding). Both are trained jointly at home; the federated ones are averaged (section 3.4),
+
+    w_f <- w_f + sum_i c_i d_i / sum_i c_i                                                  (Eq. 5)
+
+and the private ones stay where they are: w_p^i <- w_p^i + z_i d_p^i, with z_i = 1          (Eq. 7)
+or, if they went through the server's average, z_i = c_i / sum_j c_j                        (Eq. 6).
+
+| paper | here |
+|---|---|
+| c_i, the number of training examples | `Method.weight` |
+| d_i, what local training changed | `Update.federated` |
+| z_i = 1 or c_i / sum c | `keeps = "all"` or `"share"` |
+| user embedding, kept at home | `users = "private"`: `user.embedding`, PRIVATE |
+| user embedding, in the server's table | `users = "table"`: a row of `user.table`, KEYED |
+
+Deviations: see docs/methods/furl.md, numbered there.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor, nn
+from torch.nn import functional
+
+from homespun.core import settings as core_settings
+from homespun.core.method import Batch, Method, Phase, Predict, Sgd, Task
+from homespun.core.roles import Role, Rules
+from homespun.core.server import FedAdam, FedAvg, ServerRule
+from homespun.core.tree import Tree
+from homespun.data.federation import Examples
+from homespun.models.document import DocumentModel
+
+CHARACTERS = 128  # ASCII; 0 is padding
+
+
+class Settings(core_settings.Settings):
+    # The document model (figure 1)
+    length: PositiveInt = 40  # characters read of a text
+    character_dim: PositiveInt = 32
+    lstm_dim: PositiveInt = 64
+    hidden_dim: PositiveInt = 128
+    users: Literal["private", "table", "none"] = "private"
+    user_dim: PositiveInt = 32  # the seed's sweeps found 4 (Sticker) and 32 (Subreddit)
+    user_scale: NonNegativeFloat = 0.1  # standard deviation of a new embedding
+
+    # Local training (section 4.1)
+    epochs: PositiveInt = 1
+    batch: PositiveInt = 8
+    rate: NonNegativeFloat = 0.1
+    user_rate: NonNegativeFloat | None = None  # the user embedding's own rate; None: the same
+    proximal: NonNegativeFloat = 0.0  # FedProx's mu, on what is shared
+
+    # The server
+    server: Literal["fedavg", "fedadam"] = "fedavg"
+    server_rate: PositiveFloat = 1.0
+    keeps: Literal["all", "share"] = "all"
+
+    # A user who never took part
+    personalize_epochs: PositiveInt = 20
+    personalize_rate: NonNegativeFloat | None = None  # None: the user embedding's rate
+
+
+# Sizes at which the contract is checked in seconds
+SMALL = {"length": 24, "character_dim": 8, "lstm_dim": 12, "hidden_dim": 16, "user_dim": 6}
+
+
+def encode(examples: Examples, *, length: int) -> Batch:
+    """Characters as numbers, cut at `length`; what is not ASCII reads as a question mark."""
+    texts = [text[:length].encode("ascii", "replace").replace(b"\0", b"?") for text in examples.texts]
+    codes = np.frombuffer(b"".join(text.ljust(length, b"\0") for text in texts), dtype=np.uint8)
+    batch = {
+        "text": torch.from_numpy(codes.reshape(len(texts), length).copy()),
+        "length": torch.tensor([len(text) for text in texts], dtype=torch.int64),
+    }
+    if examples.labels is not None:
+        batch["label"] = torch.from_numpy(np.asarray(examples.labels, dtype=np.int64))
+    if examples.authors is not None:
+        batch["author"] = torch.from_numpy(np.asarray(examples.authors, dtype=np.int64))
+    return batch
+
+
+def loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
+    """Cross-entropy of each example; any leading axes."""
+    logits, label = predict(parameters, batch), batch["label"]
+    return functional.cross_entropy(logits.flatten(0, -2), label.flatten(), reduction="none").view(
+        label.shape
+    )
+
+
+def rules(users: str) -> Rules:
+    shared = [(glob, Role.FEDERATED) for glob in ("characters.*", "lstm.*", "hidden.*", "output.*")]
+    own = {"private": [("user.embedding", Role.PRIVATE)], "table": [("user.table", Role.KEYED)], "none": []}
+    return [*own[users], *shared]
+
+
+def server_rule(settings: Settings) -> ServerRule:
+    # Averaged over those who touched it, a user's row of the server's table moves as at home with z = 1;
+    # averaged over the cohort, as with z = c_i / sum c.
+    over: Literal["contributors", "cohort"] = "contributors" if settings.keeps == "all" else "cohort"
+    if settings.server == "fedadam":
+        return FedAdam(rate=settings.server_rate, over=over)
+    return FedAvg(rate=settings.server_rate, over=over)
+
+
+def method(settings: Settings, task: Task) -> Method:
+    user_rate = settings.rate if settings.user_rate is None else settings.user_rate
+    personal_rate = user_rate if settings.personalize_rate is None else settings.personalize_rate
+    personalized = settings.users == "private"
+
+    def build() -> nn.Module:
+        return DocumentModel(
+            vocabulary=CHARACTERS,
+            character_dim=settings.character_dim,
+            lstm_dim=settings.lstm_dim,
+            hidden_dim=settings.hidden_dim,
+            classes=task.classes,
+            users=settings.users,
+            user_dim=settings.user_dim,
+            population=task.population,
+        )
+
+    def new_private(generator: torch.Generator) -> dict[str, Tensor]:
+        if not personalized:
+            return {}
+        return {"user.embedding": settings.user_scale * torch.randn(settings.user_dim, generator=generator)}
+
+    own = {} if settings.users == "none" else {"user.*": Sgd(user_rate)}
+    joint = Phase(
+        trains={**own, "*": Sgd(settings.rate)},
+        batch=settings.batch,
+        epochs=settings.epochs,
+        proximal=settings.proximal,
+    )
+    at_home = Phase(
+        trains={"user.embedding": Sgd(personal_rate)},
+        batch=settings.batch,
+        epochs=settings.personalize_epochs,
+    )
+    return Method(
+        name="furl",
+        version=1,
+        settings=settings,
+        task=task,
+        build=build,
+        rules=rules(settings.users),
+        encode=lambda examples: encode(examples, length=settings.length),
+        loss=loss,
+        phases=(joint,),
+        personalize=(at_home,) if personalized else (),
+        new_private=new_private,
+        server=server_rule(settings),
+        keeps=settings.keeps,
+        keys={"user.table": "author"} if settings.users == "table" else {},
+    )

@@ -1,0 +1,104 @@
+"""A new user from a file of their own: learned at home, kept in the vault, nothing uploaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from homespun.core import seeds
+from homespun.core.errors import DataError, RunError, UnknownNameError, nearest
+from homespun.core.messages import state_to_bytes
+from homespun.core.roles import Role
+from homespun.data.federation import Examples, Federation
+from homespun.engines.engine import Client
+from homespun.evaluation.classification import Evaluation, score, summarize
+from homespun.files import DataSettings
+from homespun.run import Run
+from homespun.training import Person, known_person, label_indices, personalize_many, reopen
+
+HELD_OUT = 5  # every fifth example shows what personalizing brought
+
+
+def personalize_from_file(folder: Path | str, source: DataSettings, *, user: str | None) -> dict[str, Any]:
+    """Personalize for the examples of one user in a file and keep the result in the run's vault."""
+    given = source.load()
+    with reopen(folder, read_only=False) as run:
+        if not run.method.personalize:
+            raise RunError(
+                f"{folder}: {run.method.name} keeps nothing private, so there is nothing to personalize."
+            )
+        name, examples = own_examples(given, user, labels=run.federation.labels)
+        require_new(run, name)
+        before, after = held_out_gain(run, name, examples)
+        private = personalize_many(run, {name: examples})
+        run.vault.stage(private)
+        run.vault.commit(round=run.state.round, state=state_to_bytes(run.state))
+    gain = "" if after is None or before is None else (
+        f" On {after.examples} held-out examples accuracy went from {100 * before.accuracy:.1f} % to "
+        f"{100 * after.accuracy:.1f} %."
+    )  # fmt: skip
+    return {
+        "user": name,
+        "examples": len(examples),
+        "before": None if before is None else before.to_dict(),
+        "after": None if after is None else after.to_dict(),
+        "uploaded_bytes": 0,
+        "message": f"{name}: personalized from {len(examples)} examples; nothing was uploaded.{gain}",
+    }
+
+
+def own_examples(given: Federation, user: str | None, *, labels: tuple[str, ...]) -> tuple[str, Examples]:
+    """The one user's examples, with labels numbered as the run numbers them."""
+    users = list(given.users)
+    if user is None and len(users) > 1:
+        raise DataError(f"{given.name}: has {len(users)} users. Say which one with --user.")
+    name = users[0] if user is None else user
+    if name not in users:
+        raise UnknownNameError(f"{given.name}: no user {name!r}.{nearest(name, users)}")
+    examples = given.examples(users.index(name))
+    if examples.labels is None:
+        raise DataError(f"{given.name}: its examples have no label. Name the column with --label-column.")
+    named = [given.labels[label] for label in examples.labels]
+    return name, replace(examples, labels=label_indices(named, labels))
+
+
+def require_new(run: Run, user: str) -> None:
+    if run.vault.private(user) is not None:
+        raise RunError(
+            f"user {user!r} has private parameters in this run already. `homespun vault forget` removes them."
+        )
+
+
+def held_out_gain(run: Run, user: str, examples: Examples) -> tuple[Evaluation | None, Evaluation | None]:
+    """Before and after, on a fifth of the examples that is not learned from."""
+    order = seeds.numpy_generator(run.settings.seed, "held out", user).permutation(len(examples))
+    held = len(examples) // HELD_OUT
+    if held == 0:
+        return None, None
+    learned = personalize_many(run, {user: examples.take(np.sort(order[held:]))})[user]
+    data = run.method.encode(examples.take(np.sort(order[:held])))
+    fresh = run.built.new_private(user, seed=run.settings.seed)
+    found = [
+        summarize(*score(run.engine, run.state.broadcast(), [Client(user, private=private, data=data)]),
+                  classes=run.method.task.classes)
+        for private in (fresh, learned)
+    ]  # fmt: skip
+    return found[0], found[1]
+
+
+def require_person(run: Run, user: str) -> Person:
+    """Somebody the run knows; a misspelt name gets the nearest."""
+    if run.built.partition.names(Role.PRIVATE):
+        if run.vault.private(user) is not None:
+            return known_person(run, user)
+        known = run.vault.users(limit=100_000)
+    else:
+        known = list(run.federation.users[:100_000])
+        if user in known or not run.method.keys:
+            return Person(run, user, {})
+    raise UnknownNameError(
+        f"no user {user!r} in this run.{nearest(user, known)} `homespun personalize` adds somebody new."
+    )

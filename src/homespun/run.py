@@ -1,0 +1,315 @@
+"""The round loop.
+
+    corpus -> federation -> cohort -> local work -> update -> checks -> server rule -> state
+                                          |                                             |
+                                        vault                              the caller's `for` loop
+
+`rounds` is a generator: checkpoints, evaluation, early stopping and logging are plain statements in
+the loop of whoever consumes it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from math import ceil
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from homespun.core import seeds, tree
+from homespun.core.errors import SettingsError
+from homespun.core.messages import (
+    ServerState,
+    Update,
+    require_valid,
+    state_from_bytes,
+    state_to_bytes,
+)
+from homespun.core.method import Batch, Built, Method, Task, build, load_method
+from homespun.core.roles import Role
+from homespun.core.settings import Settings
+from homespun.core.tree import Tree
+from homespun.data.federation import Federation
+from homespun.data.splits import Split, part, pooled, split, withhold
+from homespun.engines.cohort import CohortEngine, default_workers
+from homespun.engines.engine import Client, Engine
+from homespun.engines.loop import LoopEngine
+from homespun.vault import Vault
+
+Part = Literal["train", "eval", "test"]
+
+
+class RunSettings(Settings):
+    """How a federation is trained, whatever the method."""
+
+    rounds: PositiveInt | None = None  # either rounds ...
+    epochs: PositiveFloat | None = None  # ... or epochs: every training example used once
+    cohort: PositiveInt = 10
+    sampler: Literal["shuffled", "uniform"] = (
+        "shuffled"  # everyone once an epoch, or an independent draw a round
+    )
+    seed: NonNegativeInt = 0
+    fractions: tuple[PositiveFloat, NonNegativeFloat, NonNegativeFloat] = (0.8, 0.1, 0.1)
+    withheld: float = Field(default=0.0, ge=0.0, lt=1.0)  # share of users who never take part
+    engine: Literal["cohort", "loop"] = "cohort"
+    workers: NonNegativeInt | None = None  # None: one per core; 0: in this process
+    evaluate_every: PositiveInt | None = None  # rounds; None: about 20 times a run
+    evaluate_users: PositiveInt = 1000  # at most so many users, drawn once
+    commit_every: PositiveInt = 1  # rounds between commits to disk
+
+    @model_validator(mode="after")
+    def _one_length(self) -> RunSettings:
+        if (self.rounds is None) == (self.epochs is None):
+            raise ValueError("give either rounds or epochs")
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        """What makes two runs different runs: not how long they go on, nor on how many processes."""
+        free = {"rounds", "epochs", "workers", "evaluate_every", "evaluate_users", "commit_every"}
+        return {name: value for name, value in self.model_dump(mode="json").items() if name not in free}
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What is known of a round afterwards."""
+
+    round: int  # rounds done, this one included
+    clients: int
+    examples: int
+    loss: float  # mean over the examples trained on, as they were met
+    seconds: float
+    down_bytes: Mapping[str, int]  # by role, the whole cohort
+    up_bytes: Mapping[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "round", **asdict(self)}
+
+
+@dataclass
+class Run:
+    """A federation, a method and a vault, ready for the next round."""
+
+    federation: Federation
+    built: Built
+    settings: RunSettings
+    vault: Vault
+    state: ServerState
+    newcomers: Federation  # users who never take part
+    _records: list[dict[str, Any]] = field(default_factory=list)
+    temporary: Any = None  # keeps a folder that nobody named alive as long as the run
+    _encoded: OrderedDict[tuple[int, int, str], Batch] = field(default_factory=OrderedDict)
+
+    @property
+    def method(self) -> Method:
+        return self.built.method
+
+    @cached_property
+    def engine(self) -> Engine:
+        workers = default_workers() if self.settings.workers is None else self.settings.workers
+        if self.settings.engine == "loop":
+            return LoopEngine(self.built, self.settings.seed)
+        return CohortEngine(self.built, self.settings.seed, workers)
+
+    @cached_property
+    def population(self) -> Federation:
+        """Who trains: every participant with their training part, or one server that has them all."""
+        training = part(self.federation, "train", seed=self.settings.seed, fractions=self.settings.fractions)
+        return pooled(training) if self.method.pooled else training
+
+    @cached_property
+    def total_rounds(self) -> int:
+        if self.settings.rounds is not None:
+            return self.settings.rounds
+        return ceil((self.settings.epochs or 0) * len(self.population.users) / self.cohort_size)
+
+    @property
+    def cohort_size(self) -> int:
+        return min(self.settings.cohort, len(self.population.users))
+
+    @property
+    def epochs_per_round(self) -> float:
+        return self.cohort_size / len(self.population.users)
+
+    def cohort(self, round: int) -> list[int]:
+        """The positions of the users who take part in this round."""
+        users, size, seed = len(self.population.users), self.cohort_size, self.settings.seed
+        if self.settings.sampler == "uniform":
+            draw = seeds.numpy_generator(seed, "cohort", round).choice(
+                users, size, replace=False, shuffle=False
+            )
+            return sorted(int(position) for position in draw)
+        epoch, place = divmod(round, ceil(users / size))
+        return sorted(int(position) for position in self._shuffled(epoch)[place * size : (place + 1) * size])
+
+    def _shuffled(self, epoch: int) -> np.ndarray:
+        if getattr(self, "_epoch", None) != epoch:
+            self._order = seeds.numpy_generator(self.settings.seed, "epoch", epoch).permutation(
+                len(self.population.users)
+            )
+            self._epoch = epoch
+        return self._order
+
+    def encode(self, federation: Federation, position: int, part: Part) -> Batch:
+        """One user's part as tensors; the most recent few thousand are kept."""
+        key = (id(federation), position, part)  # a run has few federations, and they live as long
+        if key not in self._encoded:
+            whole = federation is self.population  # it holds training parts already
+            examples = (
+                federation.examples(position) if whole else getattr(self.split(federation, position), part)
+            )
+            self._encoded[key] = self.method.encode(examples)
+        self._encoded.move_to_end(key)
+        if len(self._encoded) > 4096:
+            self._encoded.popitem(last=False)
+        return self._encoded[key]
+
+    def private(self, users: Sequence[str]) -> dict[str, Tree]:
+        """Everybody's private parameters: from the vault, or new."""
+        known = self.vault.private_many(users)
+        return {
+            user: known[user] if user in known else self.built.new_private(user, seed=self.settings.seed)
+            for user in users
+        }
+
+    def clients(self, positions: Sequence[int]) -> list[Client]:
+        names = [self.population.users[position] for position in positions]
+        private = self.private(names)
+        return [
+            Client(name, private=private[name], data=self.encode(self.population, position, "train"))
+            for name, position in zip(names, positions, strict=True)
+        ]
+
+    def step(self) -> RoundRecord:
+        """One round: nothing of it is on disk before `commit`."""
+        started = time.perf_counter()
+        broadcast = self.state.broadcast()
+        clients = self.clients(self.cohort(self.state.round))
+        outcome = self.engine.work(broadcast, clients)
+        require_valid(outcome.update, broadcast, statistics=self.method.statistics)
+        self.state = self.method.server(self.state, outcome.update)
+        if self.built.partition.names(Role.PRIVATE):
+            self.vault.stage(self._kept(clients, outcome.private, outcome.update))
+        record = RoundRecord(
+            round=self.state.round,
+            clients=outcome.update.clients,
+            examples=int(outcome.update.statistics["examples"]),
+            loss=outcome.update.statistics["loss"] / max(1.0, outcome.update.statistics["examples"]),
+            seconds=time.perf_counter() - started,
+            **traffic(self.state, outcome.update),
+        )
+        self._records.append(record.to_dict())
+        return record
+
+    def _kept(
+        self, clients: Sequence[Client], trained: Mapping[str, Tree], update: Update
+    ) -> Mapping[str, Tree]:
+        """What each home keeps: all it learned (Eq. 7 of FURL), or its update's share of it (Eq. 6)."""
+        if self.method.keeps == "all" or update.weight == 0:
+            return trained
+        return {
+            client.user: {
+                name: old
+                + self.method.weight(client.examples) / update.weight * (trained[client.user][name] - old)
+                for name, old in client.private.items()
+            }
+            for client in clients
+        }
+
+    def rounds(self) -> Iterator[RoundRecord]:
+        """The remaining rounds. A round is on disk, whole, when the next one is asked for."""
+        while self.state.round < self.total_rounds:
+            record = self.step()
+            if self.state.round % self.settings.commit_every == 0:
+                self.commit()
+            yield record
+        self.commit()
+
+    def record(self, entry: Mapping[str, Any]) -> None:
+        """Remember something beside the rounds; it goes to disk with the next commit."""
+        self._records.append(dict(entry))
+
+    def commit(self) -> None:
+        if self._records or self.vault.state is None:
+            self.vault.commit(round=self.state.round, state=state_to_bytes(self.state), records=self._records)
+            self._records = []
+
+    def history(self) -> list[dict[str, Any]]:
+        return [*self.vault.history(), *self._records]
+
+    def split(self, federation: Federation, position: int) -> Split:
+        """One user's training, evaluation and test examples."""
+        return split(
+            federation.examples(position),
+            seed=self.settings.seed,
+            user=federation.users[position],
+            fractions=self.settings.fractions,
+        )
+
+    def close(self) -> None:
+        self.engine.close()
+        self.vault.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+
+def traffic(state: ServerState, update: Update) -> dict[str, dict[str, int]]:
+    """Bytes of a round by role. Private parameters are listed to say it: zero."""
+    clients = update.clients
+    federated, keyed = tree.byte_count(state.federated), tree.byte_count(state.keyed)
+    rows = sum(rows.values.nbytes + rows.index.nbytes for rows in update.keyed.values())
+    return {
+        "down_bytes": {"federated": clients * federated, "keyed": clients * keyed, "private": 0},
+        "up_bytes": {
+            "federated": clients * federated,
+            "keyed": rows,
+            "statistics": clients * 8 * (len(update.statistics) + 1),
+            "private": 0,
+        },
+    }
+
+
+def task_of(federation: Federation) -> Task:
+    return Task(
+        classes=len(federation.labels), population=len(federation.users), contexts=len(federation.contexts)
+    )
+
+
+def open_run(
+    folder: Path | str,
+    *,
+    method: str,
+    federation: Federation,
+    settings: RunSettings,
+    method_settings: Mapping[str, Any] | None = None,
+    read_only: bool = False,
+) -> Run:
+    """A new run, or the one in this folder where it stopped. Another run in the folder is refused."""
+    participants, newcomers = withhold(federation, share=settings.withheld, seed=settings.seed)
+    made = load_method(method, method_settings or {}, task_of(participants))
+    if made.task.classes < 2:
+        raise SettingsError(
+            f"{federation.name}: {made.name} needs a label with at least two values. "
+            "Name its column with --label-column."
+        )
+    built = build(made, seed=settings.seed)
+    identity = {
+        "method": made.origin,
+        "method_version": made.version,
+        "method_settings": made.settings.model_dump(mode="json"),
+        "data": federation.name,
+        "data_fingerprint": federation.fingerprint,
+        "run": settings.identity(),
+    }
+    vault = Vault.open(Path(folder), identity=identity, read_only=read_only)
+    state = built.start() if vault.state is None else state_from_bytes(vault.state)
+    return Run(participants, built, settings, vault, state, newcomers)

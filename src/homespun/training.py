@@ -1,0 +1,303 @@
+"""Train, evaluate, personalize, predict: the whole of homespun from Python, and what the commands call."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from homespun.core.errors import DataError, SettingsError, nearest, raise_faults
+from homespun.core.method import method_module
+from homespun.core.roles import Role
+from homespun.core.settings import parse
+from homespun.core.tree import Tree
+from homespun.data import Columns, load_federation
+from homespun.data.federation import Examples, Federation
+from homespun.engines.engine import Client
+from homespun.evaluation.classification import (
+    Controls,
+    Evaluation,
+    blocks,
+    controls,
+    sample_users,
+    score,
+    shots,
+    summarize,
+)
+from homespun.files import SCHEMA, DataSettings, read_json, versions, write_json
+from homespun.run import Part, RoundRecord, Run, RunSettings, open_run
+
+SETTINGS_FILE = "settings.json"
+SHOTS: tuple[int | None, ...] = (0, 1, 5, 20, None)
+
+
+def load(source: str | Path, *, columns: Columns = Columns(), **settings: Any) -> Federation:
+    """A corpus by built-in name or file: `load("dialects", users=200)`."""
+    return load_federation(source, columns=columns, settings=settings)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A point of the learning curve."""
+
+    round: int
+    epoch: float
+    evaluation: Evaluation
+
+    def to_dict(self) -> dict[str, Any]:
+        curve = {name: value for name, value in self.evaluation.to_dict().items() if name != "user_accuracy"}
+        return {"kind": "evaluation", "round": self.round, "epoch": self.epoch, **curve}
+
+
+def separate_settings(method: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings of the run and settings of the method; a name that neither knows is an error."""
+    known = method_module(method).Settings.model_fields
+    unknown = [name for name in values if name not in RunSettings.model_fields and name not in known]
+    if unknown:
+        names = sorted({*RunSettings.model_fields, *known})
+        faults = [
+            f"unknown setting {name!r}.{nearest(name, names)} Known: {', '.join(names)}." for name in unknown
+        ]
+        raise_faults(SettingsError, f"training {method}", faults)
+    run = {name: value for name, value in values.items() if name in RunSettings.model_fields}
+    return run, {name: value for name, value in values.items() if name in known and name not in run}
+
+
+def train(method: str, federation: Federation, *, folder: str | Path | None = None, **settings: Any) -> Run:
+    """Train to the end and return the run. Without a folder, its files last as long as this process."""
+    run = prepare(method, federation, folder=folder, settings=settings)
+    for _ in training(run):
+        pass
+    return run
+
+
+def prepare(
+    method: str,
+    federation: Federation,
+    *,
+    folder: str | Path | None,
+    settings: Mapping[str, Any],
+    data: DataSettings | None = None,
+) -> Run:
+    run_settings, method_settings = separate_settings(method, settings)
+    keep = None
+    if folder is None:
+        keep = tempfile.TemporaryDirectory(prefix="homespun-")
+        folder = keep.name
+    run = open_run(
+        folder,
+        method=method,
+        federation=federation,
+        settings=parse(RunSettings, run_settings, where="run"),
+        method_settings=method_settings,
+    )
+    run.temporary = keep  # removed with the run
+    if data is not None:
+        write_json(Path(folder) / SETTINGS_FILE, resolved_settings(run, data))
+    return run
+
+
+def resolved_settings(run: Run, data: DataSettings) -> dict[str, Any]:
+    """Everything the run was started with: enough to open it again, or to do it again elsewhere."""
+    return {
+        "schema": SCHEMA,
+        "method": run.method.origin,
+        "method_version": run.method.version,
+        "method_settings": run.method.settings.model_dump(mode="json"),
+        "run": run.settings.model_dump(mode="json"),
+        "data": data.model_dump(mode="json"),
+        "data_fingerprint": run.federation.fingerprint,
+        "versions": versions(),
+    }
+
+
+def reopen(folder: str | Path, *, read_only: bool = True) -> Run:
+    """The run in a folder, as far as it got."""
+    found = read_json(
+        Path(folder) / SETTINGS_FILE, missing=f"{folder}: no run here ({SETTINGS_FILE} is missing)."
+    )
+    settings = parse(RunSettings, found["run"], where=f"{folder}: run")
+    return open_run(
+        folder,
+        method=found["method"],
+        federation=parse(DataSettings, found["data"], where=f"{folder}: data").load(),
+        settings=settings,
+        method_settings=found["method_settings"],
+        read_only=read_only,
+    )
+
+
+def training(run: Run) -> Iterator[RoundRecord | Evaluated]:
+    """The rounds that are left, with an evaluation wherever one is due and not yet recorded."""
+    every = run.settings.evaluate_every or max(1, run.total_rounds // 20)
+    recorded = {entry["round"] for entry in run.history() if entry["kind"] == "evaluation"}
+
+    def due(round: int) -> bool:
+        return round not in recorded and (round % every == 0 or round == run.total_rounds)
+
+    def evaluated() -> Evaluated:
+        point = Evaluated(run.state.round, run.state.round * run.epochs_per_round, evaluate(run, "eval"))
+        run.record(point.to_dict())
+        return point
+
+    if due(run.state.round):  # before the first round, or killed between a round and its evaluation
+        yield evaluated()
+    for record in run.rounds():
+        yield record
+        if due(record.round):
+            yield evaluated()
+
+
+def evaluate(run: Run, part: Part = "test") -> Evaluation:
+    """How the run's model fares with its participants, each with their own parameters."""
+    positions = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
+    labels: list[np.ndarray] = []
+    logits: list[np.ndarray] = []
+    for block in blocks(positions):
+        names = [run.federation.users[position] for position in block]
+        private = run.private(names)
+        clients = [
+            Client(name, private=private[name], data=run.encode(run.federation, position, part))
+            for name, position in zip(names, block, strict=True)
+        ]
+        some_labels, some_logits = score(run.engine, run.state.broadcast(), clients)
+        labels += some_labels
+        logits += some_logits
+    return summarize(labels, logits, classes=run.method.task.classes)
+
+
+def evaluate_newcomers(run: Run, counts: Sequence[int | None] = SHOTS) -> dict[str, Evaluation]:
+    """Users who never took part, personalized at home from so many of their own examples.
+
+    The test examples are the same for every count. A method without private parameters has nothing to
+    personalize: its model is the same for all counts. One whose users are rows of the server's table
+    has no row for a newcomer, and gives nothing.
+    """
+    if run.method.keys or not len(run.newcomers.users):
+        return {}
+    positions = sample_users(run.newcomers, at_most=run.settings.evaluate_users, seed=run.settings.seed)
+    if not run.method.personalize:
+        counts = (0,)
+    results: dict[str, Evaluation] = {}
+    for count in counts:
+        labels: list[np.ndarray] = []
+        logits: list[np.ndarray] = []
+        for block in blocks(positions):
+            splits = [run.split(run.newcomers, position) for position in block]
+            names = [run.newcomers.users[position] for position in block]
+            people = personalize_many(run, {n: shots(s, count) for n, s in zip(names, splits, strict=True)})
+            clients = [
+                Client(name, private=people[name], data=run.method.encode(split.test))
+                for name, split in zip(names, splits, strict=True)
+            ]
+            some_labels, some_logits = score(run.engine, run.state.broadcast(), clients)
+            labels += some_labels
+            logits += some_logits
+        results["all" if count is None else str(count)] = summarize(
+            labels, logits, classes=run.method.task.classes
+        )
+    return results
+
+
+def evaluate_controls(run: Run, part: Part = "test") -> Controls:
+    """What the labels' frequencies alone would give, on the same examples as `evaluate`."""
+    positions = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
+    splits = [run.split(run.federation, position) for position in positions]
+    return controls(splits, [getattr(split, part) for split in splits], classes=run.method.task.classes)
+
+
+def personalize_many(run: Run, people: Mapping[str, Examples]) -> dict[str, Tree]:
+    """Private parameters for people the run has not seen, learned from their examples; nothing is sent."""
+    clients = [
+        Client(
+            user,
+            private=run.built.new_private(user, seed=run.settings.seed),
+            data=run.method.encode(examples),
+        )
+        for user, examples in people.items()
+    ]
+    started = {client.user: client.private for client in clients}
+    able = [client for client in clients if client.examples]
+    if not run.method.personalize or not able:
+        return dict(started)
+    learned = run.engine.work(run.state.broadcast(), able, work="personalize").private
+    return {user: learned.get(user, private) for user, private in started.items()}
+
+
+@dataclass(frozen=True)
+class Person:
+    """Somebody's own parameters beside the shared model."""
+
+    run: Run
+    user: str
+    private: Tree
+
+    def predict(self, texts: Sequence[str]) -> list[str]:
+        """The label this person would give to each text."""
+        run = self.run
+        examples = Examples(list(texts), labels=None, authors=np.full(len(texts), self._position()))
+        client = Client(self.user, private=self.private, data=run.method.encode(examples))
+        (logits,) = run.engine.predict(run.state.broadcast(), [client])
+        return [run.federation.labels[label] for label in logits.argmax(dim=1).tolist()]
+
+    def _position(self) -> int:
+        users = self.run.federation.users
+        return users.index(self.user) if self.run.method.keys else 0
+
+
+def personalize(run: Run, user: str, texts: Sequence[str], labels: Sequence[str]) -> Person:
+    """A new user, from examples of their own. Nothing is uploaded, the shared model does not change."""
+    examples = Examples(list(texts), labels=label_indices(labels, run.federation.labels))
+    return Person(run, user, personalize_many(run, {user: examples})[user])
+
+
+def known_person(run: Run, user: str) -> Person:
+    """A participant as the vault knows them."""
+    return Person(run, user, run.private([user])[user])
+
+
+def label_indices(labels: Sequence[str], known: Sequence[str]) -> np.ndarray:
+    places = {label: position for position, label in enumerate(known)}
+    unknown = sorted({label for label in labels if label not in places})
+    if unknown:
+        raise_faults(
+            DataError,
+            "labels",
+            [f"the run knows no label {label!r}.{nearest(label, known)}" for label in unknown],
+        )
+    return np.array([places[label] for label in labels], dtype=np.int64)
+
+
+def user_vectors(run: Run, positions: Sequence[int]) -> np.ndarray | None:
+    """Each user's own parameters as one row: from the vault, or from the server's table."""
+    if run.built.partition.names(Role.PRIVATE):
+        names = [run.federation.users[position] for position in positions]
+        private = run.private(names)
+        rows = [
+            np.concatenate([private[name][key].numpy().ravel() for key in sorted(private[name])])
+            for name in names
+        ]
+        return np.stack(rows)
+    tables = [name for name, column in run.method.keys.items() if column == "author"]
+    return run.state.keyed[tables[0]][list(positions)].numpy() if tables else None
+
+
+def results(run: Run) -> dict[str, Any]:
+    """All that `results.json` says of a finished run."""
+    history = run.history()
+    return {
+        "method": run.method.name,
+        "settings": run.method.settings.model_dump(mode="json"),
+        "run": run.settings.model_dump(mode="json"),
+        "task": asdict(run.method.task),
+        "rounds": [entry for entry in history if entry["kind"] == "round"],
+        "curve": [entry for entry in history if entry["kind"] == "evaluation"],
+        "eval": evaluate(run, "eval").to_dict(),
+        "test": evaluate(run, "test").to_dict(),
+        "newcomers": {count: found.to_dict() for count, found in evaluate_newcomers(run).items()},
+        "released": ["parameter updates", "weight", *run.method.statistics],
+    }

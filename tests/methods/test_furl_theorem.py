@@ -1,0 +1,147 @@
+"""FURL's theorem: it makes no difference whether a user's embedding is kept at home or in the server's table.
+
+Section 3 of the paper: with the loss of user i independent of other users' private parameters (Eq. 1) and
+averaging that has no interaction terms (Eqs. 2 and 3), both ways give the same numbers, if both scale the
+private step alike: z = 1 (Eq. 7), or z = c_i / sum c (Eq. 6).
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from homespun.core import tree
+from homespun.core.method import Task, build
+from homespun.data.dialects import Dialects
+from homespun.data.dialects import Settings as DialectSettings
+from homespun.engines.engine import Client
+from homespun.engines.loop import LoopEngine
+from homespun.methods import furl
+
+USERS, ROUNDS = 5, 4
+SMALL = {
+    "length": 12,
+    "character_dim": 4,
+    "lstm_dim": 5,
+    "hidden_dim": 6,
+    "user_dim": 3,
+    "batch": 4,
+    "rate": 0.5,
+}
+FEDERATION = Dialects(DialectSettings(users=USERS, examples=10, ragged=0.9, classes=4, groups=3))
+TASK = Task(classes=4, population=USERS)
+
+
+def kept(settings, *, loss=furl.loss):
+    method = replace(furl.method(furl.Settings(**SMALL, **settings), TASK), loss=loss)
+    return build(method, seed=0)
+
+
+def start_table(built_home):
+    return torch.stack([built_home.new_private(user, seed=0)["user.embedding"] for user in FEDERATION.users])
+
+
+def at_home(keeps, *, loss=furl.loss):
+    """Federated parameters and everybody's embedding after some rounds, embeddings at home."""
+    built = kept({"users": "private", "keeps": keeps}, loss=loss)
+    state, engine = built.start(), LoopEngine(built, 0)
+    private = {user: built.new_private(user, seed=0) for user in FEDERATION.users}
+    for round in range(ROUNDS):
+        clients = [
+            Client(FEDERATION.users[position], private=private[FEDERATION.users[position]],
+                   data=built.method.encode(FEDERATION.examples(position)))
+            for position in cohort(round)
+        ]  # fmt: skip
+        outcome = engine.work(state.broadcast(), clients)
+        state = built.method.server(state, outcome.update)
+        for client in clients:
+            share = client.examples / outcome.update.weight if keeps == "share" else 1.0
+            old, new = client.private["user.embedding"], outcome.private[client.user]["user.embedding"]
+            private[client.user] = {"user.embedding": old + share * (new - old)}
+    return state.federated, torch.stack([private[user]["user.embedding"] for user in FEDERATION.users])
+
+
+def at_the_server(keeps, *, loss=furl.loss):
+    """The same with every embedding a row of the server's table."""
+    built = kept({"users": "table", "keeps": keeps}, loss=loss)
+    home = kept({"users": "private"})
+    state = replace(built.start(), federated=home.start().federated, keyed={"user.table": start_table(home)})
+    engine = LoopEngine(built, 0)
+    for round in range(ROUNDS):
+        clients = [
+            Client(
+                FEDERATION.users[position],
+                private={},
+                data=built.method.encode(FEDERATION.examples(position)),
+            )
+            for position in cohort(round)
+        ]
+        state = built.method.server(state, engine.work(state.broadcast(), clients).update)
+    return state.federated, state.keyed["user.table"]
+
+
+def cohort(round):
+    return [position for position in range(USERS) if position % 3 != round % 3]
+
+
+def difference(left, right):
+    return max(tree.max_abs_difference(left[0], right[0]), float((left[1] - right[1]).abs().max()))
+
+
+@pytest.mark.parametrize("keeps", ["all", "share"])
+def test_home_and_table_agree(keeps):
+    home = at_home(keeps)
+    moved = float((home[1] - start_table(kept({"users": "private"}))).abs().max())
+    assert moved > 0.01  # there is something to agree about
+    assert difference(home, at_the_server(keeps)) < 1e-5
+
+
+@pytest.mark.parametrize(("home", "server"), [("all", "share"), ("share", "all")])
+def test_mixed_scalings_differ(home, server):
+    assert difference(at_home(home), at_the_server(server)) > 0.01
+
+
+def coupled_loss(predict, parameters, batch):
+    """Against Eq. 1: the norm of the whole matrix of embeddings couples all users who share one."""
+    table = parameters.get("user.table", parameters.get("user.embedding"))
+    return furl.loss(predict, parameters, batch) + 0.5 * table.norm()
+
+
+def own_norm_loss(predict, parameters, batch):
+    """Within Eq. 1: each user's own norm."""
+    own = (
+        parameters["user.table"][batch["author"]]
+        if "user.table" in parameters
+        else parameters["user.embedding"]
+    )
+    return furl.loss(predict, parameters, batch) + 0.5 * own.norm(dim=-1)
+
+
+def test_a_loss_that_couples_users_breaks_the_agreement():
+    assert difference(at_home("all", loss=own_norm_loss), at_the_server("all", loss=own_norm_loss)) < 1e-5
+    assert difference(at_home("all", loss=coupled_loss), at_the_server("all", loss=coupled_loss)) > 0.01
+
+
+def test_run_scales_what_a_home_keeps(tmp_path):
+    """`keeps` is carried out by the run: one round by hand, z_i = c_i / sum c."""
+    from homespun.run import RunSettings, open_run
+
+    def one_round(keeps):
+        with open_run(
+            tmp_path / keeps,
+            method="furl",
+            federation=FEDERATION,
+            settings=RunSettings(rounds=1, cohort=3, engine="loop"),
+            method_settings={**SMALL, "keeps": keeps},
+        ) as run:
+            positions = run.cohort(0)
+            names = [run.federation.users[position] for position in positions]
+            before = {name: run.built.new_private(name, seed=0)["user.embedding"] for name in names}
+            list(run.rounds())
+            counts = np.array([len(run.population.examples(position)) for position in positions])
+            return {name: run.vault.private(name)["user.embedding"] - before[name] for name in names}, counts
+
+    (whole, counts), (shares, _) = one_round("all"), one_round("share")
+    for (name, delta), count in zip(whole.items(), counts, strict=True):
+        assert torch.allclose(shares[name], delta * (count / counts.sum()), atol=1e-6)
