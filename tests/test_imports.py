@@ -23,7 +23,7 @@ ALLOWED = {
     "newcomer": {"core", "data", "engines", "evaluation", "run", "files", "training"},
     "experiment": {"core", "data", "evaluation", "run", "files", "training"},
     "contract": {"core", "data", "engines", "run"},
-    "bench": {"core", "data", "engines", "methods", "run"},
+    "bench": {"core"},
     "report": {"core", "experiment"},
     "console": {"run", "training"},
 }
@@ -38,7 +38,11 @@ def imports(path):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            yield from ([f"homespun.{alias.name}" for alias in node.names] if node.module == "homespun" else [node.module])
+            yield from (
+                [f"homespun.{alias.name}" for alias in node.names]
+                if node.module == "homespun"
+                else [node.module]
+            )
 
 
 def part_of(path):

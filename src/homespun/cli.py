@@ -23,13 +23,13 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
 )
 data_app = typer.Typer(
-    help="Look at a corpus before training on it.", no_args_is_help=True, rich_markup_mode=None
+    help="Look at a corpus before training on it.", no_args_is_help=True, rich_markup_mode="rich"
 )
 vault_app = typer.Typer(
-    help="Private parameters, for the person they belong to.", no_args_is_help=True, rich_markup_mode=None
+    help="Private parameters, for the person they belong to.", no_args_is_help=True, rich_markup_mode="rich"
 )
 app.add_typer(data_app, name="data")
 app.add_typer(vault_app, name="vault")

@@ -14,10 +14,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from pydantic import Field
-from scipy.spatial.distance import pdist
-from scipy.stats import spearmanr
-from sklearn.decomposition import PCA
-from sklearn.manifold import TSNE
 
 from homespun.core.errors import SettingsError
 from homespun.core.settings import Settings, parse
@@ -150,7 +146,7 @@ def assemble(
 def describe(federation: Federation, data: DataSettings) -> dict[str, Any]:
     return {
         **data.model_dump(mode="json"),
-        "name": federation.name,
+        "name": federation.name.partition("/")[0],  # without "/participants"
         "fingerprint": federation.fingerprint,
         "labels": list(federation.labels),
         "contexts": len(federation.contexts),
@@ -206,6 +202,9 @@ def control_summary(controls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def maps(run: Run) -> dict[str, Any] | None:
     """Users' own vectors in the plane, by PCA and t-SNE, with what is known to color them by."""
+    from sklearn.decomposition import PCA  # takes a second, and only finished runs need it
+    from sklearn.manifold import TSNE
+
     positions = sample_users(run.federation, at_most=MAPPED_USERS, seed=run.settings.seed)
     vectors = user_vectors(run, positions)
     if vectors is None or len(vectors) < 5:
@@ -230,6 +229,9 @@ def maps(run: Run) -> dict[str, Any] | None:
 
 def similarities(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
     """How alike the users' vectors of two configurations are: the rank correlation of pairwise distances."""
+    from scipy.spatial.distance import pdist
+    from scipy.stats import spearmanr
+
     federation = experiment.data.load()
     found = []
     for seed in experiment.seeds:

@@ -291,6 +291,8 @@ def results(run: Run) -> dict[str, Any]:
     history = run.history()
     return {
         "method": run.method.name,
+        "pooled": run.method.pooled,
+        "parameters": {role.value: run.built.count(role) for role in Role},
         "settings": run.method.settings.model_dump(mode="json"),
         "run": run.settings.model_dump(mode="json"),
         "task": asdict(run.method.task),

@@ -130,6 +130,10 @@ class Built:
             keyed=self.partition.select(self.initial, Role.KEYED),
         )
 
+    def count(self, role: Role) -> int:
+        """How many numbers have this role."""
+        return sum(self.initial[name].numel() for name in self.partition.names(role))
+
     def parameters(self, broadcast: Broadcast, private: Tree) -> dict[str, Tensor]:
         """All parameters as one client sees them."""
         frozen = self.partition.select(self.initial, Role.FROZEN)

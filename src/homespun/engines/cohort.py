@@ -50,9 +50,7 @@ class CohortEngine:
     def work(self, broadcast: Broadcast, clients: Sequence[Client], *, work: Work = "phases") -> Outcome:
         chunks = chunked(by_size(in_user_order(clients)))
         if self.workers == 0:
-            outcomes = [
-                work_together(self.built, broadcast, chunk, work=work, seed=self.seed) for chunk in chunks
-            ]
+            outcomes = [work_together(self.built, broadcast, chunk, work=work, seed=self.seed) for chunk in chunks]
         else:
             header = {"kind": "work", "work": work}
             outcomes = self._distribute(broadcast, chunks, header=header, read=_read_outcome)
@@ -84,8 +82,7 @@ class CohortEngine:
         pool.prepare(self.built, self.seed)
         pool.broadcast(broadcast)
         messages = (
-            pack({**header, "users": [client.user for client in chunk]}, clients_to_tensors(chunk))
-            for chunk in chunks
+            pack({**header, "users": [client.user for client in chunk]}, clients_to_tensors(chunk)) for chunk in chunks
         )
         replies = pool.run(messages)
         return [read(chunk, *reply) for chunk, reply in zip(chunks, replies, strict=True)]
@@ -121,7 +118,7 @@ class WorkerPool:
             ours, theirs = socket.socketpair()
             with theirs:
                 environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-                command = [sys.executable, "-m", "homespun.engines.worker", str(theirs.fileno())]
+                command = [sys.executable, "-m", "homespun.engines.process", str(theirs.fileno()), str(os.getpid())]
                 self.processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment))
             self.connections.append(Connection(ours.detach()))
 
@@ -179,9 +176,7 @@ class WorkerPool:
             raise WorkerError(self._obituary()) from error
 
     def _obituary(self) -> str:
-        ends = [
-            f"pid {process.pid} ended with {process.poll()}" for process in self.processes if process.poll()
-        ]
+        ends = [f"pid {process.pid} ended with {process.poll()}" for process in self.processes if process.poll()]
         return (
             f"a worker process is gone ({', '.join(ends) or 'its connection closed'}); this round is "
             "dropped. Start the same command again to go on."

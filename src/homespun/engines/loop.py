@@ -36,9 +36,7 @@ class LoopEngine:
         for client in in_user_order(clients):
             trained, statistics = train_client(self.built, broadcast, client, work=work, seed=self.seed)
             private[client.user] = kept_at_home(self.built, trained)
-            update = update + client_update(
-                self.built, broadcast, client, trained=trained, statistics=statistics
-            )
+            update = update + client_update(self.built, broadcast, client, trained=trained, statistics=statistics)
         return Outcome(update, private)
 
     def predict(self, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:

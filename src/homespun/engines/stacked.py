@@ -33,9 +33,7 @@ from homespun.engines.engine import (
 from homespun.engines.loop import predict_client, train_client
 
 
-def work_together(
-    built: Built, broadcast: Broadcast, clients: Sequence[Client], *, work: Work, seed: int
-) -> Outcome:
+def work_together(built: Built, broadcast: Broadcast, clients: Sequence[Client], *, work: Work, seed: int) -> Outcome:
     """Local work of these clients, stacked where the model can, and their updates summed in user order."""
     clients = in_user_order(clients)
     if hasattr(built.model, "stacked") and len(clients) > 1:
@@ -50,11 +48,7 @@ def work_together(
 
 
 def predict_together(built: Built, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
-    if (
-        not hasattr(built.model, "stacked")
-        or len(clients) < 2
-        or any(client.examples == 0 for client in clients)
-    ):
+    if not hasattr(built.model, "stacked") or len(clients) < 2 or any(client.examples == 0 for client in clients):
         return [predict_client(built, broadcast, client) for client in clients]
     data = stack_data(clients)
     parameters = {
@@ -76,8 +70,7 @@ def train_stacked(
     busiest_first = [clients[position] for position in order]
     count = len(clients)
     anchor = {
-        name: value.expand(count, *value.shape)
-        for name, value in {**broadcast.federated, **broadcast.keyed}.items()
+        name: value.expand(count, *value.shape) for name, value in {**broadcast.federated, **broadcast.keyed}.items()
     }
     values = {name: value.clone() for name, value in anchor.items()} | stack_private(built, busiest_first)
     data = stack_data(busiest_first)
@@ -120,13 +113,8 @@ def train_phase_stacked(
         active = sum(len(plan) > step for plan in plans)  # a prefix: the busiest clients come first
         rows, valid = pad_rows([plan[step] for plan in plans[:active]])
         batch = {name: column[torch.arange(active)[:, None], rows] for name, column in data.items()}
-        leaves = {
-            name: value[:active].detach().requires_grad_(name in chosen) for name, value in values.items()
-        }
-        losses = (
-            built.method.loss(lambda given, some: model.stacked({**frozen, **given}, some), leaves, batch)
-            * valid
-        )
+        leaves = {name: value[:active].detach().requires_grad_(name in chosen) for name, value in values.items()}
+        losses = built.method.loss(lambda given, some: model.stacked({**frozen, **given}, some), leaves, batch) * valid
         total[:active] += losses.detach().sum(dim=1)
         # Each client's parameters are its own rows: the gradient of the sum over clients is each one's own.
         objective = (losses.sum(dim=1) / valid.sum(dim=1)).sum()

@@ -1,14 +1,11 @@
 """A worker process: receives clients, trains them, returns their sum. It touches no file of the run.
 
-Started as `python -m homespun.engines.worker FD` with one end of a socket pair, so nothing is pickled
-and the caller's script is not imported again. It dies with its parent, even if that was killed.
+Messages come over one end of a socket pair as JSON and safetensors, so nothing is pickled, and the caller's
+script is not imported again.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -24,8 +21,6 @@ from homespun.core.tree import Tree
 from homespun.engines.engine import Client
 from homespun.engines.stacked import predict_together, work_together
 
-_PR_SET_PDEATHSIG = 1
-
 
 def clients_to_tensors(clients: Sequence[Client]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
@@ -39,12 +34,6 @@ def clients_from_tensors(users: Sequence[str], tensors: Tree) -> list[Client]:
         Client(user, private=strip(f"private/{position}", tensors), data=strip(f"data/{position}", tensors))
         for position, user in enumerate(users)
     ]
-
-
-def die_with_parent() -> None:
-    """Linux kills this process when its parent dies; elsewhere the closed pipe ends it after its chunk."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def setup(header: dict[str, Any]) -> tuple[Built, int]:
@@ -65,7 +54,10 @@ def answer(built: Built, seed: int, broadcast: Broadcast, header: dict[str, Any]
     return pack(reply, reply_tensors)
 
 
-def serve(connection: Connection) -> None:
+def serve(descriptor: int) -> None:
+    """Answer messages until the other end is closed."""
+    torch.set_num_threads(1)
+    connection = Connection(descriptor)
     built: Built | None = None
     broadcast: Broadcast | None = None
     seed = 0
@@ -85,17 +77,3 @@ def serve(connection: Connection) -> None:
                 connection.send_bytes(answer(built, seed, broadcast, header, tensors))
         except Exception:
             connection.send_bytes(pack({"error": traceback.format_exc()}, {}))
-
-
-def main() -> None:
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    torch.set_num_threads(1)
-    parent = os.getppid()
-    if parent == 1:
-        return  # the parent was gone before we could ask to be told
-    serve(Connection(int(sys.argv[1])))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,128 @@
+"""Workload W1: the cohort engine against the frozen reference loop, alternating in one run.
+
+    homespun bench w1
+
+Both sides start from the same weights and see the same cohorts and batches; each takes its own steps, and
+`max_abs_difference` says how far apart they are in the end. The loop is timed with one thread and with two
+and counts at the better of the two. Shares are of the GEMM peak (all cores) measured in the same run, and
+use nominal FLOPs.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import reference_w1 as reference
+from gemm import gemm_peak_gflops
+from memory import peak_rss_mb
+
+from homespun.core import seeds
+from homespun.core.batches import plan_batches
+from homespun.core.messages import ServerState
+from homespun.core.method import Batch, Task, build, load_method
+from homespun.engines.cohort import CohortEngine, default_workers
+from homespun.engines.engine import Client
+
+SEED = 0
+SETTINGS = {
+    "length": reference.LENGTH,
+    "character_dim": reference.CHARACTER_DIM,
+    "lstm_dim": reference.LSTM_DIM,
+    "hidden_dim": reference.HIDDEN_DIM,
+    "user_dim": reference.USER_DIM,
+    "batch": reference.BATCH,
+    "rate": reference.RATE,
+    "epochs": 1,
+}
+
+
+def user_name(user: int) -> str:
+    return f"user-{user:04d}"
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    begin = time.perf_counter()
+    result = work()
+    return time.perf_counter() - begin, result
+
+
+class Cohort:
+    """homespun's side."""
+
+    def __init__(self, data: reference.Data, start: reference.Start) -> None:
+        self.built = build(load_method("furl", SETTINGS, Task(classes=reference.CLASSES)), seed=SEED)
+        self.engine = CohortEngine(self.built, SEED)
+        self.state = ServerState(0, start.weights, {})
+        self.data, self.embeddings = data, start.embeddings.clone()
+
+    def batch(self, user: int) -> Batch:
+        return {
+            "text": self.data.text[user].to(torch.uint8),
+            "length": torch.full((reference.SAMPLES,), reference.LENGTH),
+            "label": self.data.label[user],
+        }
+
+    def round(self, cohort: list[int]) -> None:
+        clients = [
+            Client(user_name(user), private={"user.embedding": self.embeddings[user]}, data=self.batch(user))
+            for user in cohort
+        ]
+        outcome = self.engine.work(self.state.broadcast(), clients)
+        self.state = self.built.method.server(self.state, outcome.update)
+        for user in cohort:
+            self.embeddings[user] = outcome.private[user_name(user)]["user.embedding"]
+
+    def order(self, user: int) -> np.ndarray:
+        """The order in which this side will visit a user's samples, for the other side to follow."""
+        generator = seeds.numpy_generator(SEED, "phases", self.state.round, user_name(user))
+        return np.concatenate(plan_batches(reference.SAMPLES, self.built.method.phases[0], generator))
+
+
+def measure(rounds: int = 5) -> dict[str, float | int]:
+    data, start, model = reference.make_data(), reference.make_start(), reference.Model()
+    ours, theirs = Cohort(data, start), start
+    ours.round(reference.make_plan(10**6).cohort)  # workers start and warm up
+    ours = Cohort(data, start)
+    seconds: dict[str, list[float]] = {"loop, 1 thread": [], "loop, 2 threads": [], "cohort": []}
+    peaks = []
+    for round_number in range(rounds):
+        cohort = list(reference.make_plan(round_number).cohort)
+        plan = reference.Plan(cohort, np.stack([ours.order(user) for user in cohort]))
+        after = theirs
+        for threads, name in ((1, "loop, 1 thread"), (2, "loop, 2 threads")):
+            torch.set_num_threads(threads)
+            took, after = timed(lambda: reference.run_round(model, theirs, data=data, plan=plan))  # noqa: B023
+            seconds[name].append(took)
+        theirs = after
+        torch.set_num_threads(1)
+        seconds["cohort"].append(timed(lambda: ours.round(cohort))[0])  # noqa: B023
+        peaks.append(gemm_peak_gflops(default_workers()))
+    loop_1, loop_2, cohort_s = (statistics.median(values) for values in seconds.values())
+    loop_s, peak = min(loop_1, loop_2), max(peaks)
+    return {
+        "rounds": rounds,
+        "loop_s_per_round": loop_s,
+        "loop_threads": 1 if loop_1 <= loop_2 else 2,
+        "cohort_s_per_round": cohort_s,
+        "ratio": loop_s / cohort_s,
+        "loop_clients_per_s": reference.COHORT / loop_s,
+        "cohort_clients_per_s": reference.COHORT / cohort_s,
+        "gemm_peak_gflops": peak,
+        "gemm_share": reference.ROUND_FLOP / cohort_s / 1e9 / peak,
+        "loop_gemm_share": reference.ROUND_FLOP / loop_s / 1e9 / peak,
+        "peak_rss_mb": peak_rss_mb(),
+        "max_abs_difference": max(
+            reference.max_abs_difference(theirs.weights, dict(ours.state.federated)),
+            float((theirs.embeddings - ours.embeddings).abs().max()),
+        ),
+    }

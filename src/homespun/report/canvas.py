@@ -1,0 +1,100 @@
+"""What all figures share: colours, a quiet layout, and legends that the page writes beside them.
+
+A legend inside a figure covers data or labels once the figure is as narrow as a phone; text of the
+page wraps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Literal
+
+import plotly.graph_objects as go
+
+from homespun.report.cells import shorten
+
+CONFIGURATION_COLORS = (
+    "#2563c9", "#d98200", "#0f8f6f", "#b0418f", "#6f52c4", "#a3542c", "#1192b8", "#5f6b7a",
+)  # fmt: skip
+GROUP_COLORS = (
+    "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#d4a900", "#b07aa1", "#8c6d5a",
+)  # fmt: skip
+CONTROL_COLOR = "#9a9a9a"
+OTHER_COLOR = "#cfcfcf"
+TEXT_COLOR = "#1d2430"
+GRID_COLOR = "#e6e9ee"
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+
+@dataclass(frozen=True)
+class Key:
+    """One entry of a legend."""
+
+    label: str
+    color: str
+    mark: Literal["line", "dashed", "dot"] = "line"
+
+
+@dataclass(frozen=True)
+class Plot:
+    figure: go.Figure
+    description: str  # for who cannot see it
+    title: str = ""
+    legend: tuple[Key, ...] = ()
+
+
+def colors_of(results: Mapping[str, Any]) -> dict[str, str]:
+    """One colour per configuration, the same in every figure."""
+    keys = list(results.get("configurations", {}))
+    return {key: CONFIGURATION_COLORS[place % len(CONFIGURATION_COLORS)] for place, key in enumerate(keys)}
+
+
+def faded(color: str, opacity: float) -> str:
+    red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{opacity})"
+
+
+def plain(text: Any, longest: int = 40) -> str:
+    """Text from the data for plotly, which reads some HTML in labels and %{names} in templates."""
+    return escape(shorten(text, longest), quote=False).replace("%{", "% {")
+
+
+def fit_percentages(figure: go.Figure) -> None:
+    """Ten points at least from bottom to top, so that noise does not fill the figure."""
+    values = [value for trace in figure.data for value in _heights(trace)]
+    low, high = min(values), max(values)
+    lacking = max(0.0, 10 - (high - low)) / 2
+    margin = 0.05 * max(10.0, high - low)
+    figure.update_yaxes(range=[low - lacking - margin, high + lacking + margin])
+
+
+def _heights(trace: Any) -> list[float]:
+    around = trace.error_y.array if trace.error_y.array is not None else [0.0] * len(trace.y)
+    return [value + sign * float(part) for value, part in zip(trace.y, around, strict=True) for sign in (-1, 1)]
+
+
+def empty_figure(*, height: int) -> go.Figure:
+    figure = go.Figure()
+    figure.update_layout(
+        template="none",
+        height=height,
+        margin={"l": 8, "r": 16, "t": 12, "b": 8},
+        font={"family": FONT, "size": 13, "color": TEXT_COLOR},
+        paper_bgcolor="white",
+        plot_bgcolor="white",
+        showlegend=False,
+        hoverlabel={"bgcolor": "white", "font": {"family": FONT, "size": 12}},
+    )
+    axis = {
+        "automargin": True,
+        "gridcolor": GRID_COLOR,
+        "zeroline": False,
+        "linecolor": "#b9c0cb",
+        "ticks": "",
+        "title": {"standoff": 10, "font": {"size": 13}},
+    }
+    figure.update_xaxes(**axis)
+    figure.update_yaxes(**axis)
+    return figure

@@ -1,0 +1,121 @@
+"""Tables as data, and how a number reads in a cell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+MISSING = "–"
+LONGEST = 60  # characters of a text that comes from the data
+METRICS = {"accuracy": "accuracy", "auc": "AUC"}
+
+
+@dataclass(frozen=True)
+class Column:
+    title: str
+    number: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    text: str
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    caption: str = ""
+    note: str = ""
+    folded: bool = False  # long, and of interest to few
+
+
+def table(
+    columns: Iterable[Column],
+    rows: Iterable[Iterable[str | Cell]],
+    *,
+    caption: str = "",
+    note: str = "",
+    folded: bool = False,
+) -> Table:
+    made = tuple(tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row) for row in rows)
+    return Table(tuple(columns), made, caption=caption, note=note, folded=folded)
+
+
+def finite(value: Any) -> float | None:
+    """A number, or None for what is not one: results.json has null where a value could not be computed."""
+    if value is None or isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def mean(values: Iterable[Any]) -> float | None:
+    """The mean, or None if there is nothing or anything in it is not a number."""
+    numbers = [finite(value) for value in values]
+    known = [number for number in numbers if number is not None]
+    return sum(known) / len(known) if known and len(known) == len(numbers) else None
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """Sample standard deviation; None for a single value."""
+    if len(values) < 2:
+        return None
+    middle = sum(values) / len(values)
+    return math.sqrt(sum((value - middle) ** 2 for value in values) / (len(values) - 1))
+
+
+def percent(value: Any) -> str:
+    number = finite(value)
+    return MISSING if number is None else f"{100 * number:.2f}"
+
+
+def percent_spread(spread: Mapping[str, Any] | None) -> str:
+    """Mean ± standard deviation over seeds; with one seed the mean alone."""
+    middle, around = finite((spread or {}).get("mean")), finite((spread or {}).get("std"))
+    if middle is None or around is None:
+        return percent(middle)
+    return f"{percent(middle)} ± {percent(around)}"
+
+
+def spread_text(middle: float | None, around: float | None, *, digits: int) -> str:
+    if middle is None:
+        return MISSING
+    return f"{middle:.{digits}f}" + ("" if around is None else f" ± {around:.{digits}f}")
+
+
+def count(value: Any) -> str:
+    number = finite(value)
+    return MISSING if number is None else f"{round(number):,}"
+
+
+def byte_text(value: Any) -> str:
+    """Bytes as people say them, in powers of 1000."""
+    number = finite(value)
+    if number is None:
+        return MISSING
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(number) < 999.5 or unit == "GB":
+            break
+        number /= 1000
+    return f"{number:.0f} {unit}" if unit == "B" or number >= 99.95 else f"{number:.1f} {unit}"
+
+
+def shorten(text: Any, longest: int = LONGEST) -> str:
+    """One line of at most so many characters: labels and names are data and can be anything."""
+    line = " ".join("".join(sign if sign.isprintable() else " " for sign in str(text)).split())
+    return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+def mark_best(rows: Sequence[Sequence[Cell]], *, column: int, values: Sequence[float | None]) -> list[list[Cell]]:
+    """Mark the highest of several values in a column, unless all are the same."""
+    known = [value for value in values if value is not None]
+    marked = [list(row) for row in rows]
+    if len(set(known)) < 2:
+        return marked
+    for row, value in zip(marked, values, strict=True):
+        if value is not None and value == max(known):
+            row[column] = replace(row[column], best=True)
+    return marked

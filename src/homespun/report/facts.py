@@ -1,0 +1,137 @@
+"""What it was done with: data, settings, seeds, versions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from homespun.report.cells import (
+    MISSING,
+    Column,
+    Table,
+    count,
+    finite,
+    mean,
+    percent,
+    shorten,
+    spread_text,
+    table,
+)
+from homespun.report.outcomes import seeds_of, title_of
+from homespun.report.traffic import pooled
+
+_ELSEWHERE = {"seed"}  # a run's own seed stands in the table of runs
+
+
+def sampled_users(results: Mapping[str, Any]) -> str:
+    """Says so where an evaluation looked at some users only; empty where it looked at all."""
+    everyone = finite((results.get("data") or {}).get("users"))
+    for configuration in results.get("configurations", {}).values():
+        at_most = finite((configuration["runs"][0].get("run") or {}).get("evaluate_users"))
+        if everyone is not None and at_most is not None and everyone > at_most:
+            return f"{count(at_most)} of {count(everyone)} users, sampled"
+    return ""
+
+
+def data_table(results: Mapping[str, Any]) -> Table:
+    data = results.get("data") or {}
+    seen = data.get("check") or {}
+    inspected = f" (from {count(seen.get('inspected_users'))} users, sampled)" if seen.get("sampled") else ""
+    per_user = seen.get("examples_per_user") or {}
+    facts = [
+        ("Corpus", shorten(data.get("name", MISSING))),
+        ("Source", shorten(data.get("source", MISSING))),
+        ("Settings", _value(data.get("settings") or None)),
+        ("Columns", _value(data.get("columns") or None)),
+        ("Fingerprint", shorten(data.get("fingerprint", MISSING), 17)),
+        ("Participants", count(data.get("users"))),
+        ("Newcomers, never in training", count(data.get("newcomers"))),
+        ("Evaluated", sampled_users(results) or "all users with examples to spare"),
+        ("Examples", count(seen.get("examples")) + inspected),
+        ("Examples per user", _quantiles(per_user)),
+        ("Labels", count(seen.get("labels", len(data.get("labels") or [])))),
+        ("Contexts", count(data.get("contexts"))),
+        ("Share of the most frequent label, %", percent(seen.get("majority_label_share"))),
+        ("Share of a user's own most frequent label, %", percent(seen.get("own_majority_share"))),
+        ("Users with too few examples to be evaluated", count(seen.get("users_without_evaluation"))),
+        ("Users left out", _left_out(seen.get("left_out_users"))),
+        ("Examples left out", _left_out(seen.get("left_out_examples"))),
+        ("Characters", count(seen.get("characters"))),
+        ("Distinct characters", count(seen.get("distinct_characters"))),
+    ]
+    note = " ".join(shorten(line, 400) for line in seen.get("policy") or [])
+    return table([Column("What"), Column("Value", number=True)], facts, note=note)
+
+
+def _quantiles(found: Mapping[str, Any]) -> str:
+    if not found:
+        return MISSING
+    return f"median {count(found.get('median'))}, from {count(found.get('min'))} to {count(found.get('max'))}"
+
+
+def _left_out(found: Mapping[str, Any] | None) -> str:
+    if not found:
+        return "0"
+    return ", ".join(f"{count(number)} ({shorten(reason)})" for reason, number in found.items())
+
+
+def runs_table(results: Mapping[str, Any]) -> Table:
+    rows = []
+    for key, configuration in results.get("configurations", {}).items():
+        rounds = [entry for run in configuration["runs"] for entry in run.get("rounds") or []]
+        seconds = configuration["summary"].get("seconds_per_round") or {}
+        middle, around = finite(seconds.get("mean")), finite(seconds.get("std"))
+        rows.append([
+            title_of(results, key),
+            shorten(configuration.get("method", MISSING)),
+            count(configuration["summary"].get("rounds")),
+            count(mean(entry["clients"] for entry in rounds)),
+            spread_text(middle, around, digits=3),
+        ])  # fmt: skip
+    columns = [
+        Column("Configuration"),
+        Column("Method"),
+        Column("Rounds", number=True),
+        Column("Clients a round", number=True),
+        Column("Seconds a round", number=True),
+    ]
+    central = any(pooled(configuration) for configuration in results.get("configurations", {}).values())
+    note = "Central training has one client, the server; its round is an epoch." if central else ""
+    return table(columns, rows, caption="Runs", note=note)
+
+
+def versions_table(results: Mapping[str, Any]) -> Table:
+    rows = [[shorten(name), shorten(found)] for name, found in (results.get("versions") or {}).items()]
+    rows.append(["seeds", ", ".join(str(seed) for seed in seeds_of(results)) or MISSING])
+    rows.append(["schema of results.json", shorten(results.get("schema", MISSING))])
+    return table([Column("What"), Column("Version", number=True)], rows, caption="Versions and seeds")
+
+
+def settings_tables(results: Mapping[str, Any]) -> list[Table]:
+    """Settings in which configurations differ, side by side; then those they share."""
+    resolved = {key: _settings(found["runs"][0]) for key, found in results.get("configurations", {}).items()}
+    names = list(dict.fromkeys(name for settings in resolved.values() for name in settings))
+    values = {name: [settings.get(name, MISSING) for settings in resolved.values()] for name in names}
+    differing = [[name, *row] for name, row in values.items() if len(set(row)) > 1]
+    shared = [[name, row[0]] for name, row in values.items() if len(set(row)) == 1]
+    found = []
+    if differing:
+        columns = [Column("Setting"), *(Column(title_of(results, key), number=True) for key in resolved)]
+        found.append(table(columns, differing, caption="Settings that differ"))
+    if shared:
+        caption = "Settings, all the same" if len(resolved) > 1 else "Settings"
+        found.append(table([Column("Setting"), Column("Value", number=True)], shared, caption=caption, folded=True))
+    return found
+
+
+def _settings(run: Mapping[str, Any]) -> dict[str, str]:
+    """Of the run and of the method: the two may use one word (`epochs`) for different things."""
+    of_run = {f"run.{name}": _value(value) for name, value in (run.get("run") or {}).items() if name not in _ELSEWHERE}
+    return of_run | {f"method.{shorten(name)}": _value(value) for name, value in (run.get("settings") or {}).items()}
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return MISSING
+    return shorten(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str), 120)

@@ -1,0 +1,123 @@
+"""Maps of users' own vectors, coloured by what the data knows of them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from homespun.report.canvas import GROUP_COLORS, OTHER_COLOR, Key, Plot, empty_figure, plain
+from homespun.report.cells import count, finite, shorten
+from homespun.report.outcomes import seeds_of, title_of
+
+NAMED = len(GROUP_COLORS)  # so many groups or labels have a colour, the others are grey
+LEGENDS = {"group": "Coloured by group:", "label": "Coloured by a user's most frequent label:"}
+POINT = {"size": 7, "opacity": 0.85}
+PROJECTIONS = {"pca": "PCA", "tsne": "t-SNE"}
+
+
+def map_plots(results: Mapping[str, Any]) -> list[Plot]:
+    """PCA and t-SNE, side by side, of every configuration whose users have vectors; the first seed's."""
+    found = {
+        key: drawn
+        for key, configuration in results.get("configurations", {}).items()
+        if (drawn := configuration["runs"][0].get("maps"))
+    }
+    column = _coloured_by(list(found.values()))
+    shown: list[Any] = [name for drawn in found.values() for name in drawn.get(column) or []]
+    names = _frequent(shown)
+    legend = _legend(shown, names, title=LEGENDS[column]) if column in LEGENDS else ()
+
+    def figure(drawn: Mapping[str, Any], projection: str) -> go.Figure:
+        if column == "positive_rate":
+            return _rates(drawn.get(column) or [], drawn[projection])
+        return _names(drawn[column], drawn[projection], names=names)
+
+    return [
+        Plot(
+            figure(drawn, projection),
+            f"{name} of users' vectors with {title_of(results, key)}",
+            title=f"{title_of(results, key)}: {name}, {_who(drawn)}{_first_of_several(results)}",
+            legend=legend,
+        )
+        for key, drawn in found.items()
+        for projection, name in PROJECTIONS.items()
+    ]
+
+
+def _first_of_several(results: Mapping[str, Any]) -> str:
+    seeds = seeds_of(results)
+    return f", seed {seeds[0]}" if len(seeds) > 1 else ""
+
+
+def _who(drawn: Mapping[str, Any]) -> str:
+    users, everyone = drawn.get("users"), drawn.get("of")
+    return f"{count(users)} of {count(everyone)} users, sampled" if users != everyone else f"all {count(users)} users"
+
+
+def _coloured_by(drawn: Sequence[Mapping[str, Any]]) -> str:
+    """The known group; else the rate of positives of a two-class task; else the most frequent label."""
+    if any(group is not None for one in drawn for group in one.get("group") or []):
+        return "group"
+    return "positive_rate" if any(one.get("positive_rate") for one in drawn) else "label"
+
+
+def _frequent(names: Sequence[Any]) -> list[Any]:
+    """The names that get a colour, in their natural order (2 before 10) rather than by frequency."""
+    common = Counter(name for name in names if name is not None).most_common(NAMED)
+    return sorted((name for name, _ in common), key=_natural)
+
+
+def _natural(name: Any) -> list[Any]:
+    parts = re.split(r"(\d+)", str(name))  # every second part is a number
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)]
+
+
+def _legend(values: Sequence[Any], names: Sequence[Any], *, title: str) -> tuple[Key, ...]:
+    keys = [Key(shorten(name, 40), GROUP_COLORS[place], "dot") for place, name in enumerate(names)]
+    others = any(value not in names for value in values)
+    return (Key(title, ""), *keys, *([Key("other", OTHER_COLOR, "dot")] if others else []))
+
+
+def _names(values: Sequence[Any], points: Sequence[Sequence[float]], *, names: Sequence[Any]) -> go.Figure:
+    figure = _plane()
+    places: dict[int, list[Sequence[float]]] = {}
+    for name, point in zip(values, points, strict=True):
+        places.setdefault(names.index(name) if name in names else -1, []).append(point)
+    for place in sorted(places):  # grey first, underneath
+        across, up = zip(*places[place], strict=True)
+        figure.add_scatter(
+            x=across, y=up, mode="markers",
+            marker={**POINT, "color": OTHER_COLOR if place < 0 else GROUP_COLORS[place]},
+            hovertemplate=("other" if place < 0 else plain(names[place])) + "<extra></extra>",
+        )  # fmt: skip
+    return figure
+
+
+def _rates(values: Sequence[Any], points: Sequence[Sequence[float]]) -> go.Figure:
+    figure = _plane()
+    rates = [(finite(value), point) for value, point in zip(values, points, strict=True)]
+    known = [(100 * rate, *point) for rate, point in rates if rate is not None]
+    unknown = [point for rate, point in rates if rate is None]  # users without examples
+    if unknown:
+        figure.add_traces(_names([None] * len(unknown), unknown, names=[]).data)
+    colors = [rate for rate, *_ in known]
+    scale = {"title": {"text": "positives, %"}, "thickness": 12, "outlinewidth": 0, "len": 0.9}
+    figure.add_scatter(
+        x=[across for _, across, _ in known], y=[up for *_, up in known], mode="markers",
+        marker={**POINT, "color": colors, "colorscale": "Viridis", "showscale": True, "colorbar": scale},
+        hovertemplate="%{marker.color:.1f} % positives<extra></extra>",
+    )  # fmt: skip
+    return figure
+
+
+def _plane() -> go.Figure:
+    figure = empty_figure(height=380)
+    figure.update_layout(margin={"l": 8, "r": 8, "t": 8, "b": 8})
+    # Neither axis means anything by itself: no numbers, a frame only, and one scale for both.
+    figure.update_xaxes(showticklabels=False, showgrid=False, mirror=True, showline=True)
+    figure.update_yaxes(showticklabels=False, showgrid=False, mirror=True, showline=True, scaleanchor="x")
+    return figure

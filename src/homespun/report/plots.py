@@ -1,0 +1,262 @@
+"""The figures: learning, users, newcomers and bytes. Maps are in `maps`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import log10
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from homespun.report.canvas import (
+    CONTROL_COLOR,
+    TEXT_COLOR,
+    Key,
+    Plot,
+    colors_of,
+    empty_figure,
+    faded,
+    fit_percentages,
+    plain,
+)
+from homespun.report.cells import byte_text, finite, percent
+from homespun.report.maps import map_plots
+from homespun.report.outcomes import (
+    CONTROLS,
+    QUANTILES,
+    control_accuracies,
+    control_summaries,
+    metric_of,
+    middle,
+    newcomer_counts,
+    newcomer_summaries,
+    summaries,
+    title_of,
+    unchanged_by_examples,
+    user_accuracies,
+)
+from homespun.report.traffic import Traffic, federated_traffic
+
+MARK = {"size": 11, "line": {"color": "white", "width": 1}}
+
+
+def plots(results: Mapping[str, Any]) -> dict[str, list[Plot]]:
+    """All figures by the section they belong to."""
+    return {
+        "curves": learning_curves(results),
+        "users": user_distribution(results),
+        "newcomers": newcomers_curve(results),
+        "maps": map_plots(results),
+        "homes": byte_bars(results),
+    }
+
+
+def learning_curves(results: Mapping[str, Any]) -> list[Plot]:
+    """The metric on the evaluation set against epochs."""
+    figure, legend = empty_figure(height=400), []
+    for key, color in colors_of(results).items():
+        title, runs = title_of(results, key), results["configurations"][key]["runs"]
+        curves = [curve for run in runs if (curve := _curve(run))]
+        if not curves:
+            continue
+        if len(curves) > 1:
+            for curve in curves:
+                _, epochs, values = zip(*curve, strict=True)
+                thin = {"color": faded(color, 0.3), "width": 1}
+                figure.add_scatter(x=epochs, y=values, mode="lines", line=thin, hoverinfo="skip")
+        points = _mean_curve(curves)
+        figure.add_scatter(
+            x=[epoch for epoch, _ in points], y=[value for _, value in points], name=plain(title),
+            mode="lines+markers", line={"color": color, "width": 2.5}, marker={"size": 5},
+            hovertemplate="%{y:.2f} % after %{x:.4~g} epochs<extra>" + plain(title) + "</extra>",
+        )  # fmt: skip
+        legend.append(Key(title, color))
+    if not legend:
+        return []
+    figure.update_xaxes(title_text="Epochs", rangemode="tozero")
+    figure.update_yaxes(title_text=f"Evaluation {metric_of(results)}, %")
+    fit_percentages(figure)
+    return [Plot(figure, "Learning curves on the evaluation set", legend=tuple(legend))]
+
+
+def _curve(run: Mapping[str, Any]) -> list[tuple[int, float, float]]:
+    """Round, epoch and percentage of every point that has a value."""
+    points = (
+        (entry["round"], finite(entry.get("epoch")), finite(entry.get("value"))) for entry in run.get("curve") or []
+    )
+    return [(round, epoch, 100 * value) for round, epoch, value in points if epoch is not None and value is not None]
+
+
+def _mean_curve(curves: Sequence[Sequence[tuple[int, float, float]]]) -> list[tuple[float, float]]:
+    """The mean over seeds, where every seed was evaluated."""
+    by_round = [{round: (epoch, value) for round, epoch, value in curve} for curve in curves]
+    common = sorted(set.intersection(*(set(curve) for curve in by_round)))
+    return [
+        (
+            float(np.mean([curve[round][0] for curve in by_round])),
+            float(np.mean([curve[round][1] for curve in by_round])),
+        )
+        for round in common
+    ]
+
+
+def user_distribution(results: Mapping[str, Any]) -> list[Plot]:
+    """Every user's own test accuracy: a box per configuration and control, mean and worst tenth marked."""
+    rows = _user_rows(results)
+    if not rows:
+        return []
+    figure = empty_figure(height=70 + 46 * len(rows))
+    for place, (title, color, values, found) in enumerate(rows):
+        low, first, half, third, high = ([value] for value in np.quantile(values, list(QUANTILES.values())))
+        figure.add_box(
+            y=[place], lowerfence=low, q1=first, median=half, q3=third, upperfence=high, orientation="h",
+            width=0.5, line={"color": color, "width": 1.5}, fillcolor=faded(color, 0.22), hoverinfo="skip",
+        )  # fmt: skip
+        for column, symbol, name in (
+            ("user_worst_tenth", "triangle-up", "worst tenth"),
+            ("user_mean", "diamond", "mean over users"),
+        ):
+            value = middle(found, column)
+            if value is not None:
+                figure.add_scatter(
+                    x=[100 * value], y=[place], mode="markers",
+                    marker={**MARK, "symbol": symbol, "color": color},
+                    hovertemplate=f"{name}: {percent(value)} %<extra>{plain(title)}</extra>",
+                )  # fmt: skip
+    figure.update_xaxes(title_text="A user's own test accuracy, %", range=[-3, 103])
+    _name_rows(figure, [title for title, *_ in rows])
+    marks = (Key("◆ mean over users", ""), Key("▲ worst tenth", ""))
+    return [Plot(figure, "Distribution of accuracy over users", legend=marks)]
+
+
+def _user_rows(results: Mapping[str, Any]) -> list[tuple[str, str, list[float], Mapping[str, Any]]]:
+    """Title, colour, percentages of all users of all seeds, and summary."""
+    tested, controls, colors = summaries(results, "test"), control_summaries(results), colors_of(results)
+    rows = [
+        (title_of(results, key), colors[key], values, tested[key]) for key, values in user_accuracies(results).items()
+    ]
+    rows += [
+        (CONTROLS[name], CONTROL_COLOR, values, controls[name]) for name, values in control_accuracies(results).items()
+    ]
+    return [(title, color, [100 * value for value in values], found) for title, color, values, found in rows]
+
+
+def _name_rows(figure: go.Figure, names: Sequence[str]) -> None:
+    """Rows from top to bottom. Positions are numbers, because two rows may have one name."""
+    figure.update_yaxes(
+        tickvals=list(range(len(names))),
+        ticktext=[_folded(name) for name in names],
+        range=[len(names) - 0.45, -0.55],
+        showgrid=False,
+    )
+
+
+def _folded(name: str) -> str:
+    """A long name in two lines, so that it leaves room for the data on a narrow screen."""
+    words = plain(name, 36).split(" ")
+    if len(words) < 2 or len(name) < 14:
+        return " ".join(words)
+    cut = min(
+        range(1, len(words)),
+        key=lambda place: abs(len(" ".join(words[:place])) - len(" ".join(words[place:]))),
+    )
+    return " ".join(words[:cut]) + "<br>" + " ".join(words[cut:])
+
+
+def newcomers_curve(results: Mapping[str, Any]) -> list[Plot]:
+    """What newcomers reach against how many examples of their own they have."""
+    able, counts, colors = newcomer_summaries(results), newcomer_counts(results), colors_of(results)
+    figure, legend = empty_figure(height=380), []
+    tested = summaries(results, "test")
+    for key, found in able.items():
+        title = title_of(results, key)
+        known = {count: value for count in counts if (value := middle(found.get(count) or {})) is not None}
+        if not known:
+            continue
+        if unchanged_by_examples(results, key):
+            _reference(figure, known["0"], color=colors[key], title=title)
+            legend.append(Key(f"{title}, whatever their number", colors[key], "dashed"))
+            continue
+        spread = [finite((found[count].get("value") or {}).get("std")) for count in known]
+        figure.add_scatter(
+            x=[counts.index(count) for count in known], y=[100 * value for value in known.values()],
+            error_y={"array": [100 * (value or 0) for value in spread], "thickness": 1.2, "width": 4},
+            mode="lines+markers", line={"color": colors[key], "width": 2.5}, marker={"size": 8},
+            hovertemplate="%{y:.2f} %<extra>" + plain(title) + "</extra>",
+        )  # fmt: skip
+        legend.append(Key(title, colors[key]))
+        took_part = middle(tested[key])
+        if took_part is not None:
+            _reference(figure, took_part, color=colors[key], title=f"{title}, participants")
+            legend.append(Key(f"{title}, participants", colors[key], "dashed"))
+    if not legend:
+        return []
+    figure.update_xaxes(
+        title_text="Own examples", tickvals=list(range(len(counts))), ticktext=list(map(plain, counts)),
+        range=[-0.3, len(counts) - 0.7], showgrid=False,
+    )  # fmt: skip
+    figure.update_yaxes(title_text=f"Newcomers' test {metric_of(results)}, %")
+    fit_percentages(figure)
+    return [Plot(figure, "Newcomers' result by number of own examples", legend=tuple(legend))]
+
+
+def _reference(figure: go.Figure, value: float, *, color: str, title: str) -> None:
+    # A trace rather than a shape: shapes do not take part in the range of the axis, nor do they hover.
+    figure.add_scatter(
+        x=[-1, 100], y=[100 * value] * 2, mode="lines", line={"color": color, "width": 1.5, "dash": "dash"},
+        hovertemplate=f"{percent(value)} %<extra>{plain(title)}</extra>",
+    )  # fmt: skip
+
+
+def byte_bars(results: Mapping[str, Any]) -> list[Plot]:
+    """Bytes a client receives, and sends, in a round; by role."""
+    found = federated_traffic(results)
+    if not found:
+        return []
+    sizes = [max(row.down_per_client or 0, row.up_per_client or 0) for rows in found.values() for row in rows]
+    colors = colors_of(results)
+    legend = tuple(Key(title_of(results, key), colors[key], "dot") for key in found)
+    return [
+        Plot(
+            _bars(found, colors, side=side, largest=max(sizes)),
+            f"{title}, by role",
+            title=title,
+            legend=legend,
+        )
+        for side, title in (
+            ("down_per_client", "Down: a client receives"),
+            ("up_per_client", "Up: a client sends"),
+        )
+    ]
+
+
+def _bars(found: Mapping[str, Sequence[Traffic]], colors: Mapping[str, str], *, side: str, largest: float) -> go.Figure:
+    roles = list(dict.fromkeys(row.role for rows in found.values() for row in rows))
+    width = 0.8 / len(found)
+    figure = empty_figure(height=90 + len(roles) * max(40, 22 * len(found)))
+    for place, (key, rows) in enumerate(found.items()):
+        values = {row.role: getattr(row, side) or 0.0 for row in rows}
+        positions = [roles.index(role) - 0.4 + (place + 0.5) * width for role in values]
+        # The scale is logarithmic and begins at one byte: nothing is a bar without length, and says "0 B".
+        lengths = [max(1.0, value) for value in values.values()]
+        figure.add_bar(
+            x=lengths,
+            y=positions,
+            width=width * 0.86,
+            orientation="h",
+            marker={"color": colors[key]},
+            hoverinfo="skip",
+        )
+        figure.add_scatter(
+            x=lengths, y=positions, mode="text", text=[f" {byte_text(value)}" for value in values.values()],
+            textposition="middle right", textfont={"size": 12, "color": TEXT_COLOR}, cliponaxis=False,
+            hoverinfo="skip",
+        )  # fmt: skip
+    top = log10(max(largest, 1000.0))
+    figure.update_xaxes(
+        type="log", range=[0, top * 1.32], title_text="Bytes per client and round, logarithmic",
+        tickvals=[1, 1e3, 1e6, 1e9], ticktext=["1 B", "1 kB", "1 MB", "1 GB"],
+    )  # fmt: skip
+    _name_rows(figure, roles)
+    return figure

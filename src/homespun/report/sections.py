@@ -1,0 +1,193 @@
+"""The report's sections: what each says in a line, why, and its tables. Figures join them by key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from homespun.report import facts, outcomes, traffic
+from homespun.report.cells import METRICS, Table, byte_text, count, percent, shorten
+
+
+@dataclass(frozen=True)
+class Section:
+    key: str
+    short: str  # for a table of contents
+    heading: str  # says what is seen
+    text: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    about_figures: str = ""
+
+
+def report_title(results: Mapping[str, Any]) -> str:
+    return shorten(results.get("name") or "homespun", 120)
+
+
+def subtitle(results: Mapping[str, Any]) -> str:
+    data = results.get("data") or {}
+    seeds = outcomes.seeds_of(results)
+    parts = [
+        f"corpus {shorten(data.get('name', '?'))}",
+        f"{count(data.get('users'))} participants",
+        f"{count(data['newcomers'])} newcomers" if data.get("newcomers") else "",
+        f"{len(seeds)} seeds" if len(seeds) > 1 else "1 seed",
+        f"homespun {shorten((results.get('versions') or {}).get('homespun', '?'))}",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def sections(results: Mapping[str, Any]) -> list[Section]:
+    """In reading order; a section without anything to say is left out."""
+    found = [
+        _result(results),
+        _curves(results),
+        _users(results),
+        _newcomers(results),
+        _maps(results),
+        _homes(results),
+        _data(results),
+        _runs(results),
+    ]
+    return [section for section in found if section is not None]
+
+
+def _known(results: Mapping[str, Any], part: str, column: str = "value") -> list[tuple[str, float]]:
+    """Configurations' titles and means, where there is one; best first. Two may have the same title."""
+    means = {key: outcomes.middle(found, column) for key, found in outcomes.summaries(results, part).items()}
+    known = [(outcomes.title_of(results, key), value) for key, value in means.items() if value is not None]
+    return sorted(known, key=lambda item: -item[1])
+
+
+def _result(results: Mapping[str, Any]) -> Section:
+    metric, known = outcomes.metric_of(results), _known(results, "test")
+    if not known:
+        heading = f"No {metric} on the test set could be computed"
+    else:
+        title, value = known[0]
+        best = f"{title} does best: " if len(known) > 1 else f"{title}: "
+        heading = f"{best}{percent(value)} % {metric} on the test set{_beaten(results, value)}"
+    sampled = facts.sampled_users(results)
+    text = (f"Evaluated on {sampled}.",) if sampled else ()
+    return Section("result", "Result", heading, text=text, tables=(outcomes.main_table(results),))
+
+
+def _beaten(results: Mapping[str, Any], best: float) -> str:
+    """Says so where a control that reads no text does better than every configuration."""
+    found = {key: outcomes.middle(one) for key, one in outcomes.control_summaries(results).items()}
+    better = {key: value for key, value in found.items() if value is not None and value > best}
+    if not better:
+        return ""
+    key = max(better, key=lambda name: better[name])
+    return f", less than the control “{outcomes.CONTROLS[key].lower()}” ({percent(better[key])} %)"
+
+
+def _curves(results: Mapping[str, Any]) -> Section | None:
+    runs = [run for found in results.get("configurations", {}).values() for run in found["runs"]]
+    known = _known(results, "eval")
+    if not known or not any(run.get("curve") for run in runs):
+        return None
+    (top, high), (bottom, low) = known[0], known[-1]
+    name = outcomes.metric_of(results)
+    metric = name if name in METRICS.values() and name.isupper() else name.capitalize()
+    span = (
+        f"between {percent(low)} % ({bottom}) and {percent(high)} % ({top})"
+        if len(known) > 1
+        else f"at {percent(high)} %"
+    )
+    several = " Thick: the mean over seeds; thin: each seed." if len(outcomes.seeds_of(results)) > 1 else ""
+    text = (
+        f"While it learns, on examples that were set aside from training.{several} One epoch is every "
+        "training example used once."
+    )
+    return Section("curves", "Learning", f"{metric} on the evaluation set ends {span}", about_figures=text)
+
+
+def _users(results: Mapping[str, Any]) -> Section | None:
+    known = _known(results, "test", "user_worst_tenth")
+    if not known:
+        return None
+    title, value = known[0]
+    sampled = facts.sampled_users(results)
+    text = (f"Shown: {sampled}.",) if sampled else ()
+    boxes = (
+        "A mean hides whom a model fails. Each box holds the middle half of the users, its line is the "
+        "median, and the whiskers reach from the 10th to the 90th of every 100 users. ◆ is the mean over "
+        "users; ▲ is the worst tenth: the mean over the tenth of users who fare worst, those beyond the left "
+        "whisker."
+    )
+    heading = f"For the worst-served tenth of users, {title} is right {percent(value)} % of the time"
+    found = outcomes.users_table(results)
+    return Section("users", "Users", heading, text=text, tables=(found,), about_figures=boxes)
+
+
+def _newcomers(results: Mapping[str, Any]) -> Section | None:
+    found = outcomes.newcomers_table(results)
+    if found is None:
+        return None
+    heading = "People who never took part"
+    able = outcomes.newcomer_summaries(results)
+    key = max(able, key=lambda name: len(able[name]))
+    values = {int(number): outcomes.middle(one) for number, one in able[key].items() if number.isdigit()}
+    known = {number: value for number, value in values.items() if value is not None}
+    if known:
+        most = max(known)
+        examples = f"{most} examples of their own" if most > 1 else f"{most or 'no'} example of their own"
+        heading = f"Newcomers reach {percent(known[most])} % with {examples}"
+    return Section("newcomers", "Newcomers", heading, tables=(found,))
+
+
+def _maps(results: Mapping[str, Any]) -> Section | None:
+    similar = outcomes.similarity_table(results)
+    drawn = any(found["runs"][0].get("maps") for found in results.get("configurations", {}).values())
+    if similar is None and not drawn:
+        return None
+    about = (
+        "Each point is one person: the parameters that are their own, laid out in the plane by PCA (which "
+        "keeps large distances) and by t-SNE (which keeps neighbours together; its axes and distances mean "
+        "nothing). Of parameters kept at home only a simulation, which holds every home on one machine, can "
+        "draw a map."
+    )
+    means = [
+        (pair, middle) for pair, (middle, _, _) in outcomes.similarity_means(results).items() if middle is not None
+    ]
+    heading = "Where each person's own parameters lie"
+    if means:
+        (left, right), value = max(means, key=lambda item: item[1])
+        pair = f"{outcomes.title_of(results, left)} and {outcomes.title_of(results, right)}"
+        heading = f"Distances between users correlate at {value:.3f} between {pair}"
+    return Section("maps", "Maps", heading, tables=(similar,) if similar else (), about_figures=about if drawn else "")
+
+
+def _homes(results: Mapping[str, Any]) -> Section:
+    lines = []
+    for key, rows in traffic.federated_traffic(results).items():
+        down, up = sum(row.down_per_client or 0 for row in rows), sum(row.up_per_client or 0 for row in rows)
+        kept = sum(row.up_per_client or 0 for row in rows if row.role == "private")
+        lines.append(
+            f"{outcomes.title_of(results, key)}: in a round a client receives {byte_text(down)} and sends "
+            f"{byte_text(up)}; of its private parameters, {byte_text(kept)}."
+        )
+    central = [
+        outcomes.title_of(results, key)
+        for key, configuration in results.get("configurations", {}).items()
+        if traffic.pooled(configuration)
+    ]
+    if central:
+        lines.append(f"{', '.join(central)}: central training, where the server has everybody's examples.")
+    found = traffic.traffic_table(results)
+    tables = (*((found,) if found else ()), traffic.released_table(results))
+    return Section("homes", "What left the homes", "What left the homes", text=(traffic.PROMISE, *lines), tables=tables)
+
+
+def _data(results: Mapping[str, Any]) -> Section:
+    data = results.get("data") or {}
+    users = f"{count(data.get('users'))} people took part"
+    rest = f", {count(data['newcomers'])} did not" if data.get("newcomers") else ""
+    heading = f"The data: in {shorten(data.get('name', 'this corpus'))}, {users}{rest}"
+    return Section("data", "Data", heading, tables=(facts.data_table(results),))
+
+
+def _runs(results: Mapping[str, Any]) -> Section:
+    tables = (facts.runs_table(results), facts.versions_table(results), *facts.settings_tables(results))
+    return Section("runs", "How it was run", "How it was run", tables=tables)

@@ -1,0 +1,67 @@
+"""The report as Markdown, and its first tables as plain text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from homespun.report import outcomes
+from homespun.report.cells import Cell, Table, percent
+from homespun.report.sections import report_title, sections, subtitle
+
+__all__ = ["PlainTable", "main_table", "markdown", "markdown_table", "newcomer_table", "percent"]
+
+PlainTable: TypeAlias = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # title, columns, rows
+
+
+def main_table(results: Mapping[str, Any]) -> PlainTable:
+    """Configurations and controls: test metric, mean over users, worst tenth, evaluation metric."""
+    return _plain(report_title(results), outcomes.main_table(results))
+
+
+def newcomer_table(results: Mapping[str, Any]) -> PlainTable | None:
+    """What newcomers reach by number of own examples; None where nobody was withheld."""
+    found = outcomes.newcomers_table(results)
+    return None if found is None else _plain("Newcomers", found)
+
+
+def _plain(title: str, table: Table) -> PlainTable:
+    columns = tuple(column.title for column in table.columns)
+    return title, columns, [tuple(cell.text for cell in row) for row in table.rows]
+
+
+def markdown(results: Mapping[str, Any]) -> str:
+    """The whole report, without the figures."""
+    blocks = [f"# {_escape(report_title(results))}", _escape(subtitle(results))]
+    for section in sections(results):
+        if not (section.text or section.tables):  # a figure only
+            continue
+        blocks.append(f"## {_escape(section.heading)}")
+        blocks += map(_escape, section.text)
+        for table in section.tables:
+            if table.caption:
+                blocks.append(f"### {_escape(table.caption)}")
+            blocks.append(markdown_table(table))
+            if table.note:
+                blocks.append(_escape(table.note))
+    return "\n\n".join(blocks) + "\n"
+
+
+def markdown_table(table: Table) -> str:
+    head = [_escape(column.title) for column in table.columns]
+    rule = ["---:" if column.number else "---" for column in table.columns]
+    return "\n".join(_row(cells) for cells in (head, rule, *([_cell(cell) for cell in row] for row in table.rows)))
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(cell: Cell) -> str:
+    return f"**{_escape(cell.text)}**" if cell.best else _escape(cell.text)
+
+
+def _escape(text: str) -> str:
+    """Names and labels are data: they must neither end a cell nor become markup or HTML."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return "".join("\\" + sign if sign in "\\`*_[]|~" else sign for sign in text)

@@ -1,0 +1,124 @@
+"""What travelled: bytes by role, and what a client tells beside its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from homespun.report.cells import Column, Table, count, mean, shorten, table
+from homespun.report.outcomes import title_of
+
+ROLES = ("federated", "keyed", "statistics", "private")
+MEANINGS = {
+    "parameter updates": "what local training changed in the shared parameters",
+    "weight": "how much an update counts in the average, usually the client's number of training examples",
+    "loss": "the client's training loss, summed over its examples",
+    "examples": "how many examples the client trained on",
+}
+EVERYTHING = "all training examples"
+PROMISE = (
+    "Private parameters are never uploaded: the message a client sends has no place for them. This means "
+    "'never uploaded', not 'cannot be inferred': who sees a single client's update in the clear can "
+    "reconstruct much of what that client kept. The threat model (docs/threat-model.md in homespun's "
+    "sources) says what is promised, what is not, and what differential privacy or a secure sum would add."
+)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Mean bytes of a round over rounds and seeds."""
+
+    role: str
+    down_per_client: float | None
+    up_per_client: float | None
+    down_per_round: float | None
+    up_per_round: float | None
+
+
+def pooled(configuration: Mapping[str, Any]) -> bool:
+    """Whether one holder has everybody's examples, so that there are no homes and nothing travels."""
+    run = configuration["runs"][0]
+    return bool(run.get("pooled", run.get("method") == "central"))
+
+
+def traffic_of(configuration: Mapping[str, Any]) -> list[Traffic]:
+    """Bytes by role; none for a configuration without rounds."""
+    rounds = [entry for run in configuration["runs"] for entry in run.get("rounds") or []]
+    if not rounds:
+        return []
+    named = {role for entry in rounds for side in ("down_bytes", "up_bytes") for role in entry[side]}
+    ordered = [*(role for role in ROLES if role in named or role == "private"), *sorted(named - set(ROLES))]
+    return [_traffic(role, rounds) for role in ordered]
+
+
+def _traffic(role: str, rounds: Sequence[Mapping[str, Any]]) -> Traffic:
+    def whole(side: str) -> float | None:
+        return mean(entry[side].get(role, 0) for entry in rounds)
+
+    def per_client(side: str) -> float | None:
+        return mean(entry[side].get(role, 0) / max(1, entry["clients"]) for entry in rounds)
+
+    return Traffic(role, per_client("down_bytes"), per_client("up_bytes"), whole("down_bytes"), whole("up_bytes"))
+
+
+def federated_traffic(results: Mapping[str, Any]) -> dict[str, list[Traffic]]:
+    """Bytes by role of every configuration that has homes and rounds."""
+    found = {
+        key: traffic_of(configuration)
+        for key, configuration in results.get("configurations", {}).items()
+        if not pooled(configuration)
+    }
+    return {key: rows for key, rows in found.items() if rows}
+
+
+def traffic_table(results: Mapping[str, Any]) -> Table | None:
+    found = federated_traffic(results)
+    if not found:
+        return None
+    rows = [
+        [
+            title_of(results, key),
+            shorten(row.role),
+            *map(count, (row.down_per_client, row.up_per_client, row.down_per_round, row.up_per_round)),
+        ]
+        for key, traffic in found.items()
+        for row in traffic
+    ]
+    columns = [
+        Column("Configuration"),
+        Column("Role"),
+        Column("Client down", number=True),
+        Column("Client up", number=True),
+        Column("Cohort down", number=True),
+        Column("Cohort up", number=True),
+    ]
+    note = (
+        "Bytes of one round, mean over rounds and seeds: for one client, and for the whole cohort. Payload "
+        "only, without the framing of a network. Federated parameters are everybody's; keyed ones are rows "
+        "of a table at the server; private ones belong to one person."
+    )
+    return table(columns, rows, caption="Bytes by role per round", note=note)
+
+
+def released_table(results: Mapping[str, Any]) -> Table:
+    """What clients tell, by name, and in which configurations."""
+    tellers: dict[str, list[str]] = {}
+    for key, configuration in results.get("configurations", {}).items():
+        names = [EVERYTHING] if pooled(configuration) else configuration["runs"][0].get("released") or []
+        for name in names:
+            tellers.setdefault(name, []).append(title_of(results, key))
+    meanings = {**MEANINGS, EVERYTHING: _everything(results)}
+    rows = [
+        [shorten(name), ", ".join(titles), meanings.get(name, "a statistic this method declares")]
+        for name, titles in tellers.items()
+    ]
+    note = "Nothing else is sent: a statistic that a method does not declare by name is refused."
+    columns = [Column("Released"), Column("By"), Column("What it is")]
+    return table(columns, rows, caption="What is released", note=note)
+
+
+def _everything(results: Mapping[str, Any]) -> str:
+    characters = ((results.get("data") or {}).get("check") or {}).get("characters")
+    size = f", {count(characters)} characters" if characters else ""
+    return f"central training: the server has every training example, text and label (whole corpus{size})"

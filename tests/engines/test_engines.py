@@ -1,0 +1,222 @@
+"""Engines give the same numbers, whatever the number of processes, and a dead worker is an error, not a hang."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from homespun.core import tree
+from homespun.core.errors import WorkerError
+from homespun.core.method import Adam, Phase, Sgd, Task, build, load_method
+from homespun.data.dialects import Dialects
+from homespun.data.dialects import Settings as DialectSettings
+from homespun.engines.cohort import CohortEngine, WorkerPool, shared_pool
+from homespun.engines.engine import Client
+from homespun.engines.loop import LoopEngine, torch_optimizer
+from homespun.engines.stacked import Stepper, pad_rows, stack_data
+from homespun.methods.furl import SMALL
+
+FEDERATION = Dialects(DialectSettings(users=12, examples=10, ragged=0.9))
+
+
+def built(method="furl", **settings):
+    task = Task(classes=8, population=12)
+    return build(load_method(method, {**SMALL, **settings}, task), seed=0)
+
+
+def clients(made, positions=range(12)):
+    return [
+        Client(
+            FEDERATION.users[position],
+            private=made.new_private(FEDERATION.users[position], seed=0),
+            data=made.method.encode(FEDERATION.examples(position)),
+        )
+        for position in positions
+    ]
+
+
+def differences(one, other):
+    private = [tree.max_abs_difference(one.private[user], other.private[user]) for user in one.private]
+    keyed = [float((one.update.keyed[n].values - other.update.keyed[n].values).abs().max()) for n in one.update.keyed]
+    return max(tree.max_abs_difference(one.update.federated, other.update.federated), *private, *keyed, 0.0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"users": "private"},
+        {"users": "table"},
+        {"users": "none"},
+        {"proximal": 1.0, "epochs": 2},
+        {"user_rate": 0.0},
+        {"rate": 0.0},
+    ],
+)
+def test_stacked_equals_loop(settings):
+    made = built(**settings)
+    broadcast = made.start().broadcast()
+    slow = LoopEngine(made, 0).work(broadcast, clients(made))
+    fast = CohortEngine(made, 0, workers=0).work(broadcast, clients(made))
+    assert differences(slow, fast) < 1e-4  # the update is weighted by examples: sums of about 100
+    assert slow.update.statistics["loss"] == pytest.approx(fast.update.statistics["loss"], rel=1e-5)
+    assert slow.update.statistics["examples"] == fast.update.statistics["examples"]
+    assert (slow.update.weight, slow.update.clients) == (fast.update.weight, fast.update.clients)
+
+
+def test_a_client_without_examples_changes_nothing():
+    made = built()
+    everybody = clients(made, [0, 1, 2])
+    nobody = Client(
+        "nobody",
+        private=made.new_private("nobody", seed=0),
+        data={k: v[:0] for k, v in everybody[0].data.items()},
+    )
+    broadcast = made.start().broadcast()
+    for engine in (LoopEngine(made, 0), CohortEngine(made, 0, workers=0)):
+        without, with_them = engine.work(broadcast, everybody), engine.work(broadcast, [*everybody, nobody])
+        assert tree.max_abs_difference(without.update.federated, with_them.update.federated) < 1e-6
+        assert with_them.update.weight == without.update.weight
+        assert tree.max_abs_difference(with_them.private["nobody"], nobody.private) == 0
+        assert engine.work(broadcast, [nobody]).update.weight == 0
+
+
+@pytest.mark.parametrize("optimizer", [Sgd(0.1), Sgd(0.1, momentum=0.9), Adam(0.01)])
+def test_stacked_steps_are_torch_steps_while_clients_drop_out(optimizer):
+    generator = torch.Generator().manual_seed(0)
+    gradients = torch.randn(4, 3, 5, generator=generator)  # steps, clients, parameters
+    active = [3, 3, 2, 1]
+    stacked, stepper = torch.ones(3, 5), Stepper(optimizer)
+    for step, count in enumerate(active):
+        stepper.step(stacked, gradients[step, :count])
+    for client in range(3):
+        alone = torch.ones(5, requires_grad=True)
+        theirs = torch_optimizer(optimizer, [alone])
+        for step, count in enumerate(active):
+            if client < count:
+                alone.grad = gradients[step, client].clone()
+                theirs.step()
+        assert torch.allclose(stacked[client], alone, atol=1e-7)
+
+
+def test_padding():
+    rows, valid = pad_rows([np.array([4, 2]), np.array([7])])
+    assert rows.tolist() == [[4, 2], [7, 0]]
+    assert valid.tolist() == [[1, 1], [1, 0]]
+    data = stack_data(
+        [
+            Client("a", {}, {"x": torch.tensor([1, 2])}),
+            Client("b", {}, {"x": torch.tensor([], dtype=torch.int64)}),
+        ]
+    )
+    assert data["x"].tolist() == [[1, 2], [1, 1]]
+
+
+def test_predictions_come_in_the_order_asked():
+    made = built()
+    everybody = clients(made)
+    broadcast = made.start().broadcast()
+    slow = LoopEngine(made, 0).predict(broadcast, everybody)
+    fast = CohortEngine(made, 0, workers=0).predict(broadcast, everybody)
+    for one, other, client in zip(slow, fast, everybody, strict=True):
+        assert one.shape == other.shape == (client.examples, 8)
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_phases_that_train_nothing_else():
+    """A phase's globs decide what moves: here the output layer alone, by Adam."""
+    from dataclasses import replace
+
+    made = built()
+    phase = Phase(trains={"output.*": Adam(0.01)}, batch=4, steps=3)
+    made = replace(made, method=replace(made.method, phases=(phase,)))
+    broadcast = made.start().broadcast()
+    slow = LoopEngine(made, 0).work(broadcast, clients(made))
+    fast = CohortEngine(made, 0, workers=0).work(broadcast, clients(made))
+    assert differences(slow, fast) < 1e-4
+    assert slow.update.federated["hidden.weight"].abs().max() == 0
+    assert slow.update.federated["output.weight"].abs().max() > 0
+
+
+@pytest.mark.system
+def test_the_number_of_workers_does_not_change_a_bit():
+    made = built()
+    broadcast = made.start().broadcast()
+    outcomes = [CohortEngine(made, 0, workers=workers).work(broadcast, clients(made)) for workers in (0, 1, 2)]
+    for other in outcomes[1:]:
+        assert tree.to_bytes(outcomes[0].update.federated) == tree.to_bytes(other.update.federated)
+        assert all(
+            tree.to_bytes(outcomes[0].private[user]) == tree.to_bytes(other.private[user]) for user in other.private
+        )
+
+
+@pytest.mark.system
+def test_strange_user_names_reach_the_workers_and_come_back():
+    made = built()
+    names = ["../../x", "a" * 300, "\0", "A", "a", "\ud800"]
+    some = [Client(name, made.new_private(name, seed=0), clients(made, [0])[0].data) for name in names]
+    outcome = CohortEngine(made, 0, workers=2).work(made.start().broadcast(), some)
+    assert set(outcome.private) == set(names)
+
+
+@pytest.mark.system
+def test_a_dead_worker_is_a_typed_error_and_the_next_round_works():
+    made = built(epochs=400)
+    engine = CohortEngine(made, 0, workers=2)
+    pool = shared_pool(2)
+    killer = subprocess.Popen(
+        [sys.executable, "-c", f"import os,time; time.sleep(1.0); os.kill({pool.processes[0].pid}, 9)"]
+    )
+    with pytest.raises(WorkerError, match="a worker process is gone"):
+        for _ in range(200):
+            engine.work(made.start().broadcast(), clients(made))
+    killer.wait()
+    quick = built()
+    assert CohortEngine(quick, 0, workers=2).work(quick.start().broadcast(), clients(quick)).update.clients == 12
+
+
+@pytest.mark.system
+def test_an_error_in_a_worker_names_its_cause():
+    made = built()
+    broken = clients(made)
+    broken[3] = Client(broken[3].user, broken[3].private, {k: v for k, v in broken[3].data.items() if k != "text"})
+    with pytest.raises(WorkerError, match="KeyError"):
+        CohortEngine(made, 0, workers=2).work(made.start().broadcast(), broken)
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("after_s", [0.1, 3.0])  # while they start, and when they wait for work
+def test_workers_die_with_their_parent(sign, after_s):
+    script = (
+        "import time; from homespun.engines.cohort import WorkerPool; pool = WorkerPool(2);"
+        "print(*[process.pid for process in pool.processes], flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    time.sleep(after_s)
+    assert all(alive(pid) for pid in pids)
+    parent.send_signal(sign)
+    parent.wait()
+    deadline = time.monotonic() + 10
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in pids)
+
+
+@pytest.mark.system
+def test_closing_a_pool_ends_its_processes():
+    pool = WorkerPool(1)
+    pool.close()
+    assert not alive(pool.processes[0].pid) and not pool.alive

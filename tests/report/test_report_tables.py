@@ -1,0 +1,174 @@
+"""The tables say exactly what the results say."""
+
+from __future__ import annotations
+
+import pytest
+from small_results import a_run, results, single, summarized
+
+from homespun.report import outcomes, traffic
+from homespun.report.cells import Table, byte_text, finite, percent, percent_spread, shorten
+from homespun.report.facts import sampled_users, settings_tables
+from homespun.report.sections import sections
+from homespun.report.tables import main_table, markdown, newcomer_table
+
+
+def texts(table: Table | None) -> list[list[str]]:
+    assert table is not None
+    return [[cell.text for cell in row] for row in table.rows]
+
+
+def bold(table: Table) -> set[str]:
+    return {cell.text for row in table.rows for cell in row if cell.best}
+
+
+def test_main_table() -> None:
+    assert texts(outcomes.main_table(results())) == [
+        ["Global Server", "40.00 ± 1.00", "40.00 ± 1.00", "25.00 ± 1.00", "40.00 ± 1.00"],
+        ["Global FL", "35.00 ± 1.00", "35.00 ± 1.00", "25.00 ± 1.00", "35.00 ± 1.00"],
+        ["Personalized FL", "62.41 ± 1.00", "62.41 ± 1.00", "25.00 ± 1.00", "62.41 ± 1.00"],
+        ["Control: majority label", "20.00 ± 1.00", "20.00 ± 1.00", "0.00 ± 1.00", "–"],
+        ["Control: own majority label", "30.00 ± 1.00", "30.00 ± 1.00", "25.00 ± 1.00", "–"],
+    ]
+
+
+def test_the_best_of_a_column_is_marked_and_so_are_equals() -> None:
+    found = outcomes.main_table(results())
+    assert [row[0].text for row in found.rows if row[1].best] == ["Personalized FL"]
+    assert [row[0].text for row in found.rows if not row[3].best] == ["Control: majority label"]
+
+
+def test_the_heading_names_a_control_that_does_better() -> None:
+    found = results()
+    assert "## Personalized FL does best: 62.41 % accuracy on the test set\n" in markdown(found)
+    found["controls"]["summary"]["own_majority"] = summarized(0.7)
+    assert "on the test set, less than the control “own majority label” (70.00 %)" in markdown(found)
+
+
+def test_newcomers() -> None:
+    assert texts(outcomes.newcomers_table(results())) == [
+        ["0", "31.00 ± 1.00", "30.00 ± 1.00"],
+        ["5", "same", "50.00 ± 1.00"],
+        ["20", "same", "–"],
+        ["all", "same", "55.00 ± 1.00"],
+        ["Participants", "35.00 ± 1.00", "62.41 ± 1.00"],
+    ]
+
+
+def test_the_headings_say_what_is_seen() -> None:
+    found = results()
+    assert "## Newcomers reach 50.00 % with 5 examples of their own" in markdown(found)  # 20: not known
+    for configuration in found["configurations"].values():
+        configuration["title"] = "twin"
+    assert "Accuracy on the evaluation set ends between 35.00 % (twin) and 62.41 % (twin)" in [
+        section.heading for section in sections(found)
+    ]
+
+
+def test_similarity_is_the_mean_over_seeds() -> None:
+    found = outcomes.similarity_table(results())
+    assert texts(found) == [["Global Server", "Personalized FL", "0.600 ± 0.141", "2"]]
+
+
+def test_bytes_by_role_for_a_client_and_for_the_cohort() -> None:
+    assert texts(traffic.traffic_table(results()))[:4] == [
+        ["Global FL", "federated", "1,000", "1,000", "2,000", "2,000"],
+        ["Global FL", "keyed", "0", "0", "0", "0"],
+        ["Global FL", "statistics", "0", "24", "0", "48"],
+        ["Global FL", "private", "0", "0", "0", "0"],
+    ]
+
+
+def test_central_training_has_no_homes_and_releases_everything() -> None:
+    assert set(traffic.federated_traffic(results())) == {"global", "personal"}
+    rows = texts(traffic.released_table(results()))
+    assert rows[0][:2] == ["all training examples", "Global Server"]
+    assert "56,789 characters" in rows[0][2]
+    assert ["examples", "Global FL, Personalized FL", "how many examples the client trained on"] in rows
+
+
+def test_a_run_may_say_itself_whether_it_is_pooled() -> None:
+    assert traffic.pooled({"runs": [a_run("mine", 0, value=0.5, pooled=True)]})
+    assert not traffic.pooled({"runs": [a_run("central", 0, value=0.5, pooled=False)]})
+
+
+def test_users_are_spread() -> None:
+    first = texts(outcomes.users_table(results()))[0]
+    assert first == ["Global Server", "25.00", "25.00", "50.00", "75.00", "75.00", "4"]
+
+
+def test_one_configuration_and_one_seed() -> None:
+    found = outcomes.main_table(single())
+    assert texts(found)[0] == ["fedavg", "35.00", "35.00", "25.00", "35.00"]
+    report = markdown(single())
+    assert "## fedavg: 35.00 % accuracy on the test set" in report
+    assert "One seed" in report
+    for absent in ("newcomer", "Rank correlation"):
+        assert absent not in report.replace("Newcomers, never in training", "")
+
+
+def test_what_could_not_be_computed_is_a_dash() -> None:
+    found = single()
+    found["configurations"]["fedavg"]["summary"]["test"] = summarized(None, tenth=None)
+    assert texts(outcomes.main_table(found))[0] == ["fedavg", "–", "–", "–", "35.00"]
+    assert "## No accuracy on the test set could be computed" in markdown(found)
+
+
+def test_plain_tables_for_a_terminal() -> None:
+    title, columns, rows = main_table(results())
+    assert title == "small"
+    assert columns == (
+        "Configuration",
+        "Test accuracy, %",
+        "User mean, %",
+        "Worst tenth, %",
+        "Eval accuracy, %",
+    )
+    assert rows[2][:2] == ("Personalized FL", "62.41 ± 1.00")
+    assert newcomer_table(results()) is not None
+    assert newcomer_table(single()) is None
+
+
+def test_settings_that_differ_stand_side_by_side() -> None:
+    found = results()
+    for run in found["configurations"]["personal"]["runs"]:
+        run["settings"] = {"rate": 0.1, "user_rate": 0.5}
+    differing, shared = settings_tables(found)
+    assert texts(differing) == [["method.user_rate", "–", "–", "0.5"]]
+    assert ["method.rate", "0.1"] in texts(shared)
+    assert not any(name == "run.seed" for name, *_ in texts(shared))
+
+
+def test_a_sample_is_called_a_sample() -> None:
+    found = results()
+    assert sampled_users(found) == ""
+    found["data"]["users"] = 1_000_000
+    assert sampled_users(found) == "1,000 of 1,000,000 users, sampled"
+    assert "Evaluated on 1,000 of 1,000,000 users, sampled." in markdown(found)
+
+
+def test_text_from_the_data_does_not_become_markup() -> None:
+    found = single()
+    found["name"] = "a|b <script>alert(1)</script> *c*\nd"
+    found["configurations"]["fedavg"]["title"] = "x | y"
+    report = markdown(found)
+    assert report.startswith("# a\\|b &lt;script&gt;alert(1)&lt;/script&gt; \\*c\\* d\n")
+    assert "| x \\| y | **35.00** |" in report
+    assert "<" not in report
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.5, "50.00"), (1, "100.00"), (None, "–"), (float("nan"), "–"), (float("inf"), "–")]
+)
+def test_percent(value: float | None, text: str) -> None:
+    assert percent(value) == text
+
+
+def test_numbers_as_people_say_them() -> None:
+    assert [byte_text(size) for size in (0, 24, 999, 1000, 99_949, 318_976, 2_500_000, None)] == [
+        "0 B", "24 B", "999 B", "1.0 kB", "99.9 kB", "319 kB", "2.5 MB", "–",
+    ]  # fmt: skip
+    assert percent_spread(None) == "–"
+    assert percent_spread({"mean": 0.5, "std": None}) == "50.00"
+    assert finite("1") is None
+    assert shorten("a\0b\n  c") == "a b c"
+    assert len(shorten("x" * 300)) == 60
