@@ -1,0 +1,149 @@
+"""A run killed with -9 at any instant goes on and ends with the bits it would have had."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from homespun.vault import Vault
+
+pytestmark = pytest.mark.system
+
+# The run under test. A named point, if given, kills the process there, in the round of that number.
+SCRIPT = """
+import os, signal, sys
+import torch
+torch.set_num_threads(1)
+from homespun.data import load_federation
+from homespun.engines import cohort
+from homespun.run import Run, RunSettings, open_run
+from homespun.training import training
+from homespun.vault import Vault
+
+folder, workers, point, at = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+
+def die_in(owner, name, when):
+    original = getattr(owner, name)
+    def wrapped(self, *args, **kwargs):
+        here = run.state.round == at
+        if here and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(self, *args, **kwargs)
+        if here and when == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+    setattr(owner, name, wrapped)
+
+POINTS = {
+    "none": lambda: None,
+    "before local work": lambda: die_in(cohort.CohortEngine, "work", "before"),
+    "after local work": lambda: die_in(cohort.CohortEngine, "work", "after"),
+    "before staging": lambda: die_in(Vault, "stage", "before"),
+    "after staging": lambda: die_in(Vault, "stage", "after"),
+    "before the commit": lambda: die_in(Vault, "commit", "before"),
+    "after the commit": lambda: die_in(Vault, "commit", "after"),
+}
+settings = RunSettings(rounds=6, cohort=4, workers=workers, evaluate_every=2, withheld=0.1)
+small = {"length": 24, "character_dim": 8, "lstm_dim": 8, "hidden_dim": 8, "user_dim": 4}
+federation = load_federation("dialects", settings={"users": 12, "examples": 10})
+with open_run(folder, method="furl", federation=federation, settings=settings, method_settings=small) as run:
+    POINTS[point]()
+    for event in training(run):
+        print(event.round, flush=True)
+"""
+
+
+def train(folder, *, point="none", at=0, workers=0, **options):
+    command = [sys.executable, "-c", SCRIPT, str(folder), str(workers), point, str(at)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def finish(folder, **options):
+    process = train(folder, **options)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+
+
+def content(folder):
+    """All that a finished run holds, without how long it took."""
+    with Vault.open(folder, read_only=True) as vault:
+        history = [{key: value for key, value in entry.items() if key != "seconds"} for entry in vault.history()]
+        return vault.state, {user: vault.export(user) for user in vault.users()}, history
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    finish(folder)
+    state, users, history = content(folder)
+    assert len([entry for entry in history if entry["kind"] == "round"]) == 6
+    assert [entry["round"] for entry in history if entry["kind"] == "evaluation"] == [0, 2, 4, 6]
+    assert len(users) == 11  # of 12, one withheld; everybody trained
+    return state, users, history
+
+
+@pytest.mark.parametrize(
+    ("point", "at"),
+    [
+        ("before local work", 3),
+        ("after local work", 3),
+        ("before staging", 3),
+        ("after staging", 3),
+        ("before the commit", 3),
+        ("after the commit", 3),
+        ("after the commit", 6),
+    ],
+)
+def test_killed_at_a_named_point(tmp_path, uninterrupted, point, at):
+    victim = train(tmp_path / "run", point=point, at=at)
+    victim.communicate(timeout=120)
+    assert victim.returncode == -signal.SIGKILL
+    finish(tmp_path / "run")
+    assert content(tmp_path / "run") == uninterrupted
+
+
+def workers_of(pid):
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as children:
+            return [int(child) for child in children.read().split()]
+    except FileNotFoundError:
+        return []
+
+
+def test_killed_at_random_times_with_workers(tmp_path, uninterrupted):
+    """Many kills of one and the same run, wherever they fall; no process outlives its parent."""
+    draw = random.Random(0)
+    orphans, kills = set(), 0
+    for _ in range(12):
+        process = train(tmp_path / "run", workers=2)
+        time.sleep(draw.uniform(0.5, 6.0))
+        if process.poll() is None:
+            orphans.update(workers_of(process.pid))
+            process.kill()
+            kills += 1
+        process.communicate()
+        if process.returncode == 0:
+            break
+    assert kills >= 1
+    finish(tmp_path / "run", workers=2)
+    assert content(tmp_path / "run") == uninterrupted
+    deadline = time.monotonic() + 10
+    while any(os.path.exists(f"/proc/{pid}") for pid in orphans) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert [pid for pid in orphans if os.path.exists(f"/proc/{pid}")] == []
+
+
+def test_a_second_process_is_refused(tmp_path):
+    first = train(tmp_path / "run")
+    assert first.stdout.readline()  # it is at work
+    first.send_signal(signal.SIGSTOP)
+    second = train(tmp_path / "run")
+    _, errors = second.communicate(timeout=120)
+    first.send_signal(signal.SIGCONT)
+    first.communicate(timeout=120)
+    assert second.returncode != 0 and f"in use by process {first.pid}" in errors
+    assert first.returncode == 0
