@@ -1,0 +1,1 @@
+"""Plain networks; those that can carry a leading client axis say so with a `stacked` method."""
