@@ -63,18 +63,20 @@ class Cohort:
         self.built = build(load_method("furl", SETTINGS, Task(classes=reference.CLASSES)), seed=SEED)
         self.engine = CohortEngine(self.built, SEED)
         self.state = ServerState(0, start.weights, {})
-        self.data, self.embeddings = data, start.embeddings.clone()
+        self.embeddings = start.embeddings.clone()
+        self.data = [self.batch(data, user) for user in range(reference.USERS)]  # a home encodes its data once
 
-    def batch(self, user: int) -> Batch:
+    @staticmethod
+    def batch(data: reference.Data, user: int) -> Batch:
         return {
-            "text": self.data.text[user].to(torch.uint8),
+            "text": data.text[user].to(torch.uint8),
             "length": torch.full((reference.SAMPLES,), reference.LENGTH),
-            "label": self.data.label[user],
+            "label": data.label[user],
         }
 
     def round(self, cohort: list[int]) -> None:
         clients = [
-            Client(user_name(user), private={"user.embedding": self.embeddings[user]}, data=self.batch(user))
+            Client(user_name(user), private={"user.embedding": self.embeddings[user]}, data=self.data[user])
             for user in cohort
         ]
         outcome = self.engine.work(self.state.broadcast(), clients)

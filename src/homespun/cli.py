@@ -466,18 +466,15 @@ def main() -> None:
 
     torch.set_num_threads(1)  # the cores belong to the workers
     try:
-        code = app(standalone_mode=False)
-    except click.exceptions.Exit as stop:
-        code = stop.exit_code
+        code = app(standalone_mode=False) or 0  # a command returns nothing; Ctrl-C comes back as 130
     except click.ClickException as error:
         error.show()
         code = 2
     except HomespunError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         code = error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        print("\nStopped. What was committed is kept; the same command goes on.", file=sys.stderr)
+    except click.Abort:
         code = 130
-    except BrokenPipeError:
-        code = 1
-    sys.exit(code if isinstance(code, int) else 0)
+    if code == 130:
+        print("\nStopped. What was committed is kept; the same command goes on.", file=sys.stderr)
+    sys.exit(code)

@@ -36,7 +36,7 @@ from homespun.engines.loop import predict_client, train_client
 def work_together(built: Built, broadcast: Broadcast, clients: Sequence[Client], *, work: Work, seed: int) -> Outcome:
     """Local work of these clients, stacked where the model can, and their updates summed in user order."""
     clients = in_user_order(clients)
-    if hasattr(built.model, "stacked") and len(clients) > 1:
+    if hasattr(built.model, "stacked") and clients:
         results = train_stacked(built, broadcast, clients, work=work, seed=seed)
     else:
         results = [train_client(built, broadcast, client, work=work, seed=seed) for client in clients]
@@ -48,7 +48,7 @@ def work_together(built: Built, broadcast: Broadcast, clients: Sequence[Client],
 
 
 def predict_together(built: Built, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
-    if not hasattr(built.model, "stacked") or len(clients) < 2 or any(client.examples == 0 for client in clients):
+    if not hasattr(built.model, "stacked") or any(client.examples == 0 for client in clients):
         return [predict_client(built, broadcast, client) for client in clients]
     data = stack_data(clients)
     parameters = {
