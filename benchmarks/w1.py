@@ -93,7 +93,7 @@ class Cohort:
 def measure(rounds: int = 5) -> dict[str, float | int]:
     data, start, model = reference.make_data(), reference.make_start(), reference.Model()
     ours, theirs = Cohort(data, start), start
-    ours.round(reference.make_plan(10**6).cohort)  # workers start and warm up
+    ours.round(list(reference.make_plan(10**6).cohort))  # workers start and warm up
     ours = Cohort(data, start)
     seconds: dict[str, list[float]] = {"loop, 1 thread": [], "loop, 2 threads": [], "cohort": []}
     peaks = []

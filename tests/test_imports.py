@@ -39,9 +39,7 @@ def imports(path):
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             yield from (
-                [f"homespun.{alias.name}" for alias in node.names]
-                if node.module == "homespun"
-                else [node.module]
+                [f"homespun.{alias.name}" for alias in node.names] if node.module == "homespun" else [node.module]
             )
 
 

@@ -13,16 +13,12 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 def workloads() -> list[str]:
     """Files that offer `measure`."""
-    return sorted(
-        path.stem for path in FOLDER.glob("*.py") if "\ndef measure(" in path.read_text(encoding="utf-8")
-    )
+    return sorted(path.stem for path in FOLDER.glob("*.py") if "\ndef measure(" in path.read_text(encoding="utf-8"))
 
 
 def run_workload(name: str, *, rounds: int) -> dict[str, Any]:
     if not FOLDER.is_dir():
-        raise InputError(
-            "benchmarks are part of the source tree: clone it and install it with pip install -e ."
-        )
+        raise InputError("benchmarks are part of the source tree: clone it and install it with pip install -e .")
     known = workloads()
     if name not in known:
         raise UnknownNameError(f"no workload {name!r}.{nearest(name, known)} There are: {', '.join(known)}.")

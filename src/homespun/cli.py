@@ -25,9 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-data_app = typer.Typer(
-    help="Look at a corpus before training on it.", no_args_is_help=True, rich_markup_mode="rich"
-)
+data_app = typer.Typer(help="Look at a corpus before training on it.", no_args_is_help=True, rich_markup_mode="rich")
 vault_app = typer.Typer(
     help="Private parameters, for the person they belong to.", no_args_is_help=True, rich_markup_mode="rich"
 )
@@ -35,12 +33,8 @@ app.add_typer(data_app, name="data")
 app.add_typer(vault_app, name="vault")
 
 Folder = Annotated[Path, typer.Argument(help="The run's folder.")]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on stdout; progress goes to stderr.")
-]
-Set = Annotated[
-    list[str], typer.Option("--set", "-s", help="A setting of the method or the run: name=value.")
-]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; progress goes to stderr.")]
+Set = Annotated[list[str], typer.Option("--set", "-s", help="A setting of the method or the run: name=value.")]
 Data = Annotated[str, typer.Option("--data", "-d", help="A built-in corpus (dialects, sotu) or a file.")]
 DataSet = Annotated[list[str], typer.Option("--data-set", help="A setting of the corpus: name=value.")]
 UserColumn = Annotated[str | None, typer.Option(help="Column with the user's id.")]
@@ -100,9 +94,7 @@ def train(
         raise SettingsError("give either --rounds or --epochs")
     place = folder or Path("runs") / f"{Path(method).stem}-{Path(data).name.split('.')[0]}"
     federation = source.load()
-    with prepare(
-        method, federation, folder=place, settings={**length, "seed": seed, **values}, data=source
-    ) as run:
+    with prepare(method, federation, folder=place, settings={**length, "seed": seed, **values}, data=source) as run:
         if run.state.round >= run.total_rounds and (place / RESULTS_FILE).exists():
             raise RunError(
                 f"{place}: this run is finished ({run.state.round} rounds). Look at {place / 'report.html'}, "
@@ -279,9 +271,7 @@ def predict(
         _print_json(
             {
                 "user": user,
-                "predictions": [
-                    {"text": text, "label": label} for text, label in zip(texts, labels, strict=True)
-                ],
+                "predictions": [{"text": text, "label": label} for text, label in zip(texts, labels, strict=True)],
             }
         )
         return
@@ -413,9 +403,7 @@ def vault_list(
             rows = [(entry.user, str(entry.round), entry.reason) for entry in vault.quarantined()]
             header = ("user", "round", "reason")
         else:
-            rows = [
-                (entry.user, str(entry.round), str(entry.size_bytes)) for entry in vault.entries(limit=limit)
-            ]
+            rows = [(entry.user, str(entry.round), str(entry.size_bytes)) for entry in vault.entries(limit=limit)]
             header = ("user", "round", "bytes")
         count = vault.count
     if json_output:

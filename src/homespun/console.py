@@ -24,9 +24,7 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 def table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
     """A table whose first column is text and whose other columns are numbers."""
-    made = Table(
-        title=escape(title), title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0)
-    )
+    made = Table(title=escape(title), title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
     for place, name in enumerate(header):
         made.add_column(name, justify="left" if place == 0 else "right", overflow="fold")
     for row in rows:

@@ -48,9 +48,7 @@ class Inversion:
     """An honest-but-curious server tries to read a private embedding off one client's update."""
 
     examples: int
-    relative_error: (
-        float  # |guess - truth| / |truth|: 1 is as good as guessing zero, 0 is the embedding itself
-    )
+    relative_error: float  # |guess - truth| / |truth|: 1 is as good as guessing zero, 0 is the embedding itself
     cosine: float
 
 
@@ -150,9 +148,7 @@ def _same_bits(left: tuple[ServerState, Any], right: tuple[ServerState, Any]) ->
 
 def _without_rates(phases: Sequence[Phase]) -> tuple[Phase, ...]:
     return tuple(
-        replace(
-            phase, trains={glob: replace(optimizer, rate=0.0) for glob, optimizer in phase.trains.items()}
-        )
+        replace(phase, trains={glob: replace(optimizer, rate=0.0) for glob, optimizer in phase.trains.items()})
         for phase in phases
     )
 
@@ -282,14 +278,12 @@ def _check_fedavg(subject: Subject) -> None:
     clients = [replace(client, private={}) for client in subject.clients]
     start = built.start()
     ours = plain.server(start, CohortEngine(built, SEED, workers=0).work(start.broadcast(), clients).update)
-    models = [
-        train_client(built, start.broadcast(), client, work="phases", seed=SEED)[0] for client in clients
-    ]
+    models = [train_client(built, start.broadcast(), client, work="phases", seed=SEED)[0] for client in clients]
     weights = [plain.weight(client.examples) for client in clients]
     for name in start.federated:
-        average = sum(
-            weight * model[name].double() for weight, model in zip(weights, models, strict=True)
-        ) / sum(weights)
+        average = sum(weight * model[name].double() for weight, model in zip(weights, models, strict=True)) / sum(
+            weights
+        )
         difference = float((average - ours.federated[name]).abs().max())
         assert difference <= TOLERANCE, f"{name} differs from FedAvg by {difference:.1e}"
 
@@ -334,9 +328,7 @@ def attack_updates(built: Built, clients: Sequence[Client]) -> tuple[Inversion, 
 
 def _linear_layers(federated: Mapping[str, Tensor]) -> list[str]:
     layers = [name.removesuffix(".weight") for name in federated if name.endswith(".weight")]
-    return [
-        layer for layer in layers if f"{layer}.bias" in federated and federated[f"{layer}.weight"].dim() == 2
-    ]
+    return [layer for layer in layers if f"{layer}.bias" in federated and federated[f"{layer}.weight"].dim() == 2]
 
 
 def _mean_input(delta: Mapping[str, Tensor], layer: str) -> Tensor:
@@ -348,9 +340,7 @@ def _closeness(guess: Tensor, truth: Tensor) -> tuple[float, float]:
     """Relative error and cosine of the best window of the guess."""
     truth = truth.double()
     windows = (
-        guess.unfold(0, len(truth), 1)
-        if len(guess) >= len(truth)
-        else torch.zeros(1, len(truth), dtype=torch.float64)
+        guess.unfold(0, len(truth), 1) if len(guess) >= len(truth) else torch.zeros(1, len(truth), dtype=torch.float64)
     )
     errors = (windows - truth).norm(dim=1) / truth.norm()
     best = int(errors.argmin())

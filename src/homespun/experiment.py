@@ -180,9 +180,7 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "eval": _summarized([run["eval"] for run in runs]),
         "test": _summarized([run["test"] for run in runs]),
-        "newcomers": {
-            count: _summarized([run["newcomers"][count] for run in runs]) for count in runs[0]["newcomers"]
-        },
+        "newcomers": {count: _summarized([run["newcomers"][count] for run in runs]) for count in runs[0]["newcomers"]},
         "rounds": len(runs[0]["rounds"]),
         "seconds_per_round": _spread([float(np.mean([r["seconds"] for r in run["rounds"]])) for run in runs]),
     }
@@ -237,9 +235,7 @@ def similarities(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
     for seed in experiment.seeds:
         vectors: dict[str, np.ndarray] = {}
         for name, configuration in experiment.configurations.items():
-            with open_configuration(
-                experiment, configuration, federation, run_folder(folder, name, seed), seed
-            ) as run:
+            with open_configuration(experiment, configuration, federation, run_folder(folder, name, seed), seed) as run:
                 positions = sample_users(run.federation, at_most=MAPPED_USERS, seed=seed)
                 rows = user_vectors(run, positions)
             if rows is not None and len(rows) > 2:

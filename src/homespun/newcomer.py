@@ -27,9 +27,7 @@ def personalize_from_file(folder: Path | str, source: DataSettings, *, user: str
     given = source.load()
     with reopen(folder, read_only=False) as run:
         if not run.method.personalize:
-            raise RunError(
-                f"{folder}: {run.method.name} keeps nothing private, so there is nothing to personalize."
-            )
+            raise RunError(f"{folder}: {run.method.name} keeps nothing private, so there is nothing to personalize.")
         name, examples = own_examples(given, user, labels=run.federation.labels)
         require_new(run, name)
         before, after = held_out_gain(run, name, examples)

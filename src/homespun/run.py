@@ -51,9 +51,7 @@ class RunSettings(Settings):
     rounds: PositiveInt | None = None  # either rounds ...
     epochs: PositiveFloat | None = None  # ... or epochs: every training example used once
     cohort: PositiveInt = 10
-    sampler: Literal["shuffled", "uniform"] = (
-        "shuffled"  # everyone once an epoch, or an independent draw a round
-    )
+    sampler: Literal["shuffled", "uniform"] = "shuffled"  # everyone once an epoch, or an independent draw a round
     seed: NonNegativeInt = 0
     fractions: tuple[PositiveFloat, NonNegativeFloat, NonNegativeFloat] = (0.8, 0.1, 0.1)
     withheld: float = Field(default=0.0, ge=0.0, lt=1.0)  # share of users who never take part
@@ -140,9 +138,7 @@ class Run:
         """The positions of the users who take part in this round."""
         users, size, seed = len(self.population.users), self.cohort_size, self.settings.seed
         if self.settings.sampler == "uniform":
-            draw = seeds.numpy_generator(seed, "cohort", round).choice(
-                users, size, replace=False, shuffle=False
-            )
+            draw = seeds.numpy_generator(seed, "cohort", round).choice(users, size, replace=False, shuffle=False)
             return sorted(int(position) for position in draw)
         epoch, place = divmod(round, ceil(users / size))
         return sorted(int(position) for position in self._shuffled(epoch)[place * size : (place + 1) * size])
@@ -160,9 +156,7 @@ class Run:
         key = (id(federation), position, part)  # a run has few federations, and they live as long
         if key not in self._encoded:
             whole = federation is self.population  # it holds training parts already
-            examples = (
-                federation.examples(position) if whole else getattr(self.split(federation, position), part)
-            )
+            examples = federation.examples(position) if whole else getattr(self.split(federation, position), part)
             self._encoded[key] = self.method.encode(examples)
         self._encoded.move_to_end(key)
         if len(self._encoded) > 4096:
@@ -206,16 +200,13 @@ class Run:
         self._records.append(record.to_dict())
         return record
 
-    def _kept(
-        self, clients: Sequence[Client], trained: Mapping[str, Tree], update: Update
-    ) -> Mapping[str, Tree]:
+    def _kept(self, clients: Sequence[Client], trained: Mapping[str, Tree], update: Update) -> Mapping[str, Tree]:
         """What each home keeps: all it learned (Eq. 7 of FURL), or its update's share of it (Eq. 6)."""
         if self.method.keeps == "all" or update.weight == 0:
             return trained
         return {
             client.user: {
-                name: old
-                + self.method.weight(client.examples) / update.weight * (trained[client.user][name] - old)
+                name: old + self.method.weight(client.examples) / update.weight * (trained[client.user][name] - old)
                 for name, old in client.private.items()
             }
             for client in clients
@@ -279,9 +270,7 @@ def traffic(state: ServerState, update: Update) -> dict[str, dict[str, int]]:
 
 
 def task_of(federation: Federation) -> Task:
-    return Task(
-        classes=len(federation.labels), population=len(federation.users), contexts=len(federation.contexts)
-    )
+    return Task(classes=len(federation.labels), population=len(federation.users), contexts=len(federation.contexts))
 
 
 def open_run(

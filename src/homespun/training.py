@@ -59,9 +59,7 @@ def separate_settings(method: str, values: Mapping[str, Any]) -> tuple[dict[str,
     unknown = [name for name in values if name not in RunSettings.model_fields and name not in known]
     if unknown:
         names = sorted({*RunSettings.model_fields, *known})
-        faults = [
-            f"unknown setting {name!r}.{nearest(name, names)} Known: {', '.join(names)}." for name in unknown
-        ]
+        faults = [f"unknown setting {name!r}.{nearest(name, names)} Known: {', '.join(names)}." for name in unknown]
         raise_faults(SettingsError, f"training {method}", faults)
     run = {name: value for name, value in values.items() if name in RunSettings.model_fields}
     return run, {name: value for name, value in values.items() if name in known and name not in run}
@@ -117,9 +115,7 @@ def resolved_settings(run: Run, data: DataSettings) -> dict[str, Any]:
 
 def reopen(folder: str | Path, *, read_only: bool = True) -> Run:
     """The run in a folder, as far as it got."""
-    found = read_json(
-        Path(folder) / SETTINGS_FILE, missing=f"{folder}: no run here ({SETTINGS_FILE} is missing)."
-    )
+    found = read_json(Path(folder) / SETTINGS_FILE, missing=f"{folder}: no run here ({SETTINGS_FILE} is missing).")
     settings = parse(RunSettings, found["run"], where=f"{folder}: run")
     return open_run(
         folder,
@@ -197,9 +193,7 @@ def evaluate_newcomers(run: Run, counts: Sequence[int | None] = SHOTS) -> dict[s
             some_labels, some_logits = score(run.engine, run.state.broadcast(), clients)
             labels += some_labels
             logits += some_logits
-        results["all" if count is None else str(count)] = summarize(
-            labels, logits, classes=run.method.task.classes
-        )
+        results["all" if count is None else str(count)] = summarize(labels, logits, classes=run.method.task.classes)
     return results
 
 
@@ -277,10 +271,7 @@ def user_vectors(run: Run, positions: Sequence[int]) -> np.ndarray | None:
     if run.built.partition.names(Role.PRIVATE):
         names = [run.federation.users[position] for position in positions]
         private = run.private(names)
-        rows = [
-            np.concatenate([private[name][key].numpy().ravel() for key in sorted(private[name])])
-            for name in names
-        ]
+        rows = [np.concatenate([private[name][key].numpy().ravel() for key in sorted(private[name])]) for name in names]
         return np.stack(rows)
     tables = [name for name, column in run.method.keys.items() if column == "author"]
     return run.state.keyed[tables[0]][list(positions)].numpy() if tables else None

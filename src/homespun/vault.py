@@ -190,9 +190,7 @@ class Vault:
         self._refuse_quarantined(rows)
         self._staged.update(rows)
 
-    def commit(
-        self, *, round: int, state: bytes | None = None, records: Sequence[Mapping[str, Any]] = ()
-    ) -> None:
+    def commit(self, *, round: int, state: bytes | None = None, records: Sequence[Mapping[str, Any]] = ()) -> None:
         """Write the staged rows, the state and the records up to `round` in one transaction.
 
         Without a state, the server's state stays as it was. When this fails the last commit is intact and

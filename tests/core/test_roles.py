@@ -19,9 +19,7 @@ def test_first_rule_that_matches_decides():
 
 
 def test_the_same_glob_twice_is_decided_by_the_first():
-    assert partition(["a.x"], [("a.*", Role.FROZEN), ("a.*", Role.PRIVATE)], method="m").roles == {
-        "a.x": Role.FROZEN
-    }
+    assert partition(["a.x"], [("a.*", Role.FROZEN), ("a.*", Role.PRIVATE)], method="m").roles == {"a.x": Role.FROZEN}
 
 
 def test_an_uncovered_name_is_an_error_that_names_the_remedy():
@@ -40,9 +38,7 @@ def test_a_rule_that_covers_nothing_is_an_error():
 
 
 def test_a_rule_behind_one_that_covers_all_of_it_is_an_error():
-    with pytest.raises(
-        PartitionError, match=r"'user.\*' decides nothing: '\*' before it covers 'user.embedding'"
-    ):
+    with pytest.raises(PartitionError, match=r"'user.\*' decides nothing: '\*' before it covers 'user.embedding'"):
         partition(NAMES, [("*", Role.FEDERATED), ("user.*", Role.PRIVATE)], method="furl")
 
 

@@ -26,9 +26,7 @@ def test_a_draw_depends_on_all_of_its_parts_and_on_nothing_else():
 
 
 def test_any_text_is_a_legal_part():
-    assert (
-        len({seeds.derive(0, "x", user) for user in ("../../x", "\0", "\ud800", "a" * 300, "A" * 300)}) == 5
-    )
+    assert len({seeds.derive(0, "x", user) for user in ("../../x", "\0", "\ud800", "a" * 300, "A" * 300)}) == 5
     assert seeds.derive(0, "x", "a", "b") != seeds.derive(0, "x", 'a", "b')
 
 

@@ -10,9 +10,7 @@ STATE = ServerState(0, {"w": torch.tensor([1.0])}, {"t": torch.tensor([[0.0], [5
 def update(weight=4.0):
     """Two clients, c = 1 and 3, with deltas 2 and -2: the sum of c times delta is -4. Both touched row 0 by 1;
     the second touched row 2 by 2."""
-    rows = Rows(
-        torch.tensor([0, 2]), torch.tensor([[4.0], [6.0]]), torch.tensor([4.0, 3.0], dtype=torch.float64)
-    )
+    rows = Rows(torch.tensor([0, 2]), torch.tensor([[4.0], [6.0]]), torch.tensor([4.0, 3.0], dtype=torch.float64))
     return Update(0, {"w": torch.tensor([-4.0])}, {"t": rows}, {}, weight, 2)
 
 
@@ -38,9 +36,7 @@ def test_fedadam_by_hand():
     assert once.federated["w"].item() == pytest.approx(1 - 0.01 / 0.101, abs=1e-7)
     twice = rule(once, update())
     # m = -0.19, v = 0.0199
-    assert twice.federated["w"].item() == pytest.approx(
-        1 - 0.01 / 0.101 - 0.019 / (0.0199**0.5 + 0.001), abs=1e-6
-    )
+    assert twice.federated["w"].item() == pytest.approx(1 - 0.01 / 0.101 - 0.019 / (0.0199**0.5 + 0.001), abs=1e-6)
     assert once.keyed["t"][1].item() == 5.0  # untouched
 
 

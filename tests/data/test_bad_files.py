@@ -71,9 +71,7 @@ def test_all_faults_at_once_and_many_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl"
     path.write_bytes(b"oops\n" + GOOD + b'{"user": "", "text": 5, "label": "x"}\n')
     message = refusal(path)
-    assert all(
-        part in message for part in ("3 faults", "line 1: not JSON", "line 3: 'user'", "line 3: 'text'")
-    )
+    assert all(part in message for part in ("3 faults", "line 1: not JSON", "line 3: 'user'", "line 3: 'text'"))
     path.write_bytes(GOOD + b"oops\n" * 50)
     message = refusal(path)
     assert "50 faults" in message and "line 21" in message and "line 22" not in message

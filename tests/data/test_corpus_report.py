@@ -15,9 +15,7 @@ from homespun.data.check import POLICY, check
 def test_a_small_corpus_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl"
     rows = [("a", "x", "home")] * 3 + [("a", "y", "work")] * 2 + [("b", "y", "home")]
-    lines = [
-        {"user": user, "text": "ab c", "label": label, "context": context} for user, label, context in rows
-    ]
+    lines = [{"user": user, "text": "ab c", "label": label, "context": context} for user, label, context in rows]
     lines.append({"user": "nobody", "text": "  ", "label": "x", "context": "home"})
     path.write_text("\n".join(json.dumps(line) for line in lines))
     report = check(load_federation(path))

@@ -52,9 +52,7 @@ def fake_hub(rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_hub_data_sets_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_hub(
-        [{"user": "a", "text": "x", "part": "train"}, {"user": "", "text": "y", "part": "test"}], monkeypatch
-    )
+    fake_hub([{"user": "a", "text": "x", "part": "train"}, {"user": "", "text": "y", "part": "test"}], monkeypatch)
     federation = load_federation("some/set")
     assert (federation.name, list(federation.users)) == ("some/set", ["a"])
     with pytest.raises(DataError, match="some/set: row 1: 'user' is empty"):

@@ -70,9 +70,7 @@ def test_a_user_who_follows_the_group_is_right_as_often_as_the_ceiling_says() ->
     opinions = dialects.tables(federation.settings).opinions
     lexicon = dialects.tables(federation.settings).words
     topic_of = {
-        word: row // dialects.WORDS_PER_TOPIC
-        for row in range(8 * dialects.WORDS_PER_TOPIC)
-        for word in lexicon[row]
+        word: row // dialects.WORDS_PER_TOPIC for row in range(8 * dialects.WORDS_PER_TOPIC) for word in lexicon[row]
     }
     right, total = 0, 0
     for user in range(300):
@@ -116,9 +114,7 @@ def test_dialect_is_how_groups_spell() -> None:
         federation = load({"users": 200, "dialect": strength, "groups": 2})
         found: dict[str | None, set[str]] = {"group-0": set(), "group-1": set()}
         for user in range(200):
-            found[federation.group(user)] |= {
-                w for text in federation.examples(user).texts for w in text.split()
-            }
+            found[federation.group(user)] |= {w for text in federation.examples(user).texts for w in text.split()}
         return list(found.values())
 
     lexicon = 8 * dialects.WORDS_PER_TOPIC + dialects.COMMON_WORDS
@@ -133,9 +129,7 @@ def test_binary_positives_are_rare_and_differ_between_groups() -> None:
     assert federation.labels == ("no", "yes")
     rates: dict[str, list[float]] = {}
     for user in range(1500):
-        rates.setdefault(federation.group(user), []).append(
-            float(labels_of(federation, range(user, user + 1)).mean())
-        )
+        rates.setdefault(federation.group(user), []).append(float(labels_of(federation, range(user, user + 1)).mean()))
     assert np.mean([np.mean(group) for group in rates.values()]) == pytest.approx(0.05, abs=0.006)
     means = [np.mean(group) for group in rates.values()]
     assert max(means) > 3 * min(means)

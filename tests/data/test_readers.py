@@ -47,8 +47,7 @@ def test_label_may_be_the_context(tmp_path: Path) -> None:
 def test_numeric_values_become_the_text_the_file_has(tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl"
     path.write_text(
-        '{"user": 12345678901234567890123, "text": "a", "label": 1.50}\n'
-        '{"user": 1, "text": "a", "label": true}\n'
+        '{"user": 12345678901234567890123, "text": "a", "label": 1.50}\n{"user": 1, "text": "a", "label": true}\n'
     )
     federation = load(path)
     assert list(federation.users) == ["12345678901234567890123", "1"]
@@ -83,9 +82,7 @@ def test_what_was_written_is_read(tmp_path: Path, pairs: list[tuple[str, str]]) 
     federation = load(path)
     read = [(name, list(federation.examples(at).texts)) for at, name in enumerate(federation.users)]
     assert read == [
-        (user, [t for u, t in kept if u == user])
-        for user in dict.fromkeys(u for u, _ in pairs)
-        if user in dict(kept)
+        (user, [t for u, t in kept if u == user]) for user in dict.fromkeys(u for u, _ in pairs) if user in dict(kept)
     ]
 
 
@@ -103,8 +100,7 @@ def test_fingerprint_changes_with_content_columns_and_filters(tmp_path: Path) ->
 
 def test_filters_leave_out_and_count(tmp_path: Path) -> None:
     rows = [
-        {"user": user, "text": "t", "label": label}
-        for user, label in ["az", "ax", "bx", "by", "cz", "cx", "cx", "dw"]
+        {"user": user, "text": "t", "label": label} for user, label in ["az", "ax", "bx", "by", "cz", "cx", "cx", "dw"]
     ]
     rows.append({"user": "e", "text": " \n", "label": "x"})
     path = write_jsonl(tmp_path / "c.jsonl", rows)

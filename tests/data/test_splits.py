@@ -114,9 +114,7 @@ def test_a_split_is_the_same_for_a_withheld_view() -> None:
     assert list(here.texts) == list(there.texts)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{}, {"share": 0.5, "count": 1}, {"share": 1.0}, {"count": -1}, {"count": 25}]
-)
+@pytest.mark.parametrize("wrong", [{}, {"share": 0.5, "count": 1}, {"share": 1.0}, {"count": -1}, {"count": 25}])
 def test_withholding_nonsense(wrong: dict[str, float]) -> None:
     with pytest.raises(SettingsError, match="withhold"):
         withhold(dialects.load({"users": 25}), seed=0, **wrong)  # type: ignore[arg-type]

@@ -110,11 +110,7 @@ def coupled_loss(predict, parameters, batch):
 
 def own_norm_loss(predict, parameters, batch):
     """Within Eq. 1: each user's own norm."""
-    own = (
-        parameters["user.table"][batch["author"]]
-        if "user.table" in parameters
-        else parameters["user.embedding"]
-    )
+    own = parameters["user.table"][batch["author"]] if "user.table" in parameters else parameters["user.embedding"]
     return furl.loss(predict, parameters, batch) + 0.5 * own.norm(dim=-1)
 
 

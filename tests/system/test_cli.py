@@ -15,7 +15,8 @@ pytestmark = pytest.mark.system
 
 HOMESPUN = [sys.executable, "-c", "from homespun.cli import main; main()"]
 SMALL = [
-    "--set", "length=24", "--set", "character_dim=8", "--set", "lstm_dim=8", "--set", "hidden_dim=8", "--set", "user_dim=4",
+    "--set", "length=24", "--set", "character_dim=8", "--set", "lstm_dim=8", "--set", "hidden_dim=8",
+    "--set", "user_dim=4",
     "--set", "workers=0", "--set", "withheld=0.2",
 ]  # fmt: skip
 DATA = ["--data", "dialects", "--data-set", "users=10", "--data-set", "examples=10"]
@@ -66,7 +67,9 @@ def test_json_is_one_object_on_stdout_and_progress_is_on_stderr(tmp_path):
 def test_evaluate(run):
     found = json.loads(homespun("evaluate", run, "--json").stdout)
     assert found["round"] == 4
-    assert {"furl", "always the majority label", "newcomers, 0 examples", "newcomers, all examples"} <= set(found["evaluations"])
+    assert {"furl", "always the majority label", "newcomers, 0 examples", "newcomers, all examples"} <= set(
+        found["evaluations"]
+    )
     assert "worst tenth" in homespun("evaluate", run).stdout
 
 
@@ -140,7 +143,18 @@ def test_every_help_has_an_example(command):
 
 
 def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path):
-    command = ["train", "furl", *DATA, *SMALL[:-4], "--set", "workers=2", "--rounds", "200", "--folder", str(tmp_path / "run")]
+    command = [
+        "train",
+        "furl",
+        *DATA,
+        *SMALL[:-4],
+        "--set",
+        "workers=2",
+        "--rounds",
+        "200",
+        "--folder",
+        str(tmp_path / "run"),
+    ]
     process = subprocess.Popen([*HOMESPUN, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                start_new_session=True)  # fmt: skip
     assert "round" in process.stdout.readline()

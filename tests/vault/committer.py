@@ -62,9 +62,7 @@ def commit_rounds(job: dict, *, parent: int) -> None:
         if at == "after stage":
             die()
         if at and at.startswith("statement "):  # SQLite traces each statement before it runs it
-            vault._db.set_trace_callback(
-                lambda sql, at=at: sql.startswith(at.removeprefix("statement ")) and die()
-            )
+            vault._db.set_trace_callback(lambda sql, at=at: sql.startswith(at.removeprefix("statement ")) and die())
         vault.dies_after_commit = at == "after commit"
         vault.commit(round=round, state=b"%d" % round * 3000, records=[{"round": round}])
 

@@ -71,9 +71,7 @@ def whole_round(folder: Path) -> int:
         assert vault.state == (b"%d" % round * 3000 if round else None)
         assert [record["round"] for record in vault.history()] == list(range(1, round + 1))
         assert vault.count == (USERS + round if round else 0)
-        expected = {
-            user: tree["e"].tolist() for past in range(1, round + 1) for user, tree in rows(past).items()
-        }
+        expected = {user: tree["e"].tolist() for past in range(1, round + 1) for user, tree in rows(past).items()}
         found = vault.private_many([*expected, f"u{USERS + round + 1}"])
         assert {user: tree["e"].tolist() for user, tree in found.items()} == expected
         assert vault.quarantined() == []
@@ -94,9 +92,7 @@ def whole_round(folder: Path) -> int:
         ("after commit", 3),
     ],
 )
-def test_a_kill_at_a_named_point_leaves_a_whole_round(
-    committer: Committer, tmp_path: Path, at: str, left: int
-) -> None:
+def test_a_kill_at_a_named_point_leaves_a_whole_round(committer: Committer, tmp_path: Path, at: str, left: int) -> None:
     committer.start(folder=str(tmp_path), at=at, round=3)
     assert committer.expect("ended") == str(int(signal.SIGKILL))
     assert whole_round(tmp_path) == left
@@ -113,9 +109,7 @@ def test_kills_at_random_times_leave_whole_rounds(committer: Committer, tmp_path
     assert reached[-1] > 10
 
 
-def test_a_kill_while_the_vault_is_made_leaves_a_whole_one_or_none(
-    committer: Committer, tmp_path: Path
-) -> None:
+def test_a_kill_while_the_vault_is_made_leaves_a_whole_one_or_none(committer: Committer, tmp_path: Path) -> None:
     for number in range(10):
         folder = tmp_path / str(number)
         pid = committer.start(folder=str(folder))

@@ -92,9 +92,7 @@ def require_valid(update: Update, broadcast: Broadcast, *, statistics: Sequence[
         raise MessageError(f"update of round {update.round} arrived in round {broadcast.round}")
     tree.require_same_names(broadcast.federated, update.federated)
     if update.keyed.keys() != broadcast.keyed.keys():
-        raise MessageError(
-            f"keyed parameters: expected {sorted(broadcast.keyed)}, got {sorted(update.keyed)}"
-        )
+        raise MessageError(f"keyed parameters: expected {sorted(broadcast.keyed)}, got {sorted(update.keyed)}")
     if set(update.statistics) != set(statistics):
         raise MessageError(f"statistics: declared {sorted(statistics)}, got {sorted(update.statistics)}")
     tensors = {**update.federated, **{name: rows.values for name, rows in update.keyed.items()}}
@@ -153,9 +151,7 @@ def update_to_tensors(update: Update) -> tuple[dict[str, Any], dict[str, Tensor]
     }
     tensors = prefixed("federated", update.federated)
     for name, rows in update.keyed.items():
-        tensors |= prefixed(
-            f"keyed/{name}", {"index": rows.index, "values": rows.values, "weight": rows.weight}
-        )
+        tensors |= prefixed(f"keyed/{name}", {"index": rows.index, "values": rows.values, "weight": rows.weight})
     return header, tensors
 
 

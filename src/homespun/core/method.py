@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,14 @@ from homespun.core.tree import Tree
 Batch: TypeAlias = dict[str, Tensor]  # every tensor has one row per example
 Predict: TypeAlias = Callable[[Tree, Batch], Tensor]  # parameters and a batch to the model's output
 Loss: TypeAlias = Callable[[Predict, Tree, Batch], Tensor]  # one value per example
+
+
+@runtime_checkable
+class Stackable(Protocol):
+    """A model that can also train many clients at once: every parameter that is not frozen, and every column of
+    the batch, has a leading client axis. Opting in is a matter of having this function."""
+
+    def stacked(self, parameters: Tree, batch: Batch) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -67,9 +75,7 @@ class Phase:
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
-            raise MethodError(
-                f"a phase has either epochs or steps, got epochs={self.epochs}, steps={self.steps}"
-            )
+            raise MethodError(f"a phase has either epochs or steps, got epochs={self.epochs}, steps={self.steps}")
 
     def optimizer_of(self, name: str) -> Optimizer | None:
         pattern = first_match(name, self.trains)
@@ -103,9 +109,7 @@ class Method:
     # What a home keeps of its private delta: all of it (FURL's equation 7), or the share its update has
     # in the cohort's average (equation 6).
     keeps: Literal["all", "share"] = "all"
-    keys: Mapping[str, str] = field(
-        default_factory=dict
-    )  # keyed parameter -> the batch column that names its rows
+    keys: Mapping[str, str] = field(default_factory=dict)  # keyed parameter -> the batch column that names its rows
     pooled: bool = False  # central training: one holder has everybody's examples
     origin: str = ""  # the module or file this method came from
 
@@ -195,8 +199,7 @@ def method_module(origin: str) -> ModuleType:
     known = available_methods()
     if origin not in known:
         raise UnknownNameError(
-            f"no method {origin!r}.{nearest(origin, known)} "
-            f"There are: {', '.join(known)}; or give a .py file."
+            f"no method {origin!r}.{nearest(origin, known)} There are: {', '.join(known)}; or give a .py file."
         )
     return importlib.import_module(f"homespun.methods.{origin}")
 

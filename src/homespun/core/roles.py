@@ -58,9 +58,7 @@ def partition(names: Iterable[str], rules: Rules, *, method: str) -> Partition:
         for name, match in matches.items()
         if match is None
     ]
-    faults += [
-        _useless_rule(pattern, names, matches) for pattern in patterns if pattern not in matches.values()
-    ]
+    faults += [_useless_rule(pattern, names, matches) for pattern in patterns if pattern not in matches.values()]
     if faults:
         raise_faults(PartitionError, method, faults)
     role_of = dict(reversed([(pattern, role) for pattern, role in rules]))

@@ -26,9 +26,7 @@ def mean_rows(rows: Rows, *, weight: float, over: Denominator) -> Tensor:
     return rows.values / rows.weight.to(rows.values.dtype).reshape(shape)
 
 
-def mean_delta(
-    state: ServerState, update: Update, *, over: Denominator
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def mean_delta(state: ServerState, update: Update, *, over: Denominator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The cohort's mean delta of the federated and, as whole tables, of the keyed parameters."""
     federated = {name: total / update.weight for name, total in update.federated.items()}
     keyed = {
@@ -81,12 +79,8 @@ class FedAdam:
             for name, value in values.items():
                 first, second = f"{role}.first.{name}", f"{role}.second.{name}"
                 zero = torch.zeros_like(value)
-                memory[first] = (
-                    self.beta1 * state.optimizer.get(first, zero) + (1 - self.beta1) * deltas[name]
-                )
-                memory[second] = (
-                    self.beta2 * state.optimizer.get(second, zero) + (1 - self.beta2) * deltas[name] ** 2
-                )
+                memory[first] = self.beta1 * state.optimizer.get(first, zero) + (1 - self.beta1) * deltas[name]
+                memory[second] = self.beta2 * state.optimizer.get(second, zero) + (1 - self.beta2) * deltas[name] ** 2
                 moved[name] = value + self.rate * memory[first] / (memory[second].sqrt() + self.adaptivity)
             return moved
 

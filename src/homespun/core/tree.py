@@ -27,9 +27,7 @@ def require_same_names(left: Tree, right: Tree) -> None:
         raise MessageError(f"trees differ: missing {missing}, unexpected {extra}")
     for name in left:
         if left[name].shape != right[name].shape:
-            raise MessageError(
-                f"{name!r}: expected shape {tuple(left[name].shape)}, got {tuple(right[name].shape)}"
-            )
+            raise MessageError(f"{name!r}: expected shape {tuple(left[name].shape)}, got {tuple(right[name].shape)}")
 
 
 def combine(operation: Callable[[Tensor, Tensor], Tensor], left: Tree, right: Tree) -> dict[str, Tensor]:
@@ -55,9 +53,7 @@ def zeros_like(tree: Tree) -> dict[str, Tensor]:
 
 def max_abs_difference(left: Tree, right: Tree) -> float:
     require_same_names(left, right)
-    return max(
-        (float((left[name] - right[name]).abs().max()) for name in left if left[name].numel()), default=0.0
-    )
+    return max((float((left[name] - right[name]).abs().max()) for name in left if left[name].numel()), default=0.0)
 
 
 def to_bytes(tree: Tree) -> bytes:

@@ -42,9 +42,7 @@ class CorpusReport:
     left_out_users: dict[str, int]  # by reason
     left_out_examples: dict[str, int]
     majority_label_share: float | None  # of all examples, the most frequent label's
-    own_majority_share: (
-        float | None
-    )  # of a user's examples, that user's most frequent label's: mean over users
+    own_majority_share: float | None  # of a user's examples, that user's most frequent label's: mean over users
     longest_text: int  # in characters
     characters: int
     distinct_characters: int

@@ -27,9 +27,7 @@ def available() -> bool:
     return importlib.util.find_spec("datasets") is not None
 
 
-def read_hub(
-    name: str, *, columns: readers.Columns, settings: Settings, otherwise: str = ""
-) -> TableFederation:
+def read_hub(name: str, *, columns: readers.Columns, settings: Settings, otherwise: str = "") -> TableFederation:
     """The federation a data set of the hub holds; `otherwise` is what else the name may have meant."""
     datasets = importlib.import_module("datasets")
     try:
@@ -40,9 +38,7 @@ def read_hub(
             f"({type(error).__name__}). Check the name, the settings and the network.{otherwise}"
         ) from error
     digest, faults = hashlib.sha256(), Faults()
-    collected = readers.collect(
-        _records(rows, columns, digest), columns, faults=faults, where=name, filters=settings
-    )
+    collected = readers.collect(_records(rows, columns, digest), columns, faults=faults, where=name, filters=settings)
     return build_table(
         collected,
         name=name,

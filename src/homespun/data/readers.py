@@ -56,9 +56,7 @@ def read_file(path: Path, *, columns: Columns, filters: Filters) -> TableFederat
     )
 
 
-def collect(
-    records: Iterable[Record], columns: Columns, *, faults: Faults, where: str, filters: Filters
-) -> Collector:
+def collect(records: Iterable[Record], columns: Columns, *, faults: Faults, where: str, filters: Filters) -> Collector:
     """Checked examples; raises when there was any fault."""
     collected, seen = Collector(), _Seen(columns)
     names = columns.names

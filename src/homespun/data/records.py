@@ -130,9 +130,7 @@ def read_csv(stream: IO[bytes], faults: Faults) -> Iterator[Record]:
             yield Record(place, dict(zip(header, cells, strict=True)))
     except csv.Error:
         limit = csv.field_size_limit()
-        faults.add(
-            f"line {reader.line_num}: not CSV (a stray or unclosed quote, or a cell over {limit} characters)."
-        )
+        faults.add(f"line {reader.line_num}: not CSV (a stray or unclosed quote, or a cell over {limit} characters).")
 
 
 def _lines(stream: IO[bytes], faults: Faults, *, keep_all: bool = False) -> Iterator[tuple[int, str]]:
@@ -170,9 +168,7 @@ def read_parquet(path: Path, faults: Faults, *, wanted: Sequence[str]) -> Iterat
             present = set(file.schema_arrow.names)
             # all columns are named even when only some are read: a misspelt one is searched among them
             unread: dict[str, Any] = dict.fromkeys(file.schema_arrow.names)
-            for batch in file.iter_batches(
-                ROWS_PER_BATCH, columns=[name for name in wanted if name in present]
-            ):
+            for batch in file.iter_batches(ROWS_PER_BATCH, columns=[name for name in wanted if name in present]):
                 for values in batch.to_pylist():
                     row += 1
                     yield Record(f"row {row}", {**unread, **values})

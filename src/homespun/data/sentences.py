@@ -11,9 +11,7 @@ _LAST_WORD = re.compile(r"[\w.&'’]+$")
 _NUMERAL = re.compile(r"[\s(\"•—-]*([0-9]{1,3}|[IVXLC]+|[A-Za-z])\)?$")
 _BARE = re.compile(r"[\W\d_]*[IVXLC]*[\W\d_]*")  # no words, or only such a number
 
-_TITLE = re.compile(
-    "Mr|Mrs|Ms|Dr|Messrs|Hon|Rev|Prof|Gen|Maj|Col|Capt|Lt|Sgt|Adm|Gov|Sen|Rep|St|Mt|Ft|vs|viz|[Cc]f"
-)
+_TITLE = re.compile("Mr|Mrs|Ms|Dr|Messrs|Hon|Rev|Prof|Gen|Maj|Col|Capt|Lt|Sgt|Adm|Gov|Sen|Rep|St|Mt|Ft|vs|viz|[Cc]f")
 _BEFORE_NUMBER = re.compile("[Nn]os?|[Aa]rt|[Ss]ecs?|Stat|ch|pp?|[Vv]ol")
 # These may end a sentence; they do when a word follows that often begins one.
 _AMBIGUOUS = re.compile("Jr|Sr|Co|Inc|Bros|Ltd|etc|cent|ct|lbs|Jan|Feb|Aug|Sept|Oct|Nov|Dec")

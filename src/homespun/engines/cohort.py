@@ -39,7 +39,12 @@ CHUNK = 25
 WORKER_ENVIRONMENT = {
     "GLIBC_TUNABLES": ":".join(
         f"glibc.malloc.{name}={value}"
-        for name, value in (("hugetlb", 1), ("mmap_threshold", 2**30), ("trim_threshold", 2**32 - 1), ("top_pad", 2**26))
+        for name, value in (
+            ("hugetlb", 1),
+            ("mmap_threshold", 2**30),
+            ("trim_threshold", 2**32 - 1),
+            ("top_pad", 2**26),
+        )
     )
 }
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from homespun.core import seeds
 from homespun.core.batches import plan_batches
 from homespun.core.messages import Broadcast, Update
-from homespun.core.method import Adam, Batch, Built, Optimizer, Phase, optimizers
+from homespun.core.method import Adam, Batch, Built, Optimizer, Phase, Stackable, optimizers
 from homespun.core.roles import SHARED, Role
 from homespun.core.tree import Tree
 from homespun.engines.engine import (
@@ -36,7 +36,7 @@ from homespun.engines.loop import predict_client, train_client
 def work_together(built: Built, broadcast: Broadcast, clients: Sequence[Client], *, work: Work, seed: int) -> Outcome:
     """Local work of these clients, stacked where the model can, and their updates summed in user order."""
     clients = in_user_order(clients)
-    if hasattr(built.model, "stacked") and clients:
+    if isinstance(built.model, Stackable) and clients:
         results = train_stacked(built, broadcast, clients, work=work, seed=seed)
     else:
         results = [train_client(built, broadcast, client, work=work, seed=seed) for client in clients]
@@ -48,7 +48,7 @@ def work_together(built: Built, broadcast: Broadcast, clients: Sequence[Client],
 
 
 def predict_together(built: Built, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
-    if not hasattr(built.model, "stacked") or any(client.examples == 0 for client in clients):
+    if not isinstance(built.model, Stackable) or any(client.examples == 0 for client in clients):
         return [predict_client(built, broadcast, client) for client in clients]
     data = stack_data(clients)
     parameters = {
@@ -108,6 +108,7 @@ def train_phase_stacked(
     frozen = built.partition.select(built.initial, Role.FROZEN)
     steppers = {name: Stepper(optimizer) for name, optimizer in chosen.items()}
     model = built.model
+    assert isinstance(model, Stackable)
     total = torch.zeros(len(plans), dtype=torch.float64)
     for step in range(len(plans[0])):
         active = sum(len(plan) > step for plan in plans)  # a prefix: the busiest clients come first

@@ -85,9 +85,7 @@ def blocks(positions: Sequence[int]) -> Iterator[Sequence[int]]:
     return (positions[start : start + BLOCK] for start in range(0, len(positions), BLOCK))
 
 
-def score(
-    engine: Engine, broadcast: Broadcast, clients: Sequence[Client]
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def score(engine: Engine, broadcast: Broadcast, clients: Sequence[Client]) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Labels and logits of every client that has examples."""
     clients = [client for client in clients if client.examples]
     logits = engine.predict(broadcast, clients)
@@ -116,7 +114,7 @@ def controls(splits: Sequence[Split], tested: Sequence[Examples], *, classes: in
 
     Scores are log frequencies (add-one smoothed), so that they also have an AUC and a loss.
     """
-    counts = [np.bincount(split.train.labels, minlength=classes) for split in splits]
+    counts = [np.bincount(np.asarray(split.train.labels), minlength=classes) for split in splits]
     overall = np.log(np.sum(counts, axis=0) + 1.0)
     labels = [np.asarray(examples.labels) for examples in tested]
 

@@ -89,9 +89,7 @@ def encode(examples: Examples, *, length: int) -> Batch:
 def loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
     """Cross-entropy of each example; any leading axes."""
     logits, label = predict(parameters, batch), batch["label"]
-    return functional.cross_entropy(logits.flatten(0, -2), label.flatten(), reduction="none").view(
-        label.shape
-    )
+    return functional.cross_entropy(logits.flatten(0, -2), label.flatten(), reduction="none").view(label.shape)
 
 
 def rules(users: str) -> Rules:

@@ -1,0 +1,111 @@
+"""Every method file keeps the contract; the check itself notices when one does not."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from homespun.contract import check_method
+from homespun.core.errors import MethodError, PartitionError
+from homespun.core.method import Task, available_methods, build, load_method
+
+checked = cache(check_method)
+
+ALL = ("roles", "zero rates", "frozen", "order", "repeat", "resume", "engines", "newcomer", "wire", "fedavg")
+
+
+@pytest.mark.parametrize("method", available_methods())
+def test_every_method_keeps_the_contract(method):
+    report = checked(method)
+    assert report.passed == ALL
+    assert report.largest_difference < 1e-5
+    for line in report.lines():
+        print(line)
+
+
+def test_the_inversion_attack_works_on_furl_and_the_report_says_so():
+    report = checked("furl")
+    errors = {attack.examples: attack.relative_error for attack in report.inversions}
+    assert errors[1] < 0.01 and errors[500] < 0.1  # it does give the embedding away: the threat model says it
+    assert "gives its private embedding away to within" in report.lines()[2]
+
+
+# A method of one's own, in a file of one's own, that can be spoilt in several ways.
+OWN = """
+from dataclasses import replace
+import torch
+from homespun.core.method import Phase, Sgd
+from homespun.core.roles import Role
+from homespun.methods import furl
+
+SMALL = furl.SMALL
+Settings = furl.Settings
+
+def method(settings, task):
+    made = replace(furl.method(settings, task), name="own")
+    {change}
+    return made
+"""
+
+
+def own(folder: Path, change: str = "pass") -> str:
+    path = folder / "own.py"
+    path.write_text(OWN.format(change=change))
+    return str(path)
+
+
+def test_a_method_in_a_file_of_ones_own(tmp_path):
+    assert check_method(own(tmp_path)).passed == ALL
+
+
+@pytest.mark.parametrize(
+    ("change", "broken"),
+    [
+        # a loss that draws from the global generator
+        ("made = replace(made, loss=lambda p, w, b: furl.loss(p, w, b) * (1 + torch.rand(())))", "repeat"),
+        # a loss that mixes the clients of a stack
+        ("made = replace(made, loss=lambda p, w, b: furl.loss(p, w, b) + w['output.bias'].sum())", "engines"),
+        # a server rule that forgets what it knew
+        (
+            "made = replace(made, server=lambda s, u: replace(s, round=s.round + 1, federated=u.federated))",
+            "zero rates",
+        ),
+        # a weight that is not the number of examples would be legal; one that is not a constant is not
+        ("made = replace(made, weight=lambda n: float(torch.rand(())) + 1)", "repeat"),
+    ],
+)
+def test_the_check_notices(tmp_path, change, broken):
+    with pytest.raises(MethodError, match=f"- {broken}:"):
+        check_method(own(tmp_path, change))
+
+
+def test_a_private_parameter_called_federated_is_noticed(tmp_path):
+    change = "made = replace(made, rules=[('user.*', Role.FEDERATED), *made.rules[1:]])"
+    with pytest.raises(MethodError, match="'user.embedding'.*not private"):
+        check_method(own(tmp_path, change))
+
+
+def test_a_rule_that_covers_nothing_is_found_when_the_method_is_built(tmp_path):
+    change = "made = replace(made, rules=[('usr.*', Role.PRIVATE), *made.rules])"
+    made = load_method(own(tmp_path, change), {}, Task(classes=2))
+    with pytest.raises(PartitionError, match=r"rule 'usr.\*' covers nothing"):
+        build(made, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("made = replace(made, phases=(Phase(trains={'usr.*': Sgd(0.1)}, batch=1, epochs=1),))", "covers no parameter"),
+        ("made = replace(made, personalize=(Phase(trains={'*': Sgd(0.1)}, batch=1, epochs=1),))", "are not private"),
+        ("made = replace(made, keys={'user.table': 'author'})", "keys name"),
+    ],
+)
+def test_contradictions_are_found_before_training(tmp_path, change, message):
+    with pytest.raises(MethodError, match=message):
+        build(load_method(own(tmp_path, change), {}, Task(classes=2)), seed=0)
+
+
+def test_a_file_without_a_method(tmp_path):
+    (tmp_path / "empty.py").write_text("x = 1")
+    with pytest.raises(MethodError, match="Settings, method missing"):
+        load_method(str(tmp_path / "empty.py"), {}, Task())
