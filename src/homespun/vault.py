@@ -244,7 +244,7 @@ class Vault:
         """A user's private tensors as a safetensors file."""
         rows = self._rows([user])
         if user not in rows:
-            remedy = "`homespun vault list` shows who has one."
+            remedy = "`homespun vault list RUN` shows who has one."
             raise UnknownNameError(f"{self.path}: no private entry of user {_quoted(user)}. {remedy}")
         return rows[user]
 
@@ -399,8 +399,8 @@ class Vault:
         pairs = [(_quoted(_user(key)), fault) for fault, keys in keys_by_fault.items() for key in keys]
         faults = [f"the entry of user {user} {fault}" for user, fault in pairs]
         faults[-1] += (
-            ". It is not used, and not begun again by itself: `homespun vault list --quarantine` shows what "
-            "is set aside, and `homespun vault forget USER` lets that user begin again."
+            ". It is not used, and not begun again by itself: `homespun vault list RUN --quarantine` shows what "
+            "is set aside, and `homespun vault forget RUN USER` lets that user begin again."
         )
         raise_faults(VaultError, str(self.path), faults)
 

@@ -9,6 +9,8 @@ from homespun.contract import check_method
 from homespun.core.errors import MethodError, PartitionError
 from homespun.core.method import Task, available_methods, build, load_method
 
+pytestmark = pytest.mark.system  # each check trains for some seconds
+
 checked = cache(check_method)
 
 ALL = ("roles", "zero rates", "frozen", "order", "repeat", "resume", "engines", "newcomer", "wire", "fedavg")

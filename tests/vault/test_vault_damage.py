@@ -41,8 +41,8 @@ def test_a_flipped_byte_is_reported_and_set_aside(folder: Path) -> None:
             vault.private_many(["bob", "ann"])
         assert str(caught.value) == (
             f"{folder / VAULT_FILE}: the entry of user 'ann' does not match its checksum. It is not used, "
-            "and not begun again by itself: `homespun vault list --quarantine` shows what is set aside, and "
-            "`homespun vault forget USER` lets that user begin again."
+            "and not begun again by itself: `homespun vault list RUN --quarantine` shows what is set aside, and "
+            "`homespun vault forget RUN USER` lets that user begin again."
         )
         [entry] = vault.quarantined()
         assert (entry.user, entry.round, entry.reason) == ("ann", 3, "checksum mismatch")

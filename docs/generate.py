@@ -1,0 +1,55 @@
+"""Write results into a documentation page, between `<!-- results: NAME -->` and `<!-- end -->`.
+
+    python docs/generate.py docs/methods/furl.md
+
+Each NAME is the folder `runs/NAME` of a finished `homespun compare experiments/NAME.toml`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from homespun.experiment import read_results
+from homespun.report.tables import main_table, newcomer_table
+
+MARKED = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
+
+
+def markdown_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [header, ("---", *["---:"] * (len(header) - 1)), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def section(name: str) -> str:
+    results = read_results(Path("runs") / name)
+    parts = []
+    for made in (main_table(results), newcomer_table(results)):
+        if made is not None:
+            title, header, rows = made
+            parts.append(f"**{title}**\n\n{markdown_table(tuple(header), [tuple(row) for row in rows])}")
+    if results["similarity"]:
+        values = [one["correlation"] for one in results["similarity"]]
+        pair = f"{results['similarity'][0]['left']} and {results['similarity'][0]['right']}"
+        shown = ", ".join(f"{value:.3f}" for value in values)
+        parts.append(f"Rank correlation of the distances between users, {pair}, by seed: {shown}.")
+    seeds = len(next(iter(results["configurations"].values()))["runs"])
+    facts = results["data"]["check"]
+    parts.append(
+        f"{facts['users']} participants, {facts['examples']} examples, {seeds} seeds; "
+        + ", ".join(f"{key} {value}" for key, value in results["versions"].items())
+        + "."
+    )
+    return "\n\n".join(parts)
+
+
+def main() -> None:
+    for page in map(Path, sys.argv[1:]):
+        text = page.read_text(encoding="utf-8")
+        made = MARKED.sub(lambda match: f"{match[1]}{section(match[2])}\n{match[3]}", text)
+        page.write_text(made, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
