@@ -53,7 +53,7 @@ class Settings(core_settings.Settings):
     # Local training (section 4.1)
     epochs: PositiveInt = 1
     batch: PositiveInt = 8
-    rate: NonNegativeFloat = 0.1
+    rate: NonNegativeFloat = 0.3
     user_rate: NonNegativeFloat | None = None  # the user embedding's own rate; None: the same
     proximal: NonNegativeFloat = 0.0  # FedProx's mu, on what is shared
 
