@@ -101,6 +101,7 @@ class Run:
     newcomers: Federation  # users who never take part
     _records: list[dict[str, Any]] = field(default_factory=list)
     temporary: Any = None  # keeps a folder that nobody named alive as long as the run
+    _order: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
     _encoded: OrderedDict[tuple[int, int, str], Batch] = field(default_factory=OrderedDict)
 
     @property
@@ -144,12 +145,11 @@ class Run:
         return sorted(int(position) for position in self._shuffled(epoch)[place * size : (place + 1) * size])
 
     def _shuffled(self, epoch: int) -> np.ndarray:
-        if getattr(self, "_epoch", None) != epoch:
-            self._order = seeds.numpy_generator(self.settings.seed, "epoch", epoch).permutation(
-                len(self.population.users)
-            )
-            self._epoch = epoch
-        return self._order
+        """Everybody in this epoch's order; kept, because a million take a while."""
+        if self._order[0] != epoch:
+            generator = seeds.numpy_generator(self.settings.seed, "epoch", epoch)
+            self._order = epoch, generator.permutation(len(self.population.users))
+        return self._order[1]
 
     def encode(self, federation: Federation, position: int, part: Part) -> Batch:
         """One user's part as tensors; the most recent few thousand are kept."""

@@ -83,7 +83,7 @@ def test_the_check_notices(tmp_path, change, broken):
 
 def test_a_private_parameter_called_federated_is_noticed(tmp_path):
     change = "made = replace(made, rules=[('user.*', Role.FEDERATED), *made.rules[1:]])"
-    with pytest.raises(MethodError, match="'user.embedding'.*not private"):
+    with pytest.raises(MethodError, match=r"'user.embedding'.*not private"):
         check_method(own(tmp_path, change))
 
 

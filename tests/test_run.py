@@ -1,0 +1,170 @@
+"""Who takes part when, what a round leaves behind, and what a run refuses."""
+
+import numpy as np
+import pytest
+
+from homespun.core.errors import RunError, SettingsError
+from homespun.core.messages import state_to_bytes
+from homespun.core.settings import parse
+from homespun.data import load_federation
+from homespun.methods.furl import SMALL
+from homespun.run import RunSettings, open_run
+from homespun.training import evaluate, evaluate_newcomers, train, training
+
+
+def federation(users=11, **settings):
+    return load_federation("dialects", settings={"users": users, "examples": 10, **settings})
+
+
+def opened(folder, *, method="furl", users=11, method_settings=None, **settings):
+    return open_run(
+        folder,
+        method=method,
+        federation=federation(users),
+        settings=RunSettings(**{"rounds": 4, "cohort": 4, "workers": 0, **settings}),
+        method_settings={**SMALL, **(method_settings or {})},
+    )
+
+
+def finished(folder, **settings):
+    with opened(folder, **settings) as run:
+        for _ in run.rounds():
+            pass
+        return state_to_bytes(run.state), {user: run.vault.export(user) for user in run.vault.users()}
+
+
+def test_an_epoch_goes_through_everybody_once(tmp_path):
+    with opened(tmp_path / "run") as run:
+        cohorts = [run.cohort(round) for round in range(6)]
+    assert [len(cohort) for cohort in cohorts] == [4, 4, 3, 4, 4, 3]
+    for epoch in (cohorts[:3], cohorts[3:]):
+        assert sorted(position for cohort in epoch for position in cohort) == list(range(11))
+    assert cohorts[:3] != cohorts[3:]
+
+
+def test_uniform_draws_are_without_repeats_and_differ(tmp_path):
+    with opened(tmp_path / "run", sampler="uniform") as run:
+        cohorts = [run.cohort(round) for round in range(30)]
+    assert all(len(set(cohort)) == 4 for cohort in cohorts)
+    assert len({tuple(cohort) for cohort in cohorts}) > 20
+
+
+def test_epochs_are_turned_into_rounds(tmp_path):
+    with opened(tmp_path / "a", rounds=None, epochs=2.0) as run:
+        assert (run.total_rounds, run.epochs_per_round) == (6, 4 / 11)
+    with opened(tmp_path / "b", method="central", rounds=None, epochs=2.0) as run:
+        assert (run.total_rounds, run.epochs_per_round) == (2, 1.0)
+    with opened(tmp_path / "c", cohort=50) as run:
+        assert run.cohort_size == 11
+
+
+@pytest.mark.parametrize("wrong", [{}, {"rounds": 1, "epochs": 1}, {"rounds": 0}, {"rounds": 1, "withheld": 1.0}])
+def test_settings_that_make_no_sense(wrong):
+    with pytest.raises(SettingsError):
+        parse(RunSettings, wrong, where="run")
+
+
+def test_a_round_is_recorded_with_its_traffic(tmp_path):
+    with opened(tmp_path / "run") as run:
+        (record,) = [next(run.rounds())]
+        size = sum(value.nbytes for value in run.state.federated.values())
+        examples = sum(len(run.population.examples(position)) for position in run.cohort(0))
+    assert (record.round, record.clients, record.examples) == (1, 4, examples)
+    assert record.down_bytes == {"federated": 4 * size, "keyed": 0, "private": 0}
+    assert record.up_bytes == {"federated": 4 * size, "keyed": 0, "statistics": 4 * 24, "private": 0}
+    assert 1.0 < record.loss < 4.0
+
+
+def test_a_method_without_private_parameters_leaves_the_vault_without_rows(tmp_path):
+    assert finished(tmp_path / "run", method="fedavg")[1] == {}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"commit_every": 3},
+        {"sampler": "uniform"},
+        {"method_settings": {"keeps": "share"}, "commit_every": 2},
+        {"method_settings": {"server": "fedadam", "server_rate": 0.01}},
+        {"method": "central"},
+    ],
+)
+def test_resumed_equals_uninterrupted(tmp_path, settings):
+    whole = finished(tmp_path / "whole", rounds=5, **settings)
+    finished(tmp_path / "parts", rounds=2, **settings)
+    assert finished(tmp_path / "parts", rounds=5, **settings) == whole
+
+
+def test_the_commit_cadence_changes_nothing_but_when(tmp_path):
+    assert finished(tmp_path / "every") == finished(tmp_path / "third", commit_every=3)
+
+
+def test_an_abandoned_round_is_as_if_it_had_not_been(tmp_path):
+    whole = finished(tmp_path / "whole")
+    with opened(tmp_path / "run", commit_every=3) as run:
+        run.step()
+        run.step()  # neither was committed
+    assert finished(tmp_path / "run") == whole
+
+
+def test_another_run_in_the_folder_is_refused(tmp_path):
+    finished(tmp_path / "run")
+    with pytest.raises(RunError, match="different run"):
+        opened(tmp_path / "run", seed=1)
+    with pytest.raises(RunError, match="different run"):
+        opened(tmp_path / "run", users=12)
+
+
+def test_newcomers_never_take_part(tmp_path):
+    with train(
+        "furl", federation(), folder=tmp_path / "run", rounds=4, cohort=4, workers=0, withheld=0.3, **SMALL
+    ) as run:
+        trained = set(run.vault.users())
+        assert len(run.newcomers.users) == 3
+        assert trained.isdisjoint(run.newcomers.users)
+        assert trained == set(run.federation.users)
+        before = run.vault.state
+        found = evaluate_newcomers(run)
+        assert list(found) == ["0", "1", "5", "20", "all"]
+        assert {one.examples for one in found.values()} == {found["0"].examples}  # one fixed test set
+        assert run.vault.state == before and set(run.vault.users()) == trained
+
+
+def test_training_examples_are_never_tested_on(tmp_path):
+    with opened(tmp_path / "run") as run:
+        for position in range(11):
+            parts = run.split(run.federation, position)
+            whole = run.federation.examples(position)
+            assert sorted([*parts.train.texts, *parts.eval.texts, *parts.test.texts]) == sorted(whole.texts)
+            assert run.population.examples(position).texts == parts.train.texts
+
+
+def test_the_server_has_everybodys_training_examples_and_their_authors(tmp_path):
+    with opened(tmp_path / "run", method="central") as run:
+        everything = run.population.examples(0)
+        for position in range(11):
+            own = np.flatnonzero(everything.authors == position)
+            assert [everything.texts[row] for row in own] == list(run.split(run.federation, position).train.texts)
+
+
+def test_the_curve_is_whole_after_a_resume(tmp_path):
+    def curve(stops):
+        for stop in stops:
+            with opened(tmp_path / str(len(stops)), rounds=stop, evaluate_every=2) as run:
+                list(training(run))
+                history = run.history()
+        return [(one["round"], one["value"]) for one in history if one["kind"] == "evaluation"]
+
+    assert curve([6]) == curve([2, 4, 6])
+    assert [round for round, _ in curve([6])] == [0, 2, 4, 6]
+
+
+@pytest.mark.system
+def test_learning_beats_chance_where_there_is_something_to_learn(tmp_path):
+    """Twelve people in two groups: their own embedding tells whose labels are whose."""
+    people = federation(12, groups=2, classes=4, strength=1.0, examples=60, noise=0.0, dialect=0.0)
+    sizes = {"character_dim": 16, "lstm_dim": 32, "hidden_dim": 32, "user_dim": 4, "length": 30}
+    with train(
+        "furl", people, folder=tmp_path / "run", rounds=60, cohort=6, workers=0, rate=0.5, evaluate_every=60, **sizes
+    ) as run:
+        assert evaluate(run, "train").accuracy > 0.6
