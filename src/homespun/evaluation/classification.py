@@ -14,7 +14,6 @@ import numpy as np
 
 from homespun.core import seeds
 from homespun.core.messages import Broadcast
-from homespun.core.method import Built
 from homespun.data.federation import Examples, Federation
 from homespun.data.splits import Split
 from homespun.engines.engine import Client, Engine
@@ -90,10 +89,6 @@ def score(engine: Engine, broadcast: Broadcast, clients: Sequence[Client]) -> tu
     clients = [client for client in clients if client.examples]
     logits = engine.predict(broadcast, clients)
     return [client.data["label"].numpy() for client in clients], [output.numpy() for output in logits]
-
-
-def with_examples(built: Built, client: Client, examples: Examples) -> Client:
-    return Client(client.user, private=client.private, data=built.method.encode(examples))
 
 
 def shots(split: Split, count: int | None) -> Examples:
