@@ -13,6 +13,7 @@ from homespun.core.errors import DataError, RunError, UnknownNameError, nearest
 from homespun.core.messages import state_to_bytes
 from homespun.core.roles import Role
 from homespun.data.federation import Examples, Federation
+from homespun.data.names import find_user
 from homespun.engines.engine import Client
 from homespun.evaluation.classification import Evaluation, score, summarize
 from homespun.files import DataSettings
@@ -92,11 +93,8 @@ def require_person(run: Run, user: str) -> Person:
     if run.built.partition.names(Role.PRIVATE):
         if run.vault.private(user) is not None:
             return known_person(run, user)
-        known = run.vault.users(limit=100_000)
-    else:
-        known = list(run.federation.users[:100_000])
-        if user in known or not run.method.keys:
-            return Person(run, user, {})
-    raise UnknownNameError(
-        f"no user {user!r} in this run.{nearest(user, known)} `homespun personalize` adds somebody new."
-    )
+        near = nearest(user, run.vault.users(limit=100_000))
+        raise UnknownNameError(f"no user {user!r} in this run.{near} `homespun personalize` adds somebody new.")
+    if run.method.keys:
+        find_user(run.federation, user)
+    return Person(run, user, {})

@@ -152,10 +152,6 @@ class Vault:
         return self._head()["round"]
 
     @property
-    def finished(self) -> bool:
-        return self._head()["finished"]
-
-    @property
     def state(self) -> bytes | None:
         """The server's state as of `round`, or None when none was ever committed."""
         with self.snapshot():
@@ -194,7 +190,7 @@ class Vault:
         """Write the staged rows, the state and the records up to `round` in one transaction.
 
         Without a state, the server's state stays as it was. When this fails the last commit is intact and
-        the rows stay staged, so that a later call may succeed. A later round reopens a finished run.
+        the rows stay staged, so that a later call may succeed.
         """
         lines = [json.dumps(record).encode() for record in records]
         with self._transaction() as db:
@@ -214,15 +210,9 @@ class Vault:
             if state is not None:
                 _put(db, key="state", value=state)
                 head["state_sha256"] = _digest("state", state).hex()
-            finished = head["finished"] and round == head["round"]
-            head |= {"round": round, "records": head["records"] + len(lines), "finished": finished}
+            head |= {"round": round, "records": head["records"] + len(lines)}
             _put(db, key="head", value=json.dumps(head).encode())
         self._staged.clear()
-
-    def finish(self) -> None:
-        """Say that the run has done all of its rounds."""
-        with self._transaction() as db:
-            _put(db, key="head", value=json.dumps(self._head() | {"finished": True}).encode())
 
     # ---- for the person whose data it is ----
 
@@ -433,7 +423,7 @@ def _create(path: Path, identity: str) -> None:
         leftover.unlink()
     # SQLite gives its -wal and -shm files the mode of the database, so none is ever readable by others.
     os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-    head = {"round": 0, "records": 0, "state_sha256": None, "finished": False}
+    head = {"round": 0, "records": 0, "state_sha256": None}
     try:
         with closing(_connect(new, read_only=False)) as db:
             db.execute("PRAGMA journal_mode=WAL")

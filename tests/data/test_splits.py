@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from homespun.core.errors import SettingsError
 from homespun.data import dialects
 from homespun.data.federation import Examples
-from homespun.data.splits import part, part_sizes, pooled, split, training_part, withhold
+from homespun.data.splits import part, part_sizes, pooled, split, withhold
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_split_depends_on_seed_and_name_only() -> None:
 def test_parts_are_views() -> None:
     federation = dialects.load({"users": 5})
     views = [part(federation, name, seed=3) for name in ("train", "eval", "test")]
-    assert views[0] == training_part(federation, seed=3)
+    assert views[0] == part(federation, "train", seed=3)
     for user in range(5):
         texts = [text for view in views for text in view.examples(user).texts]
         assert sorted(texts) == sorted(federation.examples(user).texts)
@@ -125,7 +125,7 @@ def test_withholding_from_a_million() -> None:
     tracemalloc.start()
     start = time.perf_counter()
     participants, newcomers = withhold(federation, count=100, seed=0)
-    assert len(participants.users) == 999_900 and len(training_part(newcomers, seed=0).examples(99)) >= 25
+    assert len(participants.users) == 999_900 and len(part(newcomers, "train", seed=0).examples(99)) >= 25
     assert participants.users.index(participants.users[500_000]) == 500_000
     assert time.perf_counter() - start < 1
     _, peak = tracemalloc.get_traced_memory()
@@ -135,7 +135,7 @@ def test_withholding_from_a_million() -> None:
 
 def test_pooled_is_one_user_with_everybodys_examples() -> None:
     federation = dialects.load({"users": 4})
-    train = training_part(federation, seed=1)
+    train = part(federation, "train", seed=1)
     server = pooled(train)
     assert list(server.users) == ["server"]
     everything = server.examples(0)

@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_new_vault_is_at_round_0_with_nothing_in_it(folder: Path) -> None:
     with Vault.open(folder, identity=IDENTITY) as vault:
-        assert (vault.round, vault.state, vault.history(), vault.finished) == (0, None, [], False)
+        assert (vault.round, vault.state, vault.history()) == (0, None, [])
         assert (vault.count, vault.users(), vault.quarantined(), vault.private("ann")) == (0, [], [], None)
         assert vault.identity == IDENTITY
 
@@ -51,9 +51,8 @@ def test_a_commit_is_there_after_reopening(folder: Path) -> None:
         vault.commit(round=1, state=b"one", records=[{"round": 1, "loss": 0.5}])
         vault.stage({"ann": row(4.0)})
         vault.commit(round=2, state=b"two", records=[{"round": 2, "loss": float("nan")}])
-        vault.finish()
     with Vault.open(folder, identity=IDENTITY) as vault:
-        assert (vault.round, vault.state, vault.finished) == (2, b"two", True)
+        assert (vault.round, vault.state) == (2, b"two")
         assert json.dumps(vault.history()) == '[{"round": 1, "loss": 0.5}, {"round": 2, "loss": NaN}]'
         assert (values(vault.private("ann")), values(vault.private("bob"))) == ([4.0], [3.0])
         assert [(entry.user, entry.round) for entry in vault.entries()] == [("ann", 2), ("bob", 1)]
@@ -82,12 +81,10 @@ def test_rounds_of_several_stages_commit_together(folder: Path) -> None:
 def test_rows_alone_leave_the_state_as_it_was(folder: Path) -> None:
     with Vault.open(folder, identity=IDENTITY) as vault:
         vault.commit(round=3, state=b"three")
-        vault.finish()
         vault.stage({"new": row(1.0)})
         vault.commit(round=3)
-        assert (vault.state, vault.finished, vault.users()) == (b"three", True, ["new"])
+        assert (vault.state, vault.users()) == (b"three", ["new"])
         vault.commit(round=4)
-        assert vault.finished is False
 
 
 def test_a_round_that_is_over_is_refused(folder: Path) -> None:
@@ -430,7 +427,7 @@ def test_a_reader_reads_beside_the_writer_and_changes_nothing(folder: Path) -> N
                 assert (reader.round, reader.state, values(reader.private("ann"))) == (1, b"one", [1.0])
                 assert reader.history() == [{"round": 1}]
             assert (reader.round, reader.state, values(reader.private("ann"))) == (2, b"two", [2.0])
-            for change in (lambda: reader.commit(round=3), reader.finish, lambda: reader.forget("ann")):
+            for change in (lambda: reader.commit(round=3), lambda: reader.forget("ann")):
                 with pytest.raises(VaultError, match="opened read-only"):
                     change()
     with Vault.open(folder, read_only=True) as reader:

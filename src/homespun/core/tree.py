@@ -6,7 +6,7 @@ nothing broadcasts, nothing is skipped, no argument is changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import torch
@@ -30,21 +30,9 @@ def require_same_names(left: Tree, right: Tree) -> None:
             raise MessageError(f"{name!r}: expected shape {tuple(left[name].shape)}, got {tuple(right[name].shape)}")
 
 
-def combine(operation: Callable[[Tensor, Tensor], Tensor], left: Tree, right: Tree) -> dict[str, Tensor]:
-    require_same_names(left, right)
-    return {name: operation(left[name], right[name]) for name in left}
-
-
 def add(left: Tree, right: Tree) -> dict[str, Tensor]:
-    return combine(torch.add, left, right)
-
-
-def subtract(left: Tree, right: Tree) -> dict[str, Tensor]:
-    return combine(torch.sub, left, right)
-
-
-def scale(tree: Tree, factor: float) -> dict[str, Tensor]:
-    return {name: tensor * factor for name, tensor in tree.items()}
+    require_same_names(left, right)
+    return {name: left[name] + right[name] for name in left}
 
 
 def zeros_like(tree: Tree) -> dict[str, Tensor]:

@@ -98,10 +98,6 @@ def part(federation: Federation, name: PartName, *, seed: int, fractions: Fracti
     return Part(federation, name, seed, fractions)
 
 
-def training_part(federation: Federation, *, seed: int, fractions: Fractions = FRACTIONS) -> Part:
-    return part(federation, "train", seed=seed, fractions=fractions)
-
-
 @dataclass(frozen=True, eq=False)
 class Subset:
     """Some users of a federation; `positions` in it are ascending."""
@@ -210,7 +206,7 @@ class Pooled:
 
 
 def pooled(federation: Federation) -> Pooled:
-    """`pooled(training_part(federation, seed=7))` is what a server that holds all data trains on."""
+    """`pooled(part(federation, "train", seed=7))` is what a server that holds all data trains on."""
     return Pooled(federation)
 
 
