@@ -26,16 +26,22 @@ demo: $(READY)
 	$(BIN)/homespun demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest
 
 unit: $(READY)
-	$(BIN)/python -m pytest -m "not slow and not system"
+	$(BIN)/python -m pytest -m "not system"
 
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_imports.py
+
+reproduce: $(READY)
+	$(BIN)/homespun compare experiments/furl-dialects.toml
+	$(BIN)/homespun compare experiments/furl-sticker.toml
+	$(BIN)/homespun compare experiments/furl-reddit.toml
+	$(BIN)/python docs/generate.py docs/methods/furl.md
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

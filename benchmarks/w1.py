@@ -42,7 +42,7 @@ SETTINGS = {
     "user_dim": reference.USER_DIM,
     "batch": reference.BATCH,
     "rate": reference.RATE,
-    "epochs": 1,
+    "local_epochs": 1,
 }
 
 

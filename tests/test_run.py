@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from homespun.core.errors import RunError, SettingsError
+from homespun.core.errors import MethodError, RunError, SettingsError
 from homespun.core.messages import state_to_bytes
 from homespun.core.settings import parse
 from homespun.data import load_federation
 from homespun.methods.furl import SMALL
 from homespun.run import RunSettings, open_run
-from homespun.training import evaluate, evaluate_newcomers, train, training
+from homespun.training import Evaluated, evaluate, evaluate_controls, evaluate_newcomers, train, training
 
 
 def federation(users=11, **settings):
@@ -51,14 +51,17 @@ def test_uniform_draws_are_without_repeats_and_differ(tmp_path):
 
 def test_epochs_are_turned_into_rounds(tmp_path):
     with opened(tmp_path / "a", rounds=None, epochs=2.0) as run:
-        assert (run.total_rounds, run.epochs_per_round) == (6, 4 / 11)
+        assert (run.total_rounds, run.rounds_per_epoch) == (6, 3)  # 4 + 4 + 3 of 11 users: nobody is left out
+    with opened(tmp_path / "d", rounds=None, epochs=2.0, sampler="uniform") as run:
+        assert (run.total_rounds, run.rounds_per_epoch) == (6, 11 / 4)
     with opened(tmp_path / "b", method="central", rounds=None, epochs=2.0) as run:
-        assert (run.total_rounds, run.epochs_per_round) == (2, 1.0)
+        assert (run.total_rounds, run.rounds_per_epoch) == (2, 1)
     with opened(tmp_path / "c", cohort=50) as run:
         assert run.cohort_size == 11
 
 
-@pytest.mark.parametrize("wrong", [{}, {"rounds": 1, "epochs": 1}, {"rounds": 0}, {"rounds": 1, "withheld": 1.0}])
+@pytest.mark.parametrize("wrong", [{}, {"rounds": 1, "epochs": 1}, {"rounds": 0}, {"rounds": 1, "withheld": 1.0},
+                                   {"rounds": 1, "fractions": (0.8, 0.1, 0.2)}])  # fmt: skip
 def test_settings_that_make_no_sense(wrong):
     with pytest.raises(SettingsError):
         parse(RunSettings, wrong, where="run")
@@ -126,8 +129,42 @@ def test_newcomers_never_take_part(tmp_path):
         before = run.vault.state
         found = evaluate_newcomers(run)
         assert list(found) == ["0", "1", "5", "20", "all"]
-        assert {one.examples for one in found.values()} == {found["0"].examples}  # one fixed test set
+        tests = [run.split(run.newcomers, position).test for position in range(3)]
+        assert {one.examples for one in found.values()} == {sum(len(test) for test in tests)}  # one fixed test set
         assert run.vault.state == before and set(run.vault.users()) == trained
+
+
+def test_each_evaluation_is_of_its_own_part(tmp_path):
+    with opened(tmp_path / "run", rounds=1, evaluate_every=1) as run:
+        sizes = {
+            name: sum(len(getattr(run.split(run.federation, position), name)) for position in range(11))
+            for name in ("train", "eval", "test")
+        }
+        assert {name: evaluate(run, name).examples for name in sizes} == sizes
+        points = [event for event in training(run) if isinstance(event, Evaluated)]
+        assert points[0].evaluation == evaluate_before(run, tmp_path)
+        assert evaluate_controls(run).majority.examples == sizes["test"]
+
+
+def evaluate_before(run, folder):
+    """The evaluation part as an untrained run sees it."""
+    with opened(folder / "untrained", rounds=1) as fresh:
+        return evaluate(fresh, "eval")
+
+
+def test_nobody_has_enough_examples_to_be_evaluated(tmp_path):
+    few = load_federation("dialects", settings={"users": 6, "examples": 1, "ragged": 0.0})
+    with train("furl", few, folder=tmp_path / "run", rounds=2, cohort=4, workers=0, **SMALL) as run:
+        assert evaluate(run).users == 0 and np.isnan(evaluate(run).accuracy)
+        assert run.state.round == 2
+
+
+def test_a_setting_cannot_belong_to_both_the_method_and_the_run(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from homespun.methods import furl\nclass Settings(furl.Settings):\n    cohort: int = 3\nmethod = furl.method\n"
+    )
+    with pytest.raises(MethodError, match="cohort would be a setting of both"):
+        train(str(tmp_path / "own.py"), federation(), rounds=1)
 
 
 def test_training_examples_are_never_tested_on(tmp_path):

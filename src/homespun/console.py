@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import isnan
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -18,17 +18,17 @@ from homespun.training import Evaluated
 
 LINES = 20  # plain progress lines per run, about
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+out = Console(highlight=False, markup=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 def table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
     """A table whose first column is text and whose other columns are numbers."""
-    made = Table(title=escape(title), title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    made = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
     for place, name in enumerate(header):
         made.add_column(name, justify="left" if place == 0 else "right", overflow="fold")
     for row in rows:
-        made.add_row(*(escape(cell) for cell in row))
+        made.add_row(*row)
     return made
 
 
@@ -53,14 +53,14 @@ class Reporter:
             yield lambda event: self._line(run, title, event, begun=begun)
             return
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             TimeRemainingColumn(),
         )
         with Progress(*columns, console=self.console) as progress:
-            task = progress.add_task(escape(title), total=run.total_rounds, completed=begun, note="")
+            task = progress.add_task(title, total=run.total_rounds, completed=begun, note="")
 
             def show(event: RoundRecord | Evaluated) -> None:
                 note = self._note(event)
@@ -71,7 +71,7 @@ class Reporter:
     def _note(self, event: RoundRecord | Evaluated) -> str:
         if isinstance(event, Evaluated):
             metric, value = event.evaluation.headline
-            self._latest = f"{metric} {100 * value:.1f} %"
+            self._latest = "" if isnan(value) else f"{metric} {100 * value:.1f} %"
             return self._latest
         return f"loss {event.loss:.3f}" + (f", {self._latest}" if self._latest else "")
 

@@ -10,25 +10,39 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from homespun.core.errors import SettingsError
+from homespun.core.method import method_module
 from homespun.core.settings import Settings, parse
 from homespun.data.check import check
 from homespun.data.federation import Federation
 from homespun.evaluation.classification import sample_users
 from homespun.evaluation.metrics import majority, mean_and_deviation
 from homespun.files import SCHEMA, DataSettings, read_json, versions, write_json
-from homespun.run import RoundRecord, Run
-from homespun.training import Evaluated, evaluate_controls, prepare, results, training, user_vectors
+from homespun.run import RoundRecord, Run, RunSettings
+from homespun.training import (
+    Evaluated,
+    evaluate_controls,
+    prepare,
+    reopen,
+    results,
+    separate_settings,
+    training,
+    user_vectors,
+)
 
 RESULTS_FILE = "results.json"
 Event: TypeAlias = RoundRecord | Evaluated
 Following: TypeAlias = Callable[[Run, str], AbstractContextManager[Callable[[Event], None]]]
 MAPPED_USERS = 500  # at most so many points on a map
+
+
+# It becomes the name of a folder.
+ConfigurationName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 
 
 class Configuration(Settings):
@@ -42,7 +56,7 @@ class Experiment(Settings):
     data: DataSettings
     seeds: tuple[int, ...] = (0,)
     settings: dict[str, Any] = Field(default_factory=dict)  # of every run
-    configurations: dict[str, Configuration]
+    configurations: dict[ConfigurationName, Configuration]
 
 
 def read_experiment(path: Path) -> Experiment:
@@ -50,9 +64,10 @@ def read_experiment(path: Path) -> Experiment:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SettingsError(f"no experiment file {str(path)!r}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path}: not TOML: {error}") from None
-    return parse(Experiment, {"name": path.stem, **values}, where=str(path))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: cannot be read as TOML: {error}") from None
+    made = parse(Experiment, {"name": path.stem, **values}, where=str(path))
+    return made.model_copy(update={"data": made.data.resolved()})
 
 
 def run_folder(folder: Path, configuration: str, seed: int) -> Path:
@@ -64,19 +79,27 @@ def train_all(experiment: Experiment, folder: Path, following: Following) -> Non
 
     `following(run, title)` is entered around each run and gives a function that is shown its events.
     """
+    check_settings(experiment)
     federation = experiment.data.load()
     for seed in experiment.seeds:
         for name, configuration in experiment.configurations.items():
             place, title = run_folder(folder, name, seed), configuration.title or name
-            if (place / RESULTS_FILE).exists():
-                continue
-            with (
-                open_configuration(experiment, configuration, federation, place, seed) as run,
-                following(run, f"{title}, seed {seed}") as show,
-            ):
-                for event in training(run):
-                    show(event)
+            with open_configuration(experiment, configuration, federation, place, seed) as run:
+                if run.state.round >= run.total_rounds and (place / RESULTS_FILE).exists():
+                    continue
+                with following(run, f"{title}, seed {seed}") as show:
+                    for event in training(run):
+                        show(event)
                 write_results(place, single_results(run, experiment.data, title=title))
+
+
+def check_settings(experiment: Experiment) -> None:
+    """Find every wrong setting before the first configuration trains."""
+    for name, configuration in experiment.configurations.items():
+        values = {**experiment.settings, **configuration.settings}
+        run, method = separate_settings(configuration.method, values)
+        parse(RunSettings, run, where=f"configuration {name}")
+        parse(method_module(configuration.method).Settings, method, where=f"configuration {name}")
 
 
 def open_configuration(
@@ -90,10 +113,8 @@ def single_results(run: Run, data: DataSettings, *, title: str) -> dict[str, Any
     """`results.json` of one run: a comparison with one configuration and one seed."""
     found = controls_of(run)
     one = {**results(run), "seed": run.settings.seed, "maps": maps(run)}
-    return assemble(
-        name=title, data=data, federation=run.federation, newcomers=len(run.newcomers.users),
-        configurations={run.method.name: (title, [one])}, controls=[found],
-    )  # fmt: skip
+    described = {**describe(run.federation, data), "newcomers": len(run.newcomers.users)}
+    return assemble(title, described, configurations={run.method.name: (title, [one])}, controls=[found])
 
 
 def collect(experiment: Experiment, folder: Path) -> dict[str, Any]:
@@ -111,29 +132,22 @@ def collect(experiment: Experiment, folder: Path) -> dict[str, Any]:
             if name == next(iter(experiment.configurations)):
                 controls.append(single["controls"]["runs"][0])
         configurations[name] = (configuration.title or name, runs)
-    return assemble(
-        name=experiment.name, data=experiment.data, federation=None, described=first["data"],
-        configurations=configurations, controls=controls,
-    ) | {"similarity": similarities(experiment, folder)}  # fmt: skip
+    found = assemble(experiment.name, first["data"], configurations=configurations, controls=controls)
+    return {**found, "similarity": similarities(experiment, folder)}
 
 
 def assemble(
-    *,
     name: str,
-    data: DataSettings,
-    federation: Federation | None,
+    data: Mapping[str, Any],
+    *,
     configurations: Mapping[str, tuple[str, list[dict[str, Any]]]],
     controls: Sequence[Mapping[str, Any]],
-    described: Mapping[str, Any] | None = None,
-    newcomers: int = 0,
 ) -> dict[str, Any]:
-    if described is None and federation is not None:
-        described = {**describe(federation, data), "newcomers": newcomers}
     return {
         "schema": SCHEMA,
         "name": name,
         "versions": versions(),
-        "data": described,
+        "data": data,
         "configurations": {
             key: {"title": title, "method": runs[0]["method"], "summary": summary(runs), "runs": runs}
             for key, (title, runs) in configurations.items()
@@ -230,12 +244,11 @@ def similarities(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
     from scipy.spatial.distance import pdist
     from scipy.stats import spearmanr
 
-    federation = experiment.data.load()
     found = []
     for seed in experiment.seeds:
         vectors: dict[str, np.ndarray] = {}
-        for name, configuration in experiment.configurations.items():
-            with open_configuration(experiment, configuration, federation, run_folder(folder, name, seed), seed) as run:
+        for name in experiment.configurations:
+            with reopen(run_folder(folder, name, seed)) as run:
                 positions = sample_users(run.federation, at_most=MAPPED_USERS, seed=seed)
                 rows = user_vectors(run, positions)
             if rows is not None and len(rows) > 2:

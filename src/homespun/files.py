@@ -14,7 +14,7 @@ import platform
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -31,8 +31,13 @@ class DataSettings(Settings):
     """How a federation is loaded."""
 
     source: str
-    columns: dict[str, str] = Field(default_factory=dict)
+    columns: dict[Literal["user", "context", "text", "label"], str] = Field(default_factory=dict)
     settings: dict[str, Any] = Field(default_factory=dict)
+
+    def resolved(self) -> DataSettings:
+        """With a file's whole path, so that a run can be opened from another folder."""
+        path = Path(self.source)
+        return self.model_copy(update={"source": str(path.resolve())}) if path.exists() else self
 
     def load(self) -> Federation:
         return load_federation(self.source, columns=Columns(**self.columns), settings=self.settings)

@@ -25,11 +25,11 @@ HELD_OUT = 5  # every fifth example shows what personalizing brought
 
 def personalize_from_file(folder: Path | str, source: DataSettings, *, user: str | None) -> dict[str, Any]:
     """Personalize for the examples of one user in a file and keep the result in the run's vault."""
-    given = source.load()
     with reopen(folder, read_only=False) as run:
+        given = source.model_copy(update={"columns": {**run.data.columns, **source.columns}}).load()
         if not run.method.personalize:
             raise RunError(f"{folder}: {run.method.name} keeps nothing private, so there is nothing to personalize.")
-        name, examples = own_examples(given, user, labels=run.federation.labels)
+        name, examples, unknown = own_examples(given, user, labels=run.federation.labels)
         require_new(run, name)
         before, after = held_out_gain(run, name, examples)
         private = personalize_many(run, {name: examples})
@@ -39,18 +39,20 @@ def personalize_from_file(folder: Path | str, source: DataSettings, *, user: str
         f" On {after.examples} held-out examples accuracy went from {100 * before.accuracy:.1f} % to "
         f"{100 * after.accuracy:.1f} %."
     )  # fmt: skip
+    rest = f" ({unknown} with labels unknown to the run left out)" if unknown else ""
     return {
         "user": name,
         "examples": len(examples),
         "before": None if before is None else before.to_dict(),
         "after": None if after is None else after.to_dict(),
         "uploaded_bytes": 0,
-        "message": f"{name}: personalized from {len(examples)} examples; nothing was uploaded.{gain}",
+        "left_out": unknown,
+        "message": f"{name}: personalized from {len(examples)} examples{rest}; nothing was uploaded.{gain}",
     }
 
 
-def own_examples(given: Federation, user: str | None, *, labels: tuple[str, ...]) -> tuple[str, Examples]:
-    """The one user's examples, with labels numbered as the run numbers them."""
+def own_examples(given: Federation, user: str | None, *, labels: tuple[str, ...]) -> tuple[str, Examples, int]:
+    """The one user's examples, with labels numbered as the run numbers them, and how many have a label it lacks."""
     users = list(given.users)
     if user is None and len(users) > 1:
         raise DataError(f"{given.name}: has {len(users)} users. Say which one with --user.")
@@ -61,10 +63,14 @@ def own_examples(given: Federation, user: str | None, *, labels: tuple[str, ...]
     if examples.labels is None:
         raise DataError(f"{given.name}: its examples have no label. Name the column with --label-column.")
     named = [given.labels[label] for label in examples.labels]
-    return name, replace(examples, labels=label_indices(named, labels))
+    known = [row for row, label in enumerate(named) if label in labels] or range(len(named))  # none: the error says so
+    indices = label_indices([named[row] for row in known], labels)
+    return name, replace(examples.take(list(known)), labels=indices), len(named) - len(known)
 
 
 def require_new(run: Run, user: str) -> None:
+    if user in run.federation.users:
+        raise RunError(f"user {user!r} takes part in this run: train it further instead.")
     if run.vault.private(user) is not None:
         raise RunError(
             f"user {user!r} has private parameters in this run already. `homespun vault forget` removes them."

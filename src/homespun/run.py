@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from homespun.core import seeds, tree
 from homespun.core.errors import SettingsError
@@ -36,7 +44,7 @@ from homespun.core.roles import Role
 from homespun.core.settings import Settings
 from homespun.core.tree import Tree
 from homespun.data.federation import Federation
-from homespun.data.splits import Split, part, pooled, split, withhold
+from homespun.data.splits import Split, part, part_sizes, pooled, split, withhold
 from homespun.engines.cohort import CohortEngine, default_workers
 from homespun.engines.engine import Client, Engine
 from homespun.engines.loop import LoopEngine
@@ -60,6 +68,15 @@ class RunSettings(Settings):
     evaluate_every: PositiveInt | None = None  # rounds; None: about 20 times a run
     evaluate_users: PositiveInt = 1000  # at most so many users, drawn once
     commit_every: PositiveInt = 1  # rounds between commits to disk
+
+    @field_validator("fractions")
+    @classmethod
+    def _shares_of_one(cls, fractions: tuple[float, float, float]) -> tuple[float, float, float]:
+        try:
+            part_sizes(0, fractions)
+        except SettingsError as error:
+            raise ValueError(str(error)) from None
+        return fractions
 
     @model_validator(mode="after")
     def _one_length(self) -> RunSettings:
@@ -100,6 +117,7 @@ class Run:
     state: ServerState
     newcomers: Federation  # users who never take part
     _records: list[dict[str, Any]] = field(default_factory=list)
+    data: Any = None  # how the federation was loaded, if it can be loaded again
     temporary: Any = None  # keeps a folder that nobody named alive as long as the run
     _order: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
     _encoded: OrderedDict[tuple[int, int, str], Batch] = field(default_factory=OrderedDict)
@@ -125,15 +143,17 @@ class Run:
     def total_rounds(self) -> int:
         if self.settings.rounds is not None:
             return self.settings.rounds
-        return ceil((self.settings.epochs or 0) * len(self.population.users) / self.cohort_size)
+        return ceil((self.settings.epochs or 0) * self.rounds_per_epoch)
 
     @property
     def cohort_size(self) -> int:
         return min(self.settings.cohort, len(self.population.users))
 
     @property
-    def epochs_per_round(self) -> float:
-        return self.cohort_size / len(self.population.users)
+    def rounds_per_epoch(self) -> float:
+        """Rounds until everybody's examples were used once; on average, where cohorts are drawn independently."""
+        rounds = len(self.population.users) / self.cohort_size
+        return ceil(rounds) if self.settings.sampler == "shuffled" else rounds
 
     def cohort(self, round: int) -> list[int]:
         """The positions of the users who take part in this round."""
@@ -141,7 +161,7 @@ class Run:
         if self.settings.sampler == "uniform":
             draw = seeds.numpy_generator(seed, "cohort", round).choice(users, size, replace=False, shuffle=False)
             return sorted(int(position) for position in draw)
-        epoch, place = divmod(round, ceil(users / size))
+        epoch, place = divmod(round, int(self.rounds_per_epoch))
         return sorted(int(position) for position in self._shuffled(epoch)[place * size : (place + 1) * size])
 
     def _shuffled(self, epoch: int) -> np.ndarray:
@@ -288,7 +308,7 @@ def open_run(
     if made.task.classes < 2:
         raise SettingsError(
             f"{federation.name}: {made.name} needs a label with at least two values. "
-            "Name its column with --label-column."
+            "Name its column with --label-column, or for sotu set --data-set label=context."
         )
     built = build(made, seed=settings.seed)
     identity = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from homespun.core.errors import DataError, SettingsError, nearest, raise_faults
+from homespun.core.errors import DataError, MethodError, SettingsError, nearest, raise_faults
 from homespun.core.method import method_module
 from homespun.core.roles import Role
 from homespun.core.settings import parse
@@ -56,13 +56,16 @@ class Evaluated:
 def separate_settings(method: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings of the run and settings of the method; a name that neither knows is an error."""
     known = method_module(method).Settings.model_fields
+    both = sorted(set(known) & set(RunSettings.model_fields))
+    if both:
+        raise MethodError(f"{method}: {', '.join(both)} would be a setting of both the method and the run. Rename it.")
     unknown = [name for name in values if name not in RunSettings.model_fields and name not in known]
     if unknown:
         names = sorted({*RunSettings.model_fields, *known})
         faults = [f"unknown setting {name!r}.{nearest(name, names)} Known: {', '.join(names)}." for name in unknown]
         raise_faults(SettingsError, f"training {method}", faults)
     run = {name: value for name, value in values.items() if name in RunSettings.model_fields}
-    return run, {name: value for name, value in values.items() if name in known and name not in run}
+    return run, {name: value for name, value in values.items() if name in known}
 
 
 def train(method: str, federation: Federation, *, folder: str | Path | None = None, **settings: Any) -> Run:
@@ -94,8 +97,7 @@ def prepare(
         method_settings=method_settings,
     )
     run.temporary = keep  # removed with the run
-    if data is not None:
-        write_json(Path(folder) / SETTINGS_FILE, resolved_settings(run, data))
+    run.data = data
     return run
 
 
@@ -108,7 +110,7 @@ def resolved_settings(run: Run, data: DataSettings) -> dict[str, Any]:
         "method_settings": run.method.settings.model_dump(mode="json"),
         "run": run.settings.model_dump(mode="json"),
         "data": data.model_dump(mode="json"),
-        "data_fingerprint": run.federation.fingerprint,
+        "data_fingerprint": run.vault.identity["data_fingerprint"],
         "versions": versions(),
     }
 
@@ -116,19 +118,23 @@ def resolved_settings(run: Run, data: DataSettings) -> dict[str, Any]:
 def reopen(folder: str | Path, *, read_only: bool = True) -> Run:
     """The run in a folder, as far as it got."""
     found = read_json(Path(folder) / SETTINGS_FILE, missing=f"{folder}: no run here ({SETTINGS_FILE} is missing).")
-    settings = parse(RunSettings, found["run"], where=f"{folder}: run")
-    return open_run(
+    data = parse(DataSettings, found["data"], where=f"{folder}: data")
+    run = open_run(
         folder,
         method=found["method"],
-        federation=parse(DataSettings, found["data"], where=f"{folder}: data").load(),
-        settings=settings,
+        federation=data.load(),
+        settings=parse(RunSettings, found["run"], where=f"{folder}: run"),
         method_settings=found["method_settings"],
         read_only=read_only,
     )
+    run.data = data
+    return run
 
 
 def training(run: Run) -> Iterator[RoundRecord | Evaluated]:
     """The rounds that are left, with an evaluation wherever one is due and not yet recorded."""
+    if run.data is not None and run.state.round < run.total_rounds:
+        write_json(run.vault.path.parent / SETTINGS_FILE, resolved_settings(run, run.data))
     every = run.settings.evaluate_every or max(1, run.total_rounds // 20)
     recorded = {entry["round"] for entry in run.history() if entry["kind"] == "evaluation"}
 
@@ -136,7 +142,7 @@ def training(run: Run) -> Iterator[RoundRecord | Evaluated]:
         return round not in recorded and (round % every == 0 or round == run.total_rounds)
 
     def evaluated() -> Evaluated:
-        point = Evaluated(run.state.round, run.state.round * run.epochs_per_round, evaluate(run, "eval"))
+        point = Evaluated(run.state.round, run.state.round / run.rounds_per_epoch, evaluate(run, "eval"))
         run.record(point.to_dict())
         return point
 

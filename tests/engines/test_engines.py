@@ -14,7 +14,7 @@ from homespun.core.errors import WorkerError
 from homespun.core.method import Adam, Phase, Sgd, Task, build, load_method
 from homespun.data.dialects import Dialects
 from homespun.data.dialects import Settings as DialectSettings
-from homespun.engines.cohort import CohortEngine, WorkerPool, shared_pool
+from homespun.engines.cohort import CohortEngine, WorkerPool, chunked, shared_pool
 from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine, torch_optimizer
 from homespun.engines.stacked import Stepper, pad_rows, stack_data
@@ -51,7 +51,7 @@ def differences(one, other):
         {"users": "private"},
         {"users": "table"},
         {"users": "none"},
-        {"proximal": 1.0, "epochs": 2},
+        {"proximal": 1.0, "local_epochs": 2},
         {"user_rate": 0.0},
         {"rate": 0.0},
     ],
@@ -100,6 +100,20 @@ def test_stacked_steps_are_torch_steps_while_clients_drop_out(optimizer):
                 alone.grad = gradients[step, client].clone()
                 theirs.step()
         assert torch.allclose(stacked[client], alone, atol=1e-7)
+
+
+def test_nobody_at_all():
+    made = built()
+    engine = CohortEngine(made, 0, workers=0)
+    assert engine.predict(made.start().broadcast(), []) == []
+    assert engine.work(made.start().broadcast(), []).update.clients == 0
+
+
+@pytest.mark.parametrize(("clients_in_cohort", "sizes"), [(1, [1]), (10, [5, 5]), (50, [25, 25]), (60, [15] * 4)])
+def test_chunks_are_even(clients_in_cohort, sizes):
+    some = [Client(str(number), {}, {}) for number in range(clients_in_cohort)]
+    assert [len(chunk) for chunk in chunked(some)] == sizes
+    assert [client for chunk in chunked(some) for client in chunk] == some
 
 
 def test_padding():
@@ -163,8 +177,21 @@ def test_strange_user_names_reach_the_workers_and_come_back():
 
 
 @pytest.mark.system
+def test_a_file_named_like_a_library_in_the_current_folder_does_no_harm(tmp_path):
+    (tmp_path / "struct.py").write_text("raise SystemExit('imported from the current folder')")
+    pool = WorkerPool(1)  # in tmp_path: see conftest
+    made = built()
+    pool.prepare(made, 0)
+    pool.broadcast(made.start().broadcast())
+    assert pool.run([]) == [] and pool.alive
+    time.sleep(3.0)
+    assert pool.alive
+    pool.close()
+
+
+@pytest.mark.system
 def test_a_dead_worker_is_a_typed_error_and_the_next_round_works():
-    made = built(epochs=400)
+    made = built(local_epochs=400)
     engine = CohortEngine(made, 0, workers=2)
     pool = shared_pool(2)
     killer = subprocess.Popen(

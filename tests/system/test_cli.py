@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.system
 
-HOMESPUN = [sys.executable, "-c", "from homespun.cli import main; main()"]
+HOMESPUN = [sys.executable, "-m", "homespun"]
 SMALL = [
     "--set", "length=24", "--set", "character_dim=8", "--set", "lstm_dim=8", "--set", "hidden_dim=8",
     "--set", "user_dim=4",
@@ -51,6 +51,12 @@ def test_training_into_a_finished_run_says_so(run):
     done = homespun("train", "furl", *DATA, *SMALL, "--rounds", 4, "--folder", run, code=2)
     assert "this run is finished (4 rounds)" in done.stderr
     assert (run / "results.json").read_bytes() == before
+
+
+def test_a_refused_command_changes_no_file(run):
+    before = (run / "settings.json").read_bytes()
+    homespun("train", "furl", *DATA, *SMALL, "--rounds", 4, "--set", "evaluate_users=5", "--folder", run, code=2)
+    assert (run / "settings.json").read_bytes() == before
 
 
 def test_training_into_another_run_shows_the_difference(run):
@@ -95,6 +101,30 @@ def test_personalize_and_predict_a_new_user(run, tmp_path):
     assert "nothing is kept of user 'ada'" in homespun("vault", "forget", run, "ada", code=2).stderr
 
 
+def test_personalize_remembers_the_runs_columns_and_leaves_unknown_labels_out(tmp_path):
+    rows = [
+        f"{user},message {row} of {user},{'yes' if (row + user) % 2 else 'no'}"
+        for user in range(6)
+        for row in range(12)
+    ]
+    (tmp_path / "all.csv").write_text("who,words,answer\n" + "\n".join(rows) + "\n")
+    columns = ["--user-column", "who", "--text-column", "words", "--label-column", "answer"]
+    homespun("train", "furl", "--data", "all.csv", *columns, *SMALL[:-2], "--rounds", 1, "-f", "run", cwd=tmp_path)
+    (tmp_path / "mine.csv").write_text("who,words,answer\n[/b]ada,hello,yes\n[/b]ada,hm,maybe\n")
+    done = homespun("personalize", tmp_path / "run", tmp_path / "mine.csv")  # from another folder
+    assert "[/b]ada: personalized from 1 examples (1 with labels unknown to the run left out)" in done.stdout
+    (tmp_path / "known.csv").write_text("who,words,answer\n3,hello,yes\n")
+    assert "takes part in this run" in homespun("personalize", tmp_path / "run", tmp_path / "known.csv", code=2).stderr
+
+
+def test_a_corpus_in_which_nobody_can_be_evaluated(tmp_path):
+    (tmp_path / "one.csv").write_text(
+        "user,text,label\n" + "\n".join(f"{user},hi,{user % 2}" for user in range(6)) + "\n"
+    )
+    done = homespun("train", "furl", "--data", tmp_path / "one.csv", *SMALL[:-2], "--rounds", 2, "-f", tmp_path / "run")
+    assert "nan" not in done.stdout and (tmp_path / "run" / "report.html").exists()
+
+
 def test_a_label_the_run_does_not_know(run, tmp_path):
     (tmp_path / "bad.csv").write_text("user,text,label\nada,hello,labl-1\n")
     done = homespun("personalize", run, tmp_path / "bad.csv", code=2)
@@ -125,6 +155,9 @@ def test_report_again(run):
         (["bench", "w9"], "no workload 'w9'"),
         (["compare", "nowhere.toml"], "no experiment file"),
         (["train"], "Missing argument"),
+        (["train", "furl", "--epochs", "0"], "epochs: input should be greater than 0"),
+        (["train", "furl", "--rounds", "2", "--set", "fractions=[0.8,0.1,0.2]"], "three shares of 1"),
+        (["compare", "."], "cannot be read as TOML"),
     ],
 )
 def test_wrong_input_exits_with_2_and_writes_nothing(arguments, message, tmp_path):
@@ -202,3 +235,9 @@ def test_compare_runs_an_experiment_and_a_second_call_only_reads_it(tmp_path):
     assert json.loads(second.stdout) == found and "round" not in second.stderr
     assert time.monotonic() - begun < 60
     assert Path(tmp_path / "out" / "runs" / "global-fl" / "seed-1" / "vault.sqlite").exists()
+    experiment.write_text(experiment.read_text().replace("rounds = 2", "rounds = 3"))
+    third = json.loads(homespun("compare", experiment, "--folder", tmp_path / "out", "--json").stdout)
+    assert {one["summary"]["rounds"] for one in third["configurations"].values()} == {3}
+    experiment.write_text(experiment.read_text() + "settings = { rat = 1 }\n")
+    done = homespun("compare", experiment, "--folder", tmp_path / "new", code=2)
+    assert "unknown setting 'rat'" in done.stderr and not (tmp_path / "new").exists()

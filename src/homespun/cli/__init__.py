@@ -39,6 +39,9 @@ def main() -> None:
     except HomespunError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         code = error.exit_code
+    except OSError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        code = 2
     except click.Abort:
         code = 130
     if code == 130:

@@ -77,4 +77,6 @@ def data_check(
         print_json(found)
         return
     for name, value in found.items():
-        print(f"{name.replace('_', ' '):32} {value}")
+        if isinstance(value, dict):
+            value = ", ".join(f"{key}: {item}" for key, item in value.items()) or "none"
+        print(f"{name.replace('_', ' '):28} {value}")

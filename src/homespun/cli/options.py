@@ -26,10 +26,10 @@ LabelColumn = Annotated[str | None, typer.Option(help="Column with the label.")]
 def data_settings_from(source: str, settings: list[str], **columns: str | None) -> Any:
     from homespun.files import DataSettings
 
-    if Path(source).exists():
-        source = str(Path(source).resolve())  # so that the run can be opened from another folder
     named = {name: column for name, column in columns.items() if column is not None}
-    return DataSettings(source=source, columns=named, settings=parse_overrides(settings))
+    return DataSettings.model_validate(
+        {"source": source, "columns": named, "settings": parse_overrides(settings)}
+    ).resolved()
 
 
 def print_json(content: Mapping[str, Any]) -> None:

@@ -95,16 +95,16 @@ def vault_list(
 
     with Vault.open(folder, read_only=True) as vault:
         if quarantine:
-            rows = [(entry.user, str(entry.round), entry.reason) for entry in vault.quarantined()]
+            rows: list[tuple[str, int, object]] = [(one.user, one.round, one.reason) for one in vault.quarantined()]
             header = ("user", "round", "reason")
         else:
-            rows = [(entry.user, str(entry.round), str(entry.size_bytes)) for entry in vault.entries(limit=limit)]
+            rows = [(one.user, one.round, one.size_bytes) for one in vault.entries(limit=limit)]
             header = ("user", "round", "bytes")
         count = vault.count
     if json_output:
         print_json({"users": count, "entries": [dict(zip(header, row, strict=True)) for row in rows]})
         return
-    out.print(table(f"{count} users", header, rows))
+    out.print(table(f"{count} users", header, [[str(cell) for cell in row] for row in rows]))
 
 
 @vault_app.command("export")

@@ -56,9 +56,11 @@ def train(
         data, data_settings, user=user_column, context=context_column, text=text_column, label=label_column
     )
     values = parse_overrides(settings)
-    length = {"rounds": rounds} if rounds is not None else {"epochs": epochs or 10.0}
     if rounds is not None and epochs is not None:
         raise SettingsError("give either --rounds or --epochs")
+    length = {name: value for name, value in (("rounds", rounds), ("epochs", epochs)) if value is not None}
+    if not length and not {"rounds", "epochs"} & set(values):
+        length = {"epochs": 10.0}
     place = folder or Path("runs") / f"{Path(method).stem}-{Path(data).name.split('.')[0]}"
     federation = source.load()
     with prepare(method, federation, folder=place, settings={**length, "seed": seed, **values}, data=source) as run:
@@ -148,12 +150,13 @@ def evaluate(
     if part not in ("train", "eval", "test"):
         raise SettingsError(f"--part is train, eval or test, not {part!r}")
     with reopen(folder) as run:
+        newcomers = evaluate_newcomers(run) if part == "test" else {}
         controls = evaluate_controls(run, part)  # type: ignore[arg-type]
         found = {
             run.method.name: evaluate_run(run, part),  # type: ignore[arg-type]
             "always the majority label": controls.majority,
             "each user's own majority": controls.own_majority,
-            **{f"newcomers, {count} examples": one for count, one in evaluate_newcomers(run).items()},
+            **{f"newcomers, {count} examples": one for count, one in newcomers.items()},
         }
         round = run.state.round
     if json_output:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -114,7 +114,7 @@ class Method:
     origin: str = ""  # the module or file this method came from
 
     # What clients release beside parameter updates; the weight says how many examples a client has.
-    statistics: tuple[str, ...] = ("loss", "examples")
+    statistics: ClassVar[tuple[str, ...]] = ("loss", "examples")
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,8 @@ def method_module(origin: str) -> ModuleType:
 def _module_from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UnknownNameError(f"no method file {str(path)!r}")
-    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    # a name of its own, so that a file called json.py is not taken for the library
+    spec = importlib.util.spec_from_file_location(f"homespun_method_{path.stem}", path.resolve())
     if spec is None or spec.loader is None:
         raise UnknownNameError(f"{str(path)!r} is not a Python file")
     module = importlib.util.module_from_spec(spec)

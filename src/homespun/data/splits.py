@@ -18,6 +18,7 @@ from homespun.core.errors import SettingsError
 from homespun.core.seeds import numpy_generator
 from homespun.data.federation import Examples, Federation
 from homespun.data.names import ListedNames, PickedNames
+from homespun.data.table import LeftOut
 
 PartName = Literal["train", "eval", "test"]
 Fractions = tuple[float, float, float]
@@ -122,6 +123,11 @@ class Subset:
     @property
     def contexts(self) -> tuple[str, ...]:
         return self.federation.contexts
+
+    @property
+    def left_out(self) -> LeftOut:
+        """What the corpus left out; withheld users are not left out, they are elsewhere."""
+        return getattr(self.federation, "left_out", LeftOut())
 
     def examples(self, user: int) -> Examples:
         found = self.federation.examples(self._position(user))

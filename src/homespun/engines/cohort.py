@@ -111,6 +111,8 @@ def by_size(clients: Sequence[Client]) -> list[Client]:
 
 def chunked(clients: Sequence[Client]) -> list[list[Client]]:
     """Even chunks, an even number of them: the cohort alone decides, so that the sums do not depend on the workers."""
+    if not clients:
+        return []
     count = min(len(clients), 2 * ceil(len(clients) / (2 * CHUNK)))
     ends = [round(len(clients) * place / count) for place in range(count + 1)]
     return [list(clients[start:end]) for start, end in pairwise(ends)]
@@ -137,7 +139,9 @@ class WorkerPool:
             ours, theirs = socket.socketpair()
             with theirs:
                 environment = {**WORKER_ENVIRONMENT, **os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-                command = [sys.executable, "-m", "homespun.engines.process", str(theirs.fileno()), str(os.getpid())]
+                # -P: a file in the current folder that is named like a library is not imported in its place
+                module, ends = ["-P", "-m", "homespun.engines.process"], [str(theirs.fileno()), str(os.getpid())]
+                command = [sys.executable, *module, *ends]
                 self.processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment))
             self.connections.append(Connection(ours.detach()))
 
@@ -190,9 +194,11 @@ class WorkerPool:
         try:
             for connection in self.connections:
                 connection.send_bytes(message)
-        except OSError as error:
+        except BaseException as error:  # also Ctrl-C: half a message would spoil the next one
             self.close()
-            raise WorkerError(self._obituary()) from error
+            if isinstance(error, OSError):
+                raise WorkerError(self._obituary()) from error
+            raise
 
     def _obituary(self) -> str:
         ends = [f"pid {process.pid} ended with {process.poll()}" for process in self.processes if process.poll()]

@@ -51,7 +51,7 @@ class Settings(core_settings.Settings):
     user_scale: NonNegativeFloat = 0.1  # standard deviation of a new embedding
 
     # Local training (section 4.1)
-    epochs: PositiveInt = 1
+    local_epochs: PositiveInt = 1
     batch: PositiveInt = 8
     rate: NonNegativeFloat = 0.3
     user_rate: NonNegativeFloat | None = None  # the user embedding's own rate; None: the same
@@ -59,7 +59,7 @@ class Settings(core_settings.Settings):
 
     # The server
     server: Literal["fedavg", "fedadam"] = "fedavg"
-    server_rate: PositiveFloat = 1.0
+    server_rate: PositiveFloat | None = None  # None: the rule's own, 1 for fedavg and 0.01 for fedadam
     keeps: Literal["all", "share"] = "all"
 
     # A user who never took part
@@ -102,9 +102,8 @@ def server_rule(settings: Settings) -> ServerRule:
     # Averaged over those who touched it, a user's row of the server's table moves as at home with z = 1;
     # averaged over the cohort, as with z = c_i / sum c.
     over: Literal["contributors", "cohort"] = "contributors" if settings.keeps == "all" else "cohort"
-    if settings.server == "fedadam":
-        return FedAdam(rate=settings.server_rate, over=over)
-    return FedAvg(rate=settings.server_rate, over=over)
+    rate = {} if settings.server_rate is None else {"rate": settings.server_rate}
+    return FedAdam(over=over, **rate) if settings.server == "fedadam" else FedAvg(over=over, **rate)
 
 
 def method(settings: Settings, task: Task) -> Method:
@@ -133,7 +132,7 @@ def method(settings: Settings, task: Task) -> Method:
     joint = Phase(
         trains={**own, "*": Sgd(settings.rate)},
         batch=settings.batch,
-        epochs=settings.epochs,
+        epochs=settings.local_epochs,
         proximal=settings.proximal,
     )
     at_home = Phase(
