@@ -79,4 +79,6 @@ def data_check(
     for name, value in found.items():
         if isinstance(value, dict):
             value = ", ".join(f"{key}: {item}" for key, item in value.items()) or "none"
+        if isinstance(value, list):
+            value = " ".join(value)
         print(f"{name.replace('_', ' '):28} {value}")
