@@ -24,7 +24,7 @@ from homespun.run import Run, RunSettings, open_run
 from homespun.training import training
 from homespun.vault import Vault
 
-folder, workers, point, at = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+folder, workers, point, at, rounds = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
 
 def die_in(owner, name, when):
     original = getattr(owner, name)
@@ -47,7 +47,7 @@ POINTS = {
     "before the commit": lambda: die_in(Vault, "commit", "before"),
     "after the commit": lambda: die_in(Vault, "commit", "after"),
 }
-settings = RunSettings(rounds=6, cohort=4, workers=workers, evaluate_every=2, withheld=0.1)
+settings = RunSettings(rounds=rounds, cohort=4, workers=workers, evaluate_every=rounds // 3, withheld=0.1)
 small = {"length": 24, "character_dim": 8, "lstm_dim": 8, "hidden_dim": 8, "user_dim": 4}
 federation = load_federation("dialects", settings={"users": 12, "examples": 10})
 with open_run(folder, method="furl", federation=federation, settings=settings, method_settings=small) as run:
@@ -57,9 +57,9 @@ with open_run(folder, method="furl", federation=federation, settings=settings, m
 """
 
 
-def train(folder, *, point="none", at=0, workers=0, **options):
-    command = [sys.executable, "-c", SCRIPT, str(folder), str(workers), point, str(at)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+def train(folder, *, point="none", at=0, workers=0, rounds=6):
+    command = [sys.executable, "-c", SCRIPT, str(folder), str(workers), point, str(at), str(rounds)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def finish(folder, **options):
@@ -114,23 +114,25 @@ def workers_of(pid):
         return []
 
 
-def test_killed_at_random_times_with_workers(tmp_path, uninterrupted):
+def test_killed_at_random_times_with_workers(tmp_path):
     """Many kills of one and the same run, wherever they fall; no process outlives its parent."""
-    draw = random.Random(0)
-    orphans, kills = set(), 0
-    for _ in range(12):
-        process = train(tmp_path / "run", workers=2)
-        time.sleep(draw.uniform(0.5, 6.0))
-        if process.poll() is None:
-            orphans.update(workers_of(process.pid))
-            process.kill()
-            kills += 1
+    long = 300  # rounds: about what the kills leave time for
+    finish(tmp_path / "whole", rounds=long)
+    draw, orphans = random.Random(0), set()
+    for attempt in range(12):
+        process = train(tmp_path / "run", workers=2, rounds=long)
+        if attempt % 2:  # while it starts, or once it is at work
+            time.sleep(draw.uniform(0.0, 3.0))
+        else:
+            process.stdout.readline()
+            time.sleep(draw.uniform(0.0, 0.4))
+        orphans.update(workers_of(process.pid))
+        process.kill()
         process.communicate()
-        if process.returncode == 0:
-            break
-    assert kills >= 1
-    finish(tmp_path / "run", workers=2)
-    assert content(tmp_path / "run") == uninterrupted
+    with Vault.open(tmp_path / "run", read_only=True) as vault:
+        assert vault.round > 0
+    finish(tmp_path / "run", workers=2, rounds=long)
+    assert content(tmp_path / "run") == content(tmp_path / "whole")
     deadline = time.monotonic() + 10
     while any(os.path.exists(f"/proc/{pid}") for pid in orphans) and time.monotonic() < deadline:
         time.sleep(0.1)
