@@ -11,7 +11,7 @@ help:
 	@echo "make test       all tests"
 	@echo "make unit       the fast ones (under a minute)"
 	@echo "make check      lint, types and the import graph"
-	@echo "make reproduce  the results in docs/ (hours; see docs/methods)"
+	@echo "make reproduce  the results in docs/ (about an hour; see docs/methods)"
 
 # Made once, and again only when the pins or the dependencies change.
 $(READY): pyproject.toml constraints.txt
@@ -40,7 +40,7 @@ check: $(READY)
 reproduce: $(READY)
 	$(BIN)/homespun compare experiments/furl-dialects.toml
 	$(BIN)/homespun compare experiments/furl-sticker.toml
-	$(BIN)/homespun compare experiments/furl-reddit.toml
+	$(BIN)/homespun compare experiments/sweep-furl-reddit.toml
 	$(BIN)/python docs/generate.py docs/methods/furl.md
 
 format: $(READY)
