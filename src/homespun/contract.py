@@ -43,6 +43,16 @@ TOLERANCE = 2e-4  # float32 sums of some hundred steps in another order; typical
 SEED = 7
 
 
+class _BrokenPromise(Exception):
+    pass
+
+
+def _require(kept: bool, otherwise: str) -> None:
+    """Not `assert`: the contract also holds under `python -O`."""
+    if not kept:
+        raise _BrokenPromise(otherwise)
+
+
 @dataclass(frozen=True)
 class Inversion:
     """An honest-but-curious server tries to read a private embedding off one client's update."""
@@ -94,7 +104,7 @@ def check_method(origin: str, settings: Mapping[str, Any] | None = None) -> Cont
         try:
             check(subject)
             passed.append(name)
-        except AssertionError as error:
+        except _BrokenPromise as error:
             broken.append(f"{name}: {error}")
     if broken:
         raise MethodError(f"{origin} breaks its contract:\n" + "\n".join(f"  - {line}" for line in broken))
@@ -158,10 +168,10 @@ def _check_zero_rates(subject: Subject) -> None:
     engine = LoopEngine(replace(subject.built, method=still), SEED)
     state, homes = _advance(subject, engine, rounds=1)
     start = subject.built.start()
-    assert tree.max_abs_difference(state.federated, start.federated) == 0, "a federated parameter moved"
-    assert tree.max_abs_difference(state.keyed, start.keyed) == 0, "a keyed parameter moved"
+    _require(tree.max_abs_difference(state.federated, start.federated) == 0, "a federated parameter moved")
+    _require(tree.max_abs_difference(state.keyed, start.keyed) == 0, "a keyed parameter moved")
     for client in subject.clients:
-        assert tree.max_abs_difference(homes[client.user], client.private) == 0, "a private parameter moved"
+        _require(tree.max_abs_difference(homes[client.user], client.private) == 0, "a private parameter moved")
 
 
 def _check_frozen(subject: Subject) -> None:
@@ -169,20 +179,19 @@ def _check_frozen(subject: Subject) -> None:
     broadcast = subject.built.start().broadcast()
     trained, _ = train_client(subject.built, broadcast, subject.clients[2], work="phases", seed=SEED)
     for name in names:
-        assert torch.equal(trained[name], subject.built.initial[name]), f"{name} is frozen and moved"
+        _require(torch.equal(trained[name], subject.built.initial[name]), f"{name} is frozen and moved")
 
 
 def _check_order(subject: Subject) -> None:
     engine = CohortEngine(subject.built, SEED, workers=0)
     turned = [subject.clients[position] for position in (3, 0, 1, 4, 2)]
-    assert _same_bits(_advance(subject, engine), _advance(subject, engine, clients=turned)), (
-        "the order changed the bits"
-    )
+    same = _same_bits(_advance(subject, engine), _advance(subject, engine, clients=turned))
+    _require(same, "the order changed the bits")
 
 
 def _check_repeat(subject: Subject) -> None:
     engine = CohortEngine(subject.built, SEED, workers=0)
-    assert _same_bits(_advance(subject, engine), _advance(subject, engine)), "the same seed gave other bits"
+    _require(_same_bits(_advance(subject, engine), _advance(subject, engine)), "the same seed gave other bits")
 
 
 def _check_resume(subject: Subject) -> None:
@@ -202,7 +211,7 @@ def _check_resume(subject: Subject) -> None:
                     final = state_to_bytes(run.state), {user: run.vault.export(user) for user in users}
         return final
 
-    assert trained([4]) == trained([1, 3, 4]), "a resumed run differs from an uninterrupted one"
+    _require(trained([4]) == trained([1, 3, 4]), "a resumed run differs from an uninterrupted one")
 
 
 def _engine_difference(subject: Subject) -> float:
@@ -225,7 +234,7 @@ def _engine_difference(subject: Subject) -> float:
 
 def _check_engines(subject: Subject) -> None:
     difference = _engine_difference(subject)
-    assert difference <= TOLERANCE, f"loop and cohort differ by {difference:.1e}"
+    _require(difference <= TOLERANCE, f"loop and cohort differ by {difference:.1e}")
 
 
 def _check_newcomer(subject: Subject) -> None:
@@ -239,10 +248,10 @@ def _check_newcomer(subject: Subject) -> None:
         outcome = engine.work(state.broadcast(), [client], work="personalize")
         client = replace(client, private=outcome.private[client.user])
         moved = tree.max_abs_difference(outcome.update.federated, tree.zeros_like(state.federated))
-        assert moved == 0, "personalizing somebody produced something to upload"
+        _require(moved == 0, "personalizing somebody produced something to upload")
     (output,) = engine.predict(state.broadcast(), [client])
-    assert bool(torch.isfinite(output).all()), "the newcomer's predictions are not finite"
-    assert tree.to_bytes({**state.federated, **state.keyed}) == before, "personalizing changed what is shared"
+    _require(bool(torch.isfinite(output).all()), "the newcomer's predictions are not finite")
+    _require(tree.to_bytes({**state.federated, **state.keyed}) == before, "personalizing changed what is shared")
 
 
 def _check_wire(subject: Subject) -> None:
@@ -258,10 +267,10 @@ def _check_wire(subject: Subject) -> None:
         )
         for wire in wires:
             for name in names:
-                assert name.encode() not in wire, f"the name {name} is in a message"
+                _require(name.encode() not in wire, f"the name {name} is in a message")
                 for private in (client.private, outcome.private[client.user]):
                     content = private[name].numpy().tobytes()[:16]
-                    assert not any(content) or content not in wire, f"the content of {name} is in a message"
+                    _require(not any(content) or content not in wire, f"the content of {name} is in a message")
 
 
 def _check_fedavg(subject: Subject) -> None:
@@ -285,7 +294,7 @@ def _check_fedavg(subject: Subject) -> None:
             weights
         )
         difference = float((average - ours.federated[name]).abs().max())
-        assert difference <= TOLERANCE, f"{name} differs from FedAvg by {difference:.1e}"
+        _require(difference <= TOLERANCE, f"{name} differs from FedAvg by {difference:.1e}")
 
 
 _CHECKS: dict[str, Callable[[Subject], None]] = {
