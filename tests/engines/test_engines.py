@@ -15,7 +15,7 @@ from homespun.core.method import Adam, Phase, Sgd, Task, build, load_method
 from homespun.data.dialects import Dialects
 from homespun.data.dialects import Settings as DialectSettings
 from homespun.engines.cohort import CohortEngine, WorkerPool, chunked, shared_pool
-from homespun.engines.engine import Client
+from homespun.engines.engine import Client, client_update
 from homespun.engines.loop import LoopEngine, torch_optimizer
 from homespun.engines.stacked import Stepper, pad_rows, stack_data
 from homespun.methods.furl import SMALL
@@ -247,3 +247,19 @@ def test_closing_a_pool_ends_its_processes():
     pool = WorkerPool(1)
     pool.close()
     assert not alive(pool.processes[0].pid) and not pool.alive
+
+
+def test_a_clients_update_by_hand():
+    """Three examples: weight 3 times delta, of touched rows only, and nothing of what is private."""
+    made = built(users="table")
+    start = made.start().broadcast()
+    (client,) = clients(made, [2])
+    data = {name: column[:3] for name, column in client.data.items()}
+    trained = {name: value + 0.5 for name, value in {**start.federated, **start.keyed}.items()}
+    statistics = {"loss": 6.0, "examples": 3.0}
+    update = client_update(made, start, Client("ann", {}, data), trained=trained, statistics=statistics)
+    assert (update.weight, update.clients, update.statistics) == (3.0, 1, statistics)
+    assert torch.allclose(update.federated["output.bias"], torch.full((8,), 1.5))
+    rows = update.keyed["user.table"]
+    assert (rows.index.tolist(), rows.weight.tolist()) == ([2], [3.0])
+    assert torch.allclose(rows.values, torch.full((1, SMALL["user_dim"]), 1.5))
