@@ -10,7 +10,7 @@ from homespun.models.document import DocumentModel
 CLIENTS, COUNT, LONGEST, POPULATION = 3, 4, 6, 5
 
 
-def make_model(users: str) -> DocumentModel:
+def make_model(users: str, *, pooling: str = "final") -> DocumentModel:
     torch.manual_seed(0)
     return DocumentModel(
         vocabulary=9,
@@ -21,6 +21,7 @@ def make_model(users: str) -> DocumentModel:
         user_dim=0 if users == "none" else 2,
         users=users,
         population=POPULATION if users == "table" else 0,
+        pooling=pooling,
     ).double()
 
 
@@ -57,9 +58,10 @@ def one_at_a_time(model: DocumentModel, params: dict[str, Tensor], batch: dict[s
     )
 
 
+@pytest.mark.parametrize("pooling", ["final", "max"])
 @pytest.mark.parametrize("users", ["none", "private", "table"])
-def test_stacked_equals_forward_of_each_client(users):
-    model, batch = make_model(users), make_batch()
+def test_stacked_equals_forward_of_each_client(users, pooling):
+    model, batch = make_model(users, pooling=pooling), make_batch()
     params = make_params(model)
     expected, got = one_at_a_time(model, params, batch), model.stacked(params, batch)
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
@@ -98,8 +100,9 @@ def test_training_the_user_embedding_alone_runs_no_lstm_backward(monkeypatch):
     torch.testing.assert_close(params["user.embedding"].grad, everything["user.embedding"].grad)
 
 
-def test_an_empty_text_is_represented_by_zeros():
-    model = make_model("none")
+@pytest.mark.parametrize("pooling", ["final", "max"])
+def test_an_empty_text_is_represented_by_zeros(pooling):
+    model = make_model("none", pooling=pooling)
     batch = {"text": torch.tensor([[3, 4], [0, 0]]), "length": torch.tensor([2, 0])}
     empty = model.output(torch.relu(model.hidden(torch.zeros(8).double())))
     torch.testing.assert_close(model(batch)[1], empty)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from homespun.models.stacked_lstm import WEIGHT_NAMES, stacked_bilstm
 
@@ -29,7 +29,9 @@ def make_text(lengths: Tensor, longest: int, *, vocabulary: int = 7) -> Tensor:
     return torch.randint(0, vocabulary, (*lengths.shape, longest))
 
 
-def packed_states(table: Tensor, text: Tensor, *, lengths: Tensor, weights: dict[str, Tensor]) -> Tensor:
+def packed_states(
+    table: Tensor, text: Tensor, *, lengths: Tensor, weights: dict[str, Tensor], pooling: str = "final"
+) -> Tensor:
     """What nn.LSTM says, one client at a time; zeros where there is no text."""
     states = []
     for client in range(len(table)):
@@ -39,14 +41,16 @@ def packed_states(table: Tensor, text: Tensor, *, lengths: Tensor, weights: dict
             table[client][text[client][there]], lengths[client][there], batch_first=True, enforce_sorted=False
         )
         own = {name: value[client] for name, value in weights.items()}
-        _, (final, _) = torch.func.functional_call(lstm.to(table.dtype), own, (packed,))
+        states_of_text, (final, _) = torch.func.functional_call(lstm.to(table.dtype), own, (packed,))
         both = final.transpose(0, 1).flatten(1)
+        if pooling == "max":
+            both = pad_packed_sequence(states_of_text, batch_first=True, padding_value=-math.inf)[0].amax(1)
         states.append(both.new_zeros(len(there), both.shape[1]).index_put((there,), both))
     return torch.stack(states)
 
 
-def values_and_grads(function, table: Tensor, text: Tensor, *, lengths: Tensor, weights: dict[str, Tensor]):
-    states = function(table, text, lengths=lengths, weights=weights)
+def values_and_grads(function, table: Tensor, text: Tensor, *, weights: dict[str, Tensor], **options):
+    states = function(table, text, weights=weights, **options)
     torch.manual_seed(5)
     leaves = [table, *weights.values()]
     return [states.detach(), *torch.autograd.grad((states * torch.randn_like(states)).sum(), leaves)]
@@ -61,12 +65,13 @@ WITH_EMPTY = [[6, 0], [0, 2], [1, 0]]
 @pytest.mark.parametrize("lengths", [FULL, RAGGED, SHORTER_THAN_THE_TEXT, WITH_EMPTY])
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_equals_lstm_on_packed_sequences(lengths, clients, dtype):
+@pytest.mark.parametrize("pooling", ["final", "max"])
+def test_equals_lstm_on_packed_sequences(lengths, clients, dtype, pooling):
     table, weights = make(clients, dtype=dtype)
     lengths = torch.tensor(lengths[:clients])
     text = make_text(lengths, 6)
-    expected = values_and_grads(packed_states, table, text, lengths=lengths, weights=weights)
-    got = values_and_grads(stacked_bilstm, table, text, lengths=lengths, weights=weights)
+    expected = values_and_grads(packed_states, table, text, lengths=lengths, weights=weights, pooling=pooling)
+    got = values_and_grads(stacked_bilstm, table, text, lengths=lengths, weights=weights, pooling=pooling)
     for ours, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 

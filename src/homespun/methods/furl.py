@@ -45,6 +45,7 @@ class Settings(core_settings.Settings):
     length: PositiveInt = 40  # characters read of a text
     character_dim: PositiveInt = 32
     lstm_dim: PositiveInt = 64
+    pooling: Literal["final", "max"] = "final"  # what of the BiLSTM's states stands for the text
     hidden_dim: PositiveInt = 128
     users: Literal["private", "table", "none"] = "private"
     user_dim: PositiveInt = 32  # the seed's sweeps found 4 (Sticker) and 32 (Subreddit)
@@ -116,6 +117,7 @@ def method(settings: Settings, task: Task) -> Method:
             vocabulary=CHARACTERS,
             character_dim=settings.character_dim,
             lstm_dim=settings.lstm_dim,
+            pooling=settings.pooling,
             hidden_dim=settings.hidden_dim,
             classes=task.classes,
             users=settings.users,

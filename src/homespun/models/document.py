@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from homespun.models.stacked_lstm import WEIGHT_NAMES, stacked_bilstm
+from homespun.models.stacked_lstm import WEIGHT_NAMES, Pooling, stacked_bilstm
 
 Users = Literal["none", "private", "table"]
 
@@ -36,10 +36,12 @@ class DocumentModel(nn.Module):
         users: Users = "none",
         population: int = 0,
         user_scale: float = 0.1,
+        pooling: Pooling = "final",
     ) -> None:
         super().__init__()
         _check_users(users, user_dim=user_dim, population=population)
         self.users = users
+        self.pooling = pooling
         self.characters = nn.Embedding(vocabulary, character_dim)
         self.lstm = nn.LSTM(character_dim, lstm_dim, batch_first=True, bidirectional=True)
         if users == "private":
@@ -60,12 +62,15 @@ class DocumentModel(nn.Module):
         return self.output(torch.relu(self.hidden(document)))
 
     def _document(self, text: Tensor, length: Tensor) -> Tensor:
-        """Both directions' final states [n, 2H]; zeros for an empty text."""
+        """Both directions' final states, or each state's largest value, [n, 2H]; zeros for an empty text."""
         at_least_one = length.clamp(min=1)  # a packed sequence cannot be empty
         characters = self.characters(text[:, : int(at_least_one.max())].long())
         packed = pack_padded_sequence(characters, at_least_one.cpu(), batch_first=True, enforce_sorted=False)
-        _, (final, _) = self.lstm(packed)
-        document = final.transpose(0, 1).flatten(1)
+        states, (final, _) = self.lstm(packed)
+        if self.pooling == "max":
+            document = pad_packed_sequence(states, batch_first=True, padding_value=-torch.inf)[0].max(dim=1).values
+        else:
+            document = final.transpose(0, 1).flatten(1)
         return document.masked_fill((length == 0)[:, None], 0)
 
     def stacked(self, params: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
@@ -81,6 +86,7 @@ class DocumentModel(nn.Module):
             batch["text"],
             lengths=batch["length"],
             weights={name: own[f"lstm.{name}"] for name in WEIGHT_NAMES},
+            pooling=self.pooling,
         )
         if self.users == "private":
             user = own["user.embedding"][:, None].expand(-1, count, -1)

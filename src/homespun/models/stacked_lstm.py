@@ -1,8 +1,8 @@
 """A bidirectional LSTM for many clients at once, each with weights of its own.
 
 `stacked_bilstm` computes what `nn.LSTM(bidirectional=True, batch_first=True)` computes on a packed sequence,
-final states only, for a whole chunk of clients: every tensor has a leading client axis C. First-order
-gradients are written out by hand.
+final states or the largest value of each state over the text, for a whole chunk of clients: every tensor has a
+leading client axis C. First-order gradients are written out by hand.
 
     symbol  meaning                                        shape
     C, B    clients, examples of each
@@ -35,11 +35,13 @@ How it is made fast, in the order of what it brings:
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+Pooling = Literal["final", "max"]
 
 _PLAIN_NAMES = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
 WEIGHT_NAMES = _PLAIN_NAMES + tuple(f"{name}_reverse" for name in _PLAIN_NAMES)
@@ -54,12 +56,15 @@ _CLOSED = -1e4
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input  # (grad, y) -> grad * y * (1 - y), in one pass
 
 
-def stacked_bilstm(table: Tensor, text: Tensor, *, lengths: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    """Final states [C, B, 2H] (forward ++ backward) of a BiLSTM over `table[c, text[c, b, :lengths[c, b]]]`.
+def stacked_bilstm(
+    table: Tensor, text: Tensor, *, lengths: Tensor, weights: Mapping[str, Tensor], pooling: Pooling = "final"
+) -> Tensor:
+    """The states [C, B, 2H] (forward ++ backward) of a BiLSTM over `table[c, text[c, b, :lengths[c, b]]]`.
 
     table [C, V, E], text [C, B, L] row numbers (beyond a text's length any row will do), lengths [C, B] from
     0 to L; a text of length 0 has the state zero. `weights` holds `nn.LSTM`'s names and layouts, each with a
-    leading client axis.
+    leading client axis. `pooling` is "final", each direction's last state, or "max", each number's largest
+    value over the text.
     """
     ordered = [weights[name] for name in WEIGHT_NAMES]
     text = text[:, :, : max(int(lengths.max()), 1)].long()
@@ -71,12 +76,13 @@ def stacked_bilstm(table: Tensor, text: Tensor, *, lengths: Tensor, weights: Map
             text.flatten(0, 1)[None],
             lengths=lengths.flatten()[None],
             weights={name: weights[name][:1] for name in WEIGHT_NAMES},
+            pooling=pooling,
         )
         return whole.view(*lengths.shape, -1)
     if table.shape[1] > text[0].numel():
         table, text = _only_used_rows(table, text)
     rows = _aligned_rows(text, lengths, padding=table.shape[1])
-    return _StackedBiLSTM.apply(rows, learns, table, *ordered)
+    return _StackedBiLSTM.apply(rows, learns, pooling, table, *ordered)
 
 
 def _only_used_rows(table: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,29 +108,37 @@ def _aligned_rows(text: Tensor, lengths: Tensor, *, padding: int) -> Tensor:
 
 class _StackedBiLSTM(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, keep: bool, table: Tensor, *weights: Tensor) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, keep: bool, pooling: Pooling, table: Tensor, *weights: Tensor) -> Tensor:
         count, length, batch = rows.shape
         clients, height, _ = table.shape
         hidden = weights[1].shape[2]
+        is_padding = rows == height
         # Row numbers within the projected tables of all clients and directions, laid end to end.
         rows = rows + (torch.arange(count) * (height + 1)).view(-1, 1, 1)
         steps = rows.transpose(0, 1).reshape(length, count * batch)
         projected = _project(table, weights)
         recurrent = _recurrent_weights(weights[1], weights[5])
-        last, saved = _recur(projected, steps, recurrent=recurrent, batch=batch, keep=keep)
+        last, saved = _recur(projected, steps, recurrent=recurrent, batch=batch, keep=keep or pooling == "max")
+        state, at = (last, None) if pooling == "final" else _largest(saved[-1], last, is_padding)
         if keep:
+            ctx.at = at
             ctx.save_for_backward(rows, table, *weights, *saved)
-        return last.mul_(2).view(2, clients, batch, hidden).permute(1, 2, 0, 3).reshape(clients, batch, -1)
+        return (2 * state).view(2, clients, batch, hidden).permute(1, 2, 0, 3).reshape(clients, batch, -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, table, *rest = ctx.saved_tensors
         weights, (gate_factors, cell_factors, forget, states) = rest[:8], rest[8:]
-        wants_table, wants = ctx.needs_input_grad[2], ctx.needs_input_grad[3:]
+        wants_table, wants = ctx.needs_input_grad[3], ctx.needs_input_grad[4:]
         grads: list[Tensor | None] = [None] * 8
         grad_gates = _recur_backward(
-            grad, gate_factors=gate_factors, cell_factors=cell_factors, forget=forget, recurrent=weights[1::4]
+            grad,
+            at=ctx.at,
+            gate_factors=gate_factors,
+            cell_factors=cell_factors,
+            forget=forget,
+            recurrent=weights[1::4],
         )
         if wants[1] or wants[5]:
             grads[1], grads[5] = _recurrent_grads(grad_gates, states)
@@ -138,7 +152,7 @@ class _StackedBiLSTM(torch.autograd.Function):
                 grads[2], grads[6] = grads[3], grads[7] = bias.flatten(2).unbind(0)
             if wants_table:
                 grad_table = _table_grad(per_row, weights[0], weights[4])
-        return (None, None, grad_table, *grads)
+        return (None, None, None, grad_table, *grads)
 
 
 def _per_gate(values: Sequence[float], like: Tensor, *, trailing: int) -> Tensor:
@@ -229,10 +243,26 @@ def _recur(
     return last, (gate_factors, cell_factors, forgets, states)
 
 
+def _largest(states: Tensor, last: Tensor, is_padding: Tensor) -> tuple[Tensor, Tensor]:
+    """Every k's largest value over the text [N, B, H], 0 for an empty text, and the step at which it was."""
+    k = torch.cat((states[:, 1:], last[:, None]), dim=1)
+    largest, at = k.masked_fill_(is_padding[..., None], -torch.inf).max(dim=1)
+    return largest.masked_fill_(largest == -torch.inf, 0), at
+
+
 def _recur_backward(
-    grad: Tensor, *, gate_factors: Tensor, cell_factors: Tensor, forget: Tensor, recurrent: Sequence[Tensor]
+    grad: Tensor,
+    *,
+    at: Tensor | None,
+    gate_factors: Tensor,
+    cell_factors: Tensor,
+    forget: Tensor,
+    recurrent: Sequence[Tensor],
 ) -> Tensor:
-    """Gradients of all gates before activation, constants of `_DROPPED` still missing: [N, L, B, 4, H]."""
+    """Gradients of all gates before activation, constants of `_DROPPED` still missing: [N, L, B, 4, H].
+
+    `grad` belongs to the last step's k, or each of its numbers to the step that `at` names.
+    """
     length, count, batch, _, hidden = gate_factors.shape
     clients = count // 2
     weight = grad.new_empty(2, clients, 4, hidden * hidden)
@@ -241,6 +271,10 @@ def _recur_backward(
         torch.mul(each.reshape(clients, 4, -1), scale, out=weight[direction])
     weight = weight.view(count, 4 * hidden, hidden)
     grad_k = (2 * grad).view(clients, batch, 2, hidden).permute(2, 0, 1, 3).reshape(count, batch, hidden)
+    direct: Sequence[Tensor | None] = [None] * length
+    if at is not None:
+        of_step = grad.new_zeros(length, count, batch, hidden).scatter_(0, at[None], grad_k[None])
+        direct, grad_k = of_step.unbind(0), torch.zeros_like(grad_k)
     grad_u = torch.zeros_like(grad_k)
     grad_u_by_gate = grad_u.unsqueeze(2)
     out = torch.empty(count, length, batch, 4, hidden, dtype=grad.dtype)
@@ -252,9 +286,12 @@ def _recur_backward(
         out[:, :, :, :3].unbind(1),
         out[:, :, :, 3].unbind(1),
         out.flatten(3).unbind(1),
+        direct,
         strict=True,
     )
-    for cell, of_cell, of_output, f, out_of_cell, out_of_output, out_all in reversed(list(steps)):
+    for cell, of_cell, of_output, f, out_of_cell, out_of_output, out_all, own in reversed(list(steps)):
+        if own is not None:
+            grad_k += own
         grad_u.addcmul_(grad_k, cell)
         torch.mul(of_cell, grad_u_by_gate, out=out_of_cell)
         torch.mul(of_output, grad_k, out=out_of_output)
