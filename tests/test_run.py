@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from homespun.core.errors import MethodError, RunError, SettingsError
 from homespun.core.messages import state_to_bytes
@@ -9,7 +10,7 @@ from homespun.core.settings import parse
 from homespun.data import load_federation
 from homespun.methods.furl import SMALL
 from homespun.run import RunSettings, open_run
-from homespun.training import Evaluated, evaluate, evaluate_controls, evaluate_newcomers, train, training
+from homespun.training import Evaluated, evaluate, evaluate_controls, evaluate_newcomers, shots, train, training
 
 
 def federation(users=11, **settings):
@@ -143,7 +144,7 @@ def test_each_evaluation_is_of_its_own_part(tmp_path):
         assert {name: evaluate(run, name).examples for name in sizes} == sizes
         points = [event for event in training(run) if isinstance(event, Evaluated)]
         assert points[0].evaluation == evaluate_before(run, tmp_path)
-        assert evaluate_controls(run).majority.examples == sizes["test"]
+        assert evaluate_controls(run)["majority"].examples == sizes["test"]
 
 
 def evaluate_before(run, folder):
@@ -205,3 +206,8 @@ def test_learning_beats_chance_where_there_is_something_to_learn(tmp_path):
         "furl", people, folder=tmp_path / "run", rounds=60, cohort=6, workers=0, rate=0.5, evaluate_every=60, **sizes
     ) as run:
         assert evaluate(run, "train").accuracy > 0.6
+
+
+def test_shots_are_the_first_examples():
+    data = {"label": torch.tensor([5, 6, 7])}
+    assert [shots(data, count)["label"].tolist() for count in (0, 2, 9, None)] == [[], [5, 6], [5, 6, 7], [5, 6, 7]]

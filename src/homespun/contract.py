@@ -281,7 +281,7 @@ def _check_fedavg(subject: Subject) -> None:
         keys={},
         personalize=(),
         server=FedAvg(),
-        new_private=lambda _: {},
+        new_private=lambda *_: {},
     )
     built = build(plain, seed=SEED)
     clients = [replace(client, private={}) for client in subject.clients]

@@ -20,7 +20,7 @@ from homespun.core.method import method_module
 from homespun.core.settings import Settings, parse
 from homespun.data.check import check
 from homespun.data.federation import Federation
-from homespun.evaluation.classification import sample_users
+from homespun.data.splits import sample_users
 from homespun.evaluation.metrics import majority, mean_and_deviation
 from homespun.files import SCHEMA, DataSettings, read_json, versions, write_json
 from homespun.run import RoundRecord, Run, RunSettings
@@ -169,12 +169,7 @@ def describe(federation: Federation, data: DataSettings) -> dict[str, Any]:
     }
 
 
-_COLUMNS = {
-    "value": "value",
-    "user_mean": "user_accuracy_mean",
-    "user_worst_tenth": "user_accuracy_worst_tenth",
-    "loss": "loss",
-}
+_COLUMNS = ("value", "user_mean", "user_worst_tenth", "loss")
 
 
 def _spread(values: Sequence[float]) -> dict[str, float | None]:
@@ -185,7 +180,7 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
 def _summarized(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "metric": entries[0]["metric"],
-        **{column: _spread([entry[key] for entry in entries]) for column, key in _COLUMNS.items()},
+        **{column: _spread([entry[column] for entry in entries]) for column in _COLUMNS},
     }
 
 
@@ -194,22 +189,21 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "eval": _summarized([run["eval"] for run in runs]),
         "test": _summarized([run["test"] for run in runs]),
-        "newcomers": {count: _summarized([run["newcomers"][count] for run in runs]) for count in runs[0]["newcomers"]},
+        **{
+            who: {count: _summarized([run[who][count] for run in runs]) for count in runs[0][who]}
+            for who in ("adapted", "newcomers")
+        },
         "rounds": len(runs[0]["rounds"]),
         "seconds_per_round": _spread([float(np.mean([r["seconds"] for r in run["rounds"]])) for run in runs]),
     }
 
 
 def controls_of(run: Run) -> dict[str, Any]:
-    found = evaluate_controls(run)
-    return {
-        name: found_one.to_dict()
-        for name, found_one in (("majority", found.majority), ("own_majority", found.own_majority))
-    }
+    return {name: found.to_dict() for name, found in evaluate_controls(run).items()}
 
 
 def control_summary(controls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: _summarized([one[name] for one in controls]) for name in ("majority", "own_majority")}
+    return {name: _summarized([one[name] for one in controls]) for name in controls[0]}
 
 
 def maps(run: Run) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -15,10 +15,13 @@ from homespun.core.roles import Role
 from homespun.data.federation import Examples, Federation
 from homespun.data.names import find_user
 from homespun.engines.engine import Client
-from homespun.evaluation.classification import Evaluation, score, summarize
+from homespun.evaluation.classification import Evaluation
+from homespun.evaluation.language import TextEvaluation
 from homespun.files import DataSettings
 from homespun.run import Run
-from homespun.training import Person, known_person, label_indices, personalize_many, reopen
+from homespun.training import Person, judge, known_person, label_indices, personalize_many, reopen
+
+Scores: TypeAlias = Evaluation | TextEvaluation
 
 HELD_OUT = 5  # every fifth example shows what personalizing brought
 
@@ -32,13 +35,11 @@ def personalize_from_file(folder: Path | str, source: DataSettings, *, user: str
         name, examples, unknown = own_examples(given, user, labels=run.federation.labels)
         require_new(run, name)
         before, after = held_out_gain(run, name, examples)
-        private = personalize_many(run, {name: examples})
-        run.vault.stage(private)
+        home = Client(name, private=run.new_private(name), data=run.method.encode(examples))
+        learned = personalize_many(run, [home])[name]
+        run.vault.stage({name: run.built.partition.select(learned, Role.PRIVATE)})
         run.vault.commit(round=run.state.round, state=state_to_bytes(run.state))
-    gain = "" if after is None or before is None else (
-        f" On {after.examples} held-out examples accuracy went from {100 * before.accuracy:.1f} % to "
-        f"{100 * after.accuracy:.1f} %."
-    )  # fmt: skip
+    gain = "" if after is None or before is None else f" {_went(before, after)}"
     rest = f" ({unknown} with labels unknown to the run left out)" if unknown else ""
     return {
         "user": name,
@@ -49,6 +50,14 @@ def personalize_from_file(folder: Path | str, source: DataSettings, *, user: str
         "left_out": unknown,
         "message": f"{name}: personalized from {len(examples)} examples{rest}; nothing was uploaded.{gain}",
     }
+
+
+def _went(before: Scores, after: Scores) -> str:
+    if isinstance(before, Evaluation) and isinstance(after, Evaluation):
+        change = f"accuracy went from {100 * before.accuracy:.1f} % to {100 * after.accuracy:.1f} %"
+    else:
+        change = f"perplexity went from {before.headline[1]:.1f} to {after.headline[1]:.1f}"
+    return f"On {after.examples} held-out examples {change}."
 
 
 def own_examples(given: Federation, user: str | None, *, labels: tuple[str, ...]) -> tuple[str, Examples, int]:
@@ -77,21 +86,17 @@ def require_new(run: Run, user: str) -> None:
         )
 
 
-def held_out_gain(run: Run, user: str, examples: Examples) -> tuple[Evaluation | None, Evaluation | None]:
+def held_out_gain(run: Run, user: str, examples: Examples) -> tuple[Scores | None, Scores | None]:
     """Before and after, on a fifth of the examples that is not learned from."""
     order = seeds.numpy_generator(run.settings.seed, "held out", user).permutation(len(examples))
     held = len(examples) // HELD_OUT
     if held == 0:
         return None, None
-    learned = personalize_many(run, {user: examples.take(np.sort(order[held:]))})[user]
+    fresh = Client(user, private=run.new_private(user), data=run.method.encode(examples.take(np.sort(order[held:]))))
     data = run.method.encode(examples.take(np.sort(order[:held])))
-    fresh = run.built.new_private(user, seed=run.settings.seed)
-    found = [
-        summarize(*score(run.engine, run.state.broadcast(), [Client(user, private=private, data=data)]),
-                  classes=run.method.task.classes)
-        for private in (fresh, learned)
-    ]  # fmt: skip
-    return found[0], found[1]
+    learned = personalize_many(run, [fresh])[user]
+    before, after = (judge(run, [[Client(user, private=own, data=data)]]) for own in (fresh.private, learned))
+    return before, after
 
 
 def require_person(run: Run, user: str) -> Person:

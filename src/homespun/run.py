@@ -44,13 +44,14 @@ from homespun.core.roles import Role
 from homespun.core.settings import Settings
 from homespun.core.tree import Tree
 from homespun.data.federation import Federation
-from homespun.data.splits import Split, part, part_sizes, pooled, split, withhold
+from homespun.data.splits import Split, part, part_sizes, pooled, sample_users, split, withhold
 from homespun.engines.cohort import CohortEngine, default_workers
 from homespun.engines.engine import Client, Engine
 from homespun.engines.loop import LoopEngine
 from homespun.vault import Vault
 
-Part = Literal["train", "eval", "test"]
+Part = Literal["train", "eval", "test", "adapt", "scored"]
+COUNTED_USERS = 1000  # as many users' examples are counted to know how long an epoch is
 
 
 class RunSettings(Settings):
@@ -58,11 +59,12 @@ class RunSettings(Settings):
 
     rounds: PositiveInt | None = None  # either rounds ...
     epochs: PositiveFloat | None = None  # ... or epochs: every training example used once
-    cohort: PositiveInt = 10
+    cohort: PositiveInt | Literal["all"] = 10
     sampler: Literal["shuffled", "uniform"] = "shuffled"  # everyone once an epoch, or an independent draw a round
     seed: NonNegativeInt = 0
     fractions: tuple[PositiveFloat, NonNegativeFloat, NonNegativeFloat] = (0.8, 0.1, 0.1)
     withheld: float = Field(default=0.0, ge=0.0, lt=1.0)  # share of users who never take part
+    fold: NonNegativeInt | None = None  # which of them: fold after fold, everybody is withheld once; None: at random
     engine: Literal["cohort", "loop"] = "cohort"
     workers: NonNegativeInt | None = None  # None: one per core; 0: in this process
     evaluate_every: PositiveInt | None = None  # rounds; None: about 20 times a run
@@ -87,7 +89,8 @@ class RunSettings(Settings):
     def identity(self) -> dict[str, Any]:
         """What makes two runs different runs: not how long they go on, nor on how many processes."""
         free = {"rounds", "epochs", "workers", "evaluate_every", "evaluate_users", "commit_every"}
-        return {name: value for name, value in self.model_dump(mode="json").items() if name not in free}
+        found = self.model_dump(mode="json", exclude_none=True)
+        return {name: value for name, value in found.items() if name not in free}
 
 
 @dataclass(frozen=True)
@@ -147,13 +150,28 @@ class Run:
 
     @property
     def cohort_size(self) -> int:
-        return min(self.settings.cohort, len(self.population.users))
+        users = len(self.population.users)
+        return users if self.settings.cohort == "all" else min(self.settings.cohort, users)
 
     @property
-    def rounds_per_epoch(self) -> float:
-        """Rounds until everybody's examples were used once; on average, where cohorts are drawn independently."""
+    def rounds_per_turn(self) -> float:
+        """Rounds until everybody had their turn; on average, where cohorts are drawn independently."""
         rounds = len(self.population.users) / self.cohort_size
         return ceil(rounds) if self.settings.sampler == "shuffled" else rounds
+
+    @cached_property
+    def rounds_per_epoch(self) -> float:
+        """Rounds until as many examples were used as there are.
+
+        A client that goes through its own examples in one turn makes this the turn; one that takes a fixed
+        number of steps needs more turns the more examples there are.
+        """
+        first = self.method.phases[0]
+        if first.steps is None:
+            return self.rounds_per_turn
+        positions = sample_users(self.population, at_most=COUNTED_USERS, seed=self.settings.seed)
+        mean_examples = np.mean([len(self.population.examples(position)) for position in positions])
+        return self.rounds_per_turn * float(mean_examples) / (first.steps * first.batch)
 
     def cohort(self, round: int) -> list[int]:
         """The positions of the users who take part in this round."""
@@ -161,14 +179,14 @@ class Run:
         if self.settings.sampler == "uniform":
             draw = seeds.numpy_generator(seed, "cohort", round).choice(users, size, replace=False, shuffle=False)
             return sorted(int(position) for position in draw)
-        epoch, place = divmod(round, int(self.rounds_per_epoch))
-        return sorted(int(position) for position in self._shuffled(epoch)[place * size : (place + 1) * size])
+        turn, place = divmod(round, int(self.rounds_per_turn))
+        return sorted(int(position) for position in self._shuffled(turn)[place * size : (place + 1) * size])
 
-    def _shuffled(self, epoch: int) -> np.ndarray:
-        """Everybody in this epoch's order; kept, because a million take a while."""
-        if self._order[0] != epoch:
-            generator = seeds.numpy_generator(self.settings.seed, "epoch", epoch)
-            self._order = epoch, generator.permutation(len(self.population.users))
+    def _shuffled(self, turn: int) -> np.ndarray:
+        """Everybody in this turn's order; kept, because a million take a while."""
+        if self._order[0] != turn:
+            generator = seeds.numpy_generator(self.settings.seed, "epoch", turn)
+            self._order = turn, generator.permutation(len(self.population.users))
         return self._order[1]
 
     def encode(self, federation: Federation, position: int, part: Part) -> Batch:
@@ -186,10 +204,11 @@ class Run:
     def private(self, users: Sequence[str]) -> dict[str, Tree]:
         """Everybody's private parameters: from the vault, or new."""
         known = self.vault.private_many(users)
-        return {
-            user: known[user] if user in known else self.built.new_private(user, seed=self.settings.seed)
-            for user in users
-        }
+        return {user: known[user] if user in known else self.new_private(user) for user in users}
+
+    def new_private(self, user: str) -> Tree:
+        """Where somebody new begins, with the model as it is now."""
+        return self.built.new_private(user, seed=self.settings.seed, broadcast=self.state.broadcast())
 
     def clients(self, positions: Sequence[int]) -> list[Client]:
         names = [self.population.users[position] for position in positions]
@@ -303,9 +322,9 @@ def open_run(
     read_only: bool = False,
 ) -> Run:
     """A new run, or the one in this folder where it stopped. Another run in the folder is refused."""
-    participants, newcomers = withhold(federation, share=settings.withheld, seed=settings.seed)
+    participants, newcomers = withhold(federation, share=settings.withheld, seed=settings.seed, fold=settings.fold)
     made = load_method(method, method_settings or {}, task_of(participants))
-    if made.task.classes < 2:
+    if made.predicts == "labels" and made.task.classes < 2:
         raise SettingsError(
             f"{federation.name}: {made.name} needs a label with at least two values. "
             "Name its column with --label-column, or for sotu set --data-set label=context."
@@ -315,6 +334,7 @@ def open_run(
         "method": made.origin,
         "method_version": made.version,
         "method_settings": made.settings.model_dump(mode="json"),
+        **({"built_on": made.built_on} if made.built_on else {}),
         "data": federation.name,
         "data_fingerprint": federation.fingerprint,
         "run": settings.identity(),

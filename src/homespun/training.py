@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,28 +11,25 @@ from typing import Any
 import numpy as np
 
 from homespun.core.errors import DataError, MethodError, SettingsError, nearest, raise_faults
-from homespun.core.method import method_module
+from homespun.core.messages import Broadcast
+from homespun.core.method import Batch, method_module
 from homespun.core.roles import Role
 from homespun.core.settings import parse
 from homespun.core.tree import Tree
 from homespun.data import Columns, load_federation
 from homespun.data.federation import Examples, Federation
+from homespun.data.splits import sample_users
 from homespun.engines.engine import Client
-from homespun.evaluation.classification import (
-    Controls,
-    Evaluation,
-    blocks,
-    controls,
-    sample_users,
-    score,
-    shots,
-    summarize,
-)
+from homespun.evaluation import classification, language
+from homespun.evaluation.classification import Evaluation
+from homespun.evaluation.language import TextEvaluation
 from homespun.files import SCHEMA, DataSettings, read_json, versions, write_json
 from homespun.run import Part, RoundRecord, Run, RunSettings, open_run
 
 SETTINGS_FILE = "settings.json"
 SHOTS: tuple[int | None, ...] = (0, 1, 5, 20, None)
+TEXT_SHOTS: tuple[int | None, ...] = (0, 1, 5, 15, None)
+BLOCK = 500  # users encoded and predicted at a time
 
 
 def load(source: str | Path, *, columns: Columns = Columns(), **settings: Any) -> Federation:
@@ -46,15 +43,17 @@ class Evaluated:
 
     round: int
     epoch: float
-    evaluation: Evaluation
+    evaluation: Evaluation | TextEvaluation
 
     def to_dict(self) -> dict[str, Any]:
-        curve = {name: value for name, value in self.evaluation.to_dict().items() if name != "user_accuracy"}
+        each = ("user_values", "user_loss", "user_tokens")  # too much to keep for every point
+        curve = {name: value for name, value in self.evaluation.to_dict().items() if name not in each}
         return {"kind": "evaluation", "round": self.round, "epoch": self.epoch, **curve}
 
 
 def separate_settings(method: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings of the run and settings of the method; a name that neither knows is an error."""
+    """Settings of the run, on top of those the method's paper has, and settings of the method; a name that neither
+    knows is an error."""
     known = method_module(method).Settings.model_fields
     both = sorted(set(known) & set(RunSettings.model_fields))
     if both:
@@ -64,7 +63,10 @@ def separate_settings(method: str, values: Mapping[str, Any]) -> tuple[dict[str,
         names = sorted({*RunSettings.model_fields, *known})
         faults = [f"unknown setting {name!r}.{nearest(name, names)} Known: {', '.join(names)}." for name in unknown]
         raise_faults(SettingsError, f"training {method}", faults)
-    run = {name: value for name, value in values.items() if name in RunSettings.model_fields}
+    usual = dict(getattr(method_module(method), "RUN", {}))
+    if "rounds" in values:
+        usual.pop("epochs", None)
+    run = {**usual, **{name: value for name, value in values.items() if name in RunSettings.model_fields}}
     return run, {name: value for name, value in values.items() if name in known}
 
 
@@ -154,78 +156,148 @@ def training(run: Run) -> Iterator[RoundRecord | Evaluated]:
             yield evaluated()
 
 
-def evaluate(run: Run, part: Part = "test") -> Evaluation:
+def evaluate(run: Run, part: Part = "test") -> Evaluation | TextEvaluation:
     """How the run's model fares with its participants, each with their own parameters."""
     positions = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
-    labels: list[np.ndarray] = []
-    logits: list[np.ndarray] = []
-    for block in blocks(positions):
+
+    def clients(block: Sequence[int]) -> list[Client]:
         names = [run.federation.users[position] for position in block]
         private = run.private(names)
-        clients = [
+        return [
             Client(name, private=private[name], data=run.encode(run.federation, position, part))
             for name, position in zip(names, block, strict=True)
         ]
-        some_labels, some_logits = score(run.engine, run.state.broadcast(), clients)
-        labels += some_labels
-        logits += some_logits
-    return summarize(labels, logits, classes=run.method.task.classes)
+
+    return judge(run, (clients(block) for block in blocks(positions)))
 
 
-def evaluate_newcomers(run: Run, counts: Sequence[int | None] = SHOTS) -> dict[str, Evaluation]:
+def evaluate_adapted(run: Run, counts: Sequence[int | None] = SHOTS) -> dict[str, Evaluation | TextEvaluation]:
+    """Participants who adapt at home to so many new examples of their own; the scored ones are always the same."""
+    if not run.method.personalize:
+        return {}
+    positions = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
+    private = run.private([run.federation.users[position] for position in positions])
+    return _adapted(run, run.federation, positions, counts=counts, learns_from="adapt", private=private)
+
+
+def evaluate_newcomers(run: Run, counts: Sequence[int | None] = SHOTS) -> dict[str, Evaluation | TextEvaluation]:
     """Users who never took part, personalized at home from so many of their own examples.
 
     The test examples are the same for every count. A method without private parameters has nothing to
     personalize: its model is the same for all counts. One whose users are rows of the server's table
     has no row for a newcomer, and gives nothing.
     """
-    if run.method.keys or not len(run.newcomers.users):
+    if "author" in run.method.keys.values() or not len(run.newcomers.users):
         return {}
     positions = sample_users(run.newcomers, at_most=run.settings.evaluate_users, seed=run.settings.seed)
     if not run.method.personalize:
         counts = (0,)
-    results: dict[str, Evaluation] = {}
-    for count in counts:
-        labels: list[np.ndarray] = []
-        logits: list[np.ndarray] = []
-        for block in blocks(positions):
-            splits = [run.split(run.newcomers, position) for position in block]
-            names = [run.newcomers.users[position] for position in block]
-            people = personalize_many(run, {n: shots(s, count) for n, s in zip(names, splits, strict=True)})
-            clients = [
-                Client(name, private=people[name], data=run.method.encode(split.test))
-                for name, split in zip(names, splits, strict=True)
-            ]
-            some_labels, some_logits = score(run.engine, run.state.broadcast(), clients)
-            labels += some_labels
-            logits += some_logits
-        results["all" if count is None else str(count)] = summarize(labels, logits, classes=run.method.task.classes)
-    return results
+    new = {run.newcomers.users[position]: run.new_private(run.newcomers.users[position]) for position in positions}
+    return _adapted(run, run.newcomers, positions, counts=counts, learns_from="train", private=new)
 
 
-def evaluate_controls(run: Run, part: Part = "test") -> Controls:
-    """What the labels' frequencies alone would give, on the same examples as `evaluate`."""
+def _adapted(
+    run: Run,
+    people: Federation,
+    positions: Sequence[int],
+    *,
+    counts: Sequence[int | None],
+    learns_from: Part,
+    private: Mapping[str, Tree],
+) -> dict[str, Evaluation | TextEvaluation]:
+    def clients(block: Sequence[int], count: int | None) -> list[Client]:
+        homes = [
+            Client(
+                people.users[position],
+                private=private[people.users[position]],
+                data=shots(run.encode(people, position, learns_from), count),
+            )
+            for position in block
+        ]
+        learned = personalize_many(run, homes)
+        return [
+            Client(home.user, private=learned[home.user], data=run.encode(people, position, tested_part(run)))
+            for home, position in zip(homes, block, strict=True)
+        ]
+
+    return {
+        "all" if count is None else str(count): judge(run, (clients(block, count) for block in blocks(positions)))
+        for count in counts
+    }
+
+
+def tested_part(run: Run) -> Part:
+    """Labels are tested on the whole test part; of texts, half is left to adapt to."""
+    return "scored" if run.method.predicts == "text" else "test"
+
+
+def judge(
+    run: Run, clients: Iterable[Sequence[Client]], *, broadcast: Broadcast | None = None
+) -> Evaluation | TextEvaluation:
+    """Predict for everybody, block by block, and sum up."""
+    broadcast = broadcast or run.state.broadcast()
+    truths: list[np.ndarray] = []
+    outputs: list[np.ndarray] = []
+    truth = "length" if run.method.predicts == "text" else "label"
+    for block in clients:
+        able = [client for client in block if client.examples]
+        truths += [client.data[truth].numpy() for client in able]
+        outputs += [output.numpy() for output in run.engine.predict(broadcast, able)]
+    if run.method.predicts == "text":
+        return language.summarize(outputs, truths)
+    return classification.summarize(truths, outputs, classes=run.method.task.classes)
+
+
+def blocks(positions: Sequence[int]) -> Iterator[Sequence[int]]:
+    return (positions[start : start + BLOCK] for start in range(0, len(positions), BLOCK))
+
+
+def shots(data: Batch, count: int | None) -> Batch:
+    """The first `count` examples; None: all of them."""
+    return data if count is None else {name: column[:count] for name, column in data.items()}
+
+
+def evaluate_controls(run: Run, part: Part | None = None) -> Mapping[str, Evaluation | TextEvaluation]:
+    """What can be had without the method, on the same examples as `evaluate`.
+
+    For labels, their frequencies alone; for text, the pre-trained model untouched, which is what every method
+    starts from.
+    """
+    part = part or tested_part(run)
     positions = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
+    if run.method.predicts == "text":
+        return {"untouched": untouched(run, run.federation, positions, part)}
     splits = [run.split(run.federation, position) for position in positions]
-    return controls(splits, [getattr(split, part) for split in splits], classes=run.method.task.classes)
+    tested = [getattr(split, part) for split in splits]
+    return classification.controls(splits, tested, classes=run.method.task.classes)
 
 
-def personalize_many(run: Run, people: Mapping[str, Examples]) -> dict[str, Tree]:
-    """Private parameters for people the run has not seen, learned from their examples; nothing is sent."""
-    clients = [
-        Client(
-            user,
-            private=run.built.new_private(user, seed=run.settings.seed),
-            data=run.method.encode(examples),
-        )
-        for user, examples in people.items()
-    ]
-    started = {client.user: client.private for client in clients}
-    able = [client for client in clients if client.examples]
+def untouched(
+    run: Run, people: Federation, positions: Sequence[int], part: Part = "scored"
+) -> Evaluation | TextEvaluation:
+    """The pre-trained model: the state before the first round, with everybody new."""
+    start = run.built.start().broadcast()
+
+    def clients(block: Sequence[int]) -> list[Client]:
+        return [
+            Client(
+                people.users[position],
+                private=run.built.new_private(people.users[position], seed=run.settings.seed),
+                data=run.encode(people, position, part),
+            )
+            for position in block
+        ]
+
+    return judge(run, (clients(block) for block in blocks(positions)), broadcast=start)
+
+
+def personalize_many(run: Run, homes: Sequence[Client]) -> dict[str, Tree]:
+    """What each home knows after learning from its examples, on its own; nothing is sent."""
+    able = [home for home in homes if home.examples]
     if not run.method.personalize or not able:
-        return dict(started)
+        return {home.user: home.private for home in homes}
     learned = run.engine.work(run.state.broadcast(), able, work="personalize").private
-    return {user: learned.get(user, private) for user, private in started.items()}
+    return {home.user: learned.get(home.user, home.private) for home in homes}
 
 
 @dataclass(frozen=True)
@@ -252,7 +324,8 @@ class Person:
 def personalize(run: Run, user: str, texts: Sequence[str], labels: Sequence[str]) -> Person:
     """A new user, from examples of their own. Nothing is uploaded, the shared model does not change."""
     examples = Examples(list(texts), labels=label_indices(labels, run.federation.labels))
-    return Person(run, user, personalize_many(run, {user: examples})[user])
+    home = Client(user, private=run.new_private(user), data=run.method.encode(examples))
+    return Person(run, user, personalize_many(run, [home])[user])
 
 
 def known_person(run: Run, user: str) -> Person:
@@ -272,6 +345,14 @@ def label_indices(labels: Sequence[str], known: Sequence[str]) -> np.ndarray:
     return np.array([places[label] for label in labels], dtype=np.int64)
 
 
+def newcomers_untouched(run: Run) -> dict[str, Any] | None:
+    """What newcomers would have from the pre-trained model alone."""
+    if run.method.predicts != "text" or not len(run.newcomers.users):
+        return None
+    positions = sample_users(run.newcomers, at_most=run.settings.evaluate_users, seed=run.settings.seed)
+    return untouched(run, run.newcomers, positions).to_dict()
+
+
 def user_vectors(run: Run, positions: Sequence[int]) -> np.ndarray | None:
     """Each user's own parameters as one row: from the vault, or from the server's table."""
     if run.built.partition.names(Role.PRIVATE):
@@ -286,6 +367,9 @@ def user_vectors(run: Run, positions: Sequence[int]) -> np.ndarray | None:
 def results(run: Run) -> dict[str, Any]:
     """All that `results.json` says of a finished run."""
     history = run.history()
+    text = run.method.predicts == "text"
+    counts = TEXT_SHOTS if text else SHOTS
+    adapted = evaluate_adapted(run, counts) if text else {}
     return {
         "method": run.method.name,
         "pooled": run.method.pooled,
@@ -296,7 +380,9 @@ def results(run: Run) -> dict[str, Any]:
         "rounds": [entry for entry in history if entry["kind"] == "round"],
         "curve": [entry for entry in history if entry["kind"] == "evaluation"],
         "eval": evaluate(run, "eval").to_dict(),
-        "test": evaluate(run, "test").to_dict(),
-        "newcomers": {count: found.to_dict() for count, found in evaluate_newcomers(run).items()},
+        "test": evaluate(run, tested_part(run)).to_dict(),
+        "adapted": {count: found.to_dict() for count, found in adapted.items()},
+        "newcomers": {count: found.to_dict() for count, found in evaluate_newcomers(run, counts).items()},
+        "newcomers_untouched": newcomers_untouched(run),
         "released": ["parameter updates", "weight", *run.method.statistics],
     }

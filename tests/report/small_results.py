@@ -20,7 +20,7 @@ def summarized(value: float | None, *, std: float | None = 0.01, tenth: float | 
 
 
 def evaluation(value: float | None) -> dict[str, Any]:
-    return {"users": 2, "examples": 4, "metric": "accuracy", "value": value, "user_accuracy": [0.25, 0.75]}
+    return {"users": 2, "examples": 4, "metric": "accuracy", "value": value, "user_values": [0.25, 0.75]}
 
 
 def a_round(number: int, *, clients: int) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def test_missing_values_leave_gaps() -> None:
     found = single()
     run = found["configurations"]["fedavg"]["runs"][0]
     run["curve"][0]["value"] = None
-    run["test"]["user_accuracy"] = []
+    run["test"]["user_values"] = []
     found["configurations"]["fedavg"]["summary"]["test"]["user_worst_tenth"] = {"mean": None, "std": None}
     shown = figures(page(found))
     assert shown["curves-0"]["data"][0]["y"] == [35.0]

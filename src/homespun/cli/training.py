@@ -143,7 +143,8 @@ def evaluate(
     Example: homespun evaluate runs/furl-dialects
     """
     from homespun.console import out, table
-    from homespun.report.tables import percent
+    from homespun.report.outcomes import CONTROLS
+    from homespun.report.tables import figure
     from homespun.training import evaluate as evaluate_run
     from homespun.training import evaluate_controls, evaluate_newcomers, reopen
 
@@ -154,8 +155,7 @@ def evaluate(
         controls = evaluate_controls(run, part)  # type: ignore[arg-type]
         found = {
             run.method.name: evaluate_run(run, part),  # type: ignore[arg-type]
-            "always the majority label": controls.majority,
-            "each user's own majority": controls.own_majority,
+            **{CONTROLS[name]: one for name, one in controls.items()},
             **{f"newcomers, {count} examples": one for count, one in newcomers.items()},
         }
         round = run.state.round
@@ -169,15 +169,10 @@ def evaluate(
         )
         return
     metric = next(iter(found.values())).headline[0]
+    columns = ("value", "user_mean", "user_worst_tenth")
+    shown = {name: one.to_dict() for name, one in found.items()}
     rows = [
-        (
-            name,
-            percent(one.headline[1]),
-            percent(one.user_accuracy_mean),
-            percent(one.user_accuracy_worst_tenth),
-            str(one.users),
-        )
-        for name, one in found.items()
+        (name, *(figure(one[column], metric) for column in columns), str(one["users"])) for name, one in shown.items()
     ]
     out.print(
         table(

@@ -64,7 +64,7 @@ class Phase:
 
     `trains` maps globs to optimizers, first match wins; a parameter that no glob covers stands still.
     Give `epochs` or `steps`. `proximal` is FedProx's mu: it pulls what is shared towards its broadcast
-    value by adding mu/2 |w - w_broadcast|^2 to the loss.
+    value by adding mu/2 |w - w_broadcast|^2 to the loss. `loss` is the method's unless the phase has its own.
     """
 
     trains: Mapping[str, Optimizer]
@@ -72,6 +72,7 @@ class Phase:
     epochs: int | None = None
     steps: int | None = None
     proximal: float = 0.0
+    loss: Loss | None = None
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -102,14 +103,19 @@ class Method:
     encode: Callable[[Any], Batch]  # a federation's examples to tensors
     loss: Loss
     phases: tuple[Phase, ...]
-    personalize: tuple[Phase, ...]  # for a newcomer: trains private parameters only, uploads nothing
-    new_private: Callable[[torch.Generator], dict[str, Tensor]] = field(default=lambda generator: {})
+    # At home, after training; uploads nothing. What it changes of the shared parameters is the home's own copy.
+    personalize: tuple[Phase, ...]
+    # Where a new user begins, from what the server sends.
+    new_private: Callable[[torch.Generator, Broadcast], dict[str, Tensor]] = field(default=lambda *_: {})
     server: ServerRule = field(default_factory=FedAvg)
     weight: Callable[[int], float] = float  # a client's weight from its number of examples
+    share: str | None = None  # the batch column with an example's share in its batch's mean; None: equal shares
     # What a home keeps of its private delta: all of it (FURL's equation 7), or the share its update has
     # in the cohort's average (equation 6).
     keeps: Literal["all", "share"] = "all"
     keys: Mapping[str, str] = field(default_factory=dict)  # keyed parameter -> the batch column that names its rows
+    predicts: Literal["labels", "text"] = "labels"  # the model gives logits of labels, or the loss of every token
+    built_on: str = ""  # fingerprint of the pre-trained model underneath, if there is one
     pooled: bool = False  # central training: one holder has everybody's examples
     origin: str = ""  # the module or file this method came from
 
@@ -124,7 +130,7 @@ class Built:
     method: Method
     model: nn.Module
     partition: Partition
-    initial: Mapping[str, Tensor]  # every parameter as built
+    initial: Mapping[str, Tensor]  # every parameter as built; the frozen ones are the model's own
 
     def start(self) -> ServerState:
         """The server's state before the first round."""
@@ -143,9 +149,10 @@ class Built:
         frozen = self.partition.select(self.initial, Role.FROZEN)
         return {**frozen, **broadcast.federated, **broadcast.keyed, **private}
 
-    def new_private(self, user: str, *, seed: int) -> dict[str, Tensor]:
-        """The private parameters of somebody seen for the first time."""
-        private = self.method.new_private(seeds.torch_generator(seed, "private", user))
+    def new_private(self, user: str, *, seed: int, broadcast: Broadcast | None = None) -> dict[str, Tensor]:
+        """The private parameters of somebody seen for the first time; without a broadcast, before the first round."""
+        broadcast = broadcast or self.start().broadcast()
+        private = self.method.new_private(seeds.torch_generator(seed, "private", user), broadcast)
         expected = set(self.partition.names(Role.PRIVATE))
         if set(private) != expected:
             raise MethodError(
@@ -159,10 +166,15 @@ def build(method: Method, *, seed: int) -> Built:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeds.derive(seed, "initial parameters") >> 1)
         model = method.build()
-    initial = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    parts = partition(initial, method.rules, method=method.name)
-    _require_sound_phases(method, parts)
     model.requires_grad_(False)
+    named = dict(model.named_parameters())
+    parts = partition(named, method.rules, method=method.name)
+    _require_sound_phases(method, parts)
+    # A frozen parameter may be most of a language model: it is not held twice.
+    initial = {
+        name: value.detach() if parts.roles[name] is Role.FROZEN else value.detach().clone()
+        for name, value in named.items()
+    }
     return Built(method, model, parts, initial)
 
 
@@ -174,10 +186,6 @@ def _require_sound_phases(method: Method, parts: Partition) -> None:
         frozen = [name for name in parts.names(Role.FROZEN) if phase.optimizer_of(name)]
         if frozen:
             raise MethodError(f"{method.name}: a phase trains {frozen}, which the rules call frozen")
-    for phase in method.personalize:
-        shared = [name for name in parts.names(Role.FEDERATED, Role.KEYED) if phase.optimizer_of(name)]
-        if shared:
-            raise MethodError(f"{method.name}: personalize trains {shared}, which are not private")
     if set(method.keys) != set(parts.names(Role.KEYED)):
         raise MethodError(
             f"{method.name}: keys name {sorted(method.keys)}, the rules say {sorted(parts.names(Role.KEYED))}"

@@ -32,6 +32,16 @@ class Split(NamedTuple):
     eval: Examples
     test: Examples
 
+    @property
+    def adapt(self) -> Examples:
+        """Every other test example: a participant's own new words, to adapt to at home."""
+        return self.test.take(np.arange(0, len(self.test), 2))
+
+    @property
+    def scored(self) -> Examples:
+        """The other half: the same test set, however many examples were adapted to."""
+        return self.test.take(np.arange(1, len(self.test), 2))
+
 
 def split(examples: Examples, *, seed: int, user: str, fractions: Fractions = FRACTIONS) -> Split:
     """Deal one user's examples out at random. With the usual fractions, fewer than 5 are all for training."""
@@ -144,9 +154,17 @@ class Subset:
 
 
 def withhold(
-    federation: Federation, *, seed: int, share: float | None = None, count: int | None = None
+    federation: Federation,
+    *,
+    seed: int,
+    share: float | None = None,
+    count: int | None = None,
+    fold: int | None = None,
 ) -> tuple[Subset, Subset]:
-    """Split the people: those who take part, and newcomers whom training never sees."""
+    """Split the people: those who take part, and newcomers whom training never sees.
+
+    Folds withhold everybody once: fold after fold until all had their turn, the last one with who is left.
+    """
     users = len(federation.users)
     if (share is None) == (count is None):
         raise SettingsError("withhold: give either a share or a count of users")
@@ -154,7 +172,15 @@ def withhold(
     withheld = math.floor(round(share * users, 9) + 0.5) if share is not None else int(count or 0)
     if not 0 <= withheld < users:
         raise SettingsError(f"withhold: {withheld} of {users} users cannot be withheld. At least one must remain.")
-    chosen = numpy_generator(seed, "withhold").choice(users, size=withheld, replace=False, shuffle=False)
+    if fold is None:
+        chosen = numpy_generator(seed, "withhold").choice(users, size=withheld, replace=False, shuffle=False)
+    else:
+        folds = math.ceil(users / withheld) if withheld else 0
+        if fold >= folds:
+            raise SettingsError(
+                f"fold: there is no fold {fold}. Withholding {withheld} of {users} users makes {folds}."
+            )
+        chosen = numpy_generator(seed, "folds").permutation(users)[fold * withheld : (fold + 1) * withheld]
     takes_part = np.ones(users, dtype=bool)
     takes_part[chosen] = False
     return (
@@ -219,6 +245,15 @@ def pooled(federation: Federation) -> Pooled:
 def _joined(columns: Sequence[np.ndarray | None]) -> np.ndarray | None:
     present = [column for column in columns if column is not None]
     return np.concatenate(present) if present and len(present) == len(columns) else None
+
+
+def sample_users(federation: Federation, *, at_most: int, seed: int) -> list[int]:
+    """Everybody, or a fixed sample of a large population."""
+    users = len(federation.users)
+    if users <= at_most:
+        return list(range(users))
+    draw = numpy_generator(seed, "evaluated users").choice(users, at_most, replace=False, shuffle=False)
+    return sorted(int(position) for position in draw)
 
 
 def _derived(federation: Federation, how: str) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from homespun.core import tree
 from homespun.core.messages import Broadcast, Rows, Update
-from homespun.core.method import Batch, Built
+from homespun.core.method import Batch, Built, optimizers
 from homespun.core.roles import Role
 from homespun.core.tree import Tree
 
@@ -20,7 +20,10 @@ Work: TypeAlias = Literal["phases", "personalize"]  # train with the cohort, or 
 
 @dataclass(frozen=True)
 class Client:
-    """One home: its own data and its own parameters. Neither is ever part of a message."""
+    """One home: its own data and its own parameters. Neither is ever part of a message.
+
+    `private` may also hold the home's own copies of shared parameters, from personalizing.
+    """
 
     user: str
     private: Tree
@@ -95,5 +98,9 @@ def client_update(
     )
 
 
-def kept_at_home(built: Built, trained: Tree) -> dict[str, Tensor]:
-    return built.partition.select(trained, Role.PRIVATE)
+def kept_at_home(built: Built, trained: Tree, *, work: Work) -> dict[str, Tensor]:
+    """The private parameters and, from personalizing, the home's own copies of the shared ones it trained."""
+    names = set(built.partition.names(Role.PRIVATE))
+    if work == "personalize":
+        names |= {name for phase in built.method.personalize for name in optimizers(phase, list(trained))}
+    return {name: tensor for name, tensor in trained.items() if name in names}

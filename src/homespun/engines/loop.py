@@ -35,8 +35,9 @@ class LoopEngine:
         update, private = empty_update(self.built, broadcast), {}
         for client in in_user_order(clients):
             trained, statistics = train_client(self.built, broadcast, client, work=work, seed=self.seed)
-            private[client.user] = kept_at_home(self.built, trained)
-            update = update + client_update(self.built, broadcast, client, trained=trained, statistics=statistics)
+            private[client.user] = kept_at_home(self.built, trained, work=work)
+            if work == "phases":  # whoever personalizes has nothing to send
+                update = update + client_update(self.built, broadcast, client, trained=trained, statistics=statistics)
         return Outcome(update, private)
 
     def predict(self, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
@@ -78,14 +79,18 @@ def train_phase(
 ) -> tuple[dict[str, Tensor], float]:
     """Local SGD: the mean loss of each batch, plus FedProx's term on what is shared."""
     chosen = optimizers(phase, list(parameters))
-    values = {name: tensor.clone().requires_grad_(name in chosen) for name, tensor in parameters.items()}
+    values = {
+        name: tensor.clone().requires_grad_() if name in chosen else tensor for name, tensor in parameters.items()
+    }
     shared = [name for name in built.partition.names(*SHARED) if name in chosen]
     optimizer_list = [torch_optimizer(optimizer, [values[name]]) for name, optimizer in chosen.items()]
+    loss_of = phase.loss or built.method.loss
     total = 0.0
     for batch in batches:
-        losses = built.method.loss(lambda given, rows: model_output(built, given, rows), values, batch)
+        losses = loss_of(lambda given, rows: model_output(built, given, rows), values, batch)
         total += float(losses.detach().sum())
-        objective = losses.mean()
+        shares = torch.ones_like(losses) if built.method.share is None else batch[built.method.share].to(losses)
+        objective = (losses * shares).sum() / shares.sum()
         if phase.proximal:
             distance = sum(((values[name] - anchor[name]) ** 2).sum() for name in shared)
             objective = objective + 0.5 * phase.proximal * distance

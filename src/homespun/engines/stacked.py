@@ -42,8 +42,9 @@ def work_together(built: Built, broadcast: Broadcast, clients: Sequence[Client],
         results = [train_client(built, broadcast, client, work=work, seed=seed) for client in clients]
     update, private = empty_update(built, broadcast), {}
     for client, (trained, statistics) in zip(clients, results, strict=True):
-        private[client.user] = kept_at_home(built, trained)
-        update = update + client_update(built, broadcast, client, trained=trained, statistics=statistics)
+        private[client.user] = kept_at_home(built, trained, work=work)
+        if work == "phases":  # whoever personalizes has nothing to send
+            update = update + client_update(built, broadcast, client, trained=trained, statistics=statistics)
     return Outcome(update, private)
 
 
@@ -51,10 +52,11 @@ def predict_together(built: Built, broadcast: Broadcast, clients: Sequence[Clien
     if not isinstance(built.model, Stackable) or any(client.examples == 0 for client in clients):
         return [predict_client(built, broadcast, client) for client in clients]
     data = stack_data(clients)
+    shared = {**broadcast.federated, **broadcast.keyed}
+    own = {name for client in clients for name in client.private}  # with copies of shared ones, if there are any
     parameters = {
-        **{name: value.expand(len(clients), *value.shape) for name, value in broadcast.federated.items()},
-        **{name: value.expand(len(clients), *value.shape) for name, value in broadcast.keyed.items()},
-        **stack_private(built, clients),
+        **{name: value.expand(len(clients), *value.shape) for name, value in shared.items()},
+        **{name: torch.stack([{**shared, **client.private}[name] for client in clients]) for name in own},
         **built.partition.select(built.initial, Role.FROZEN),
     }
     with torch.no_grad():
@@ -109,16 +111,18 @@ def train_phase_stacked(
     steppers = {name: Stepper(optimizer) for name, optimizer in chosen.items()}
     model = built.model
     assert isinstance(model, Stackable)
+    loss_of = phase.loss or built.method.loss
     total = torch.zeros(len(plans), dtype=torch.float64)
     for step in range(len(plans[0])):
         active = sum(len(plan) > step for plan in plans)  # a prefix: the busiest clients come first
         rows, valid = pad_rows([plan[step] for plan in plans[:active]])
         batch = {name: column[torch.arange(active)[:, None], rows] for name, column in data.items()}
         leaves = {name: value[:active].detach().requires_grad_(name in chosen) for name, value in values.items()}
-        losses = built.method.loss(lambda given, some: model.stacked({**frozen, **given}, some), leaves, batch) * valid
-        total[:active] += losses.detach().sum(dim=1)
+        losses = loss_of(lambda given, some: model.stacked({**frozen, **given}, some), leaves, batch)
+        total[:active] += (losses.detach() * valid).sum(dim=1)
+        shares = valid if built.method.share is None else valid * batch[built.method.share]
         # Each client's parameters are its own rows: the gradient of the sum over clients is each one's own.
-        objective = (losses.sum(dim=1) / valid.sum(dim=1)).sum()
+        objective = ((losses * shares).sum(dim=1) / shares.sum(dim=1)).sum()
         trained = list(chosen)
         gradients = torch.autograd.grad(objective, [leaves[name] for name in trained], allow_unused=True)
         for name, gradient in zip(trained, gradients, strict=True):

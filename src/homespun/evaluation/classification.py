@@ -6,20 +6,15 @@ stand beside it, because a mean over examples hides whom a model fails.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from homespun.core import seeds
-from homespun.core.messages import Broadcast
-from homespun.data.federation import Examples, Federation
+from homespun.data.federation import Examples
 from homespun.data.splits import Split
-from homespun.engines.engine import Client, Engine
 from homespun.evaluation import metrics
-
-BLOCK = 500  # users encoded and predicted at a time
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,16 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         metric, value = self.headline
-        return {**asdict(self), "user_accuracy": list(self.user_accuracy), "metric": metric, "value": value}
+        return {
+            "metric": metric,
+            "value": value,
+            **{name: getattr(self, name) for name in ("users", "examples", "accuracy", "loss", "auc")},
+            "user_mean": self.user_accuracy_mean,
+            "user_worst_tenth": self.user_accuracy_worst_tenth,
+            "user_values": list(self.user_accuracy),
+            "user_loss_mean": self.user_loss_mean,
+            "user_loss_worst_tenth": self.user_loss_worst_tenth,
+        }
 
 
 def summarize(labels: Sequence[np.ndarray], logits: Sequence[np.ndarray], *, classes: int) -> Evaluation:
@@ -71,41 +75,9 @@ def summarize(labels: Sequence[np.ndarray], logits: Sequence[np.ndarray], *, cla
     )
 
 
-def sample_users(federation: Federation, *, at_most: int, seed: int) -> list[int]:
-    """Everybody, or a fixed sample of a large population."""
-    users = len(federation.users)
-    if users <= at_most:
-        return list(range(users))
-    draw = seeds.numpy_generator(seed, "evaluated users").choice(users, at_most, replace=False, shuffle=False)
-    return sorted(int(position) for position in draw)
-
-
-def blocks(positions: Sequence[int]) -> Iterator[Sequence[int]]:
-    return (positions[start : start + BLOCK] for start in range(0, len(positions), BLOCK))
-
-
-def score(engine: Engine, broadcast: Broadcast, clients: Sequence[Client]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Labels and logits of every client that has examples."""
-    clients = [client for client in clients if client.examples]
-    logits = engine.predict(broadcast, clients)
-    return [client.data["label"].numpy() for client in clients], [output.numpy() for output in logits]
-
-
-def shots(split: Split, count: int | None) -> Examples:
-    """The first `count` of somebody's training examples; None: all of them."""
-    return split.train if count is None else split.train.take(np.arange(min(count, len(split.train))))
-
-
-@dataclass(frozen=True)
-class Controls:
-    """What can be had without reading the text."""
-
-    majority: Evaluation  # everyone's most frequent training label, for everyone
-    own_majority: Evaluation  # each user's own
-
-
-def controls(splits: Sequence[Split], tested: Sequence[Examples], *, classes: int) -> Controls:
-    """Predict the label's frequency: over everybody's training part, and over the user's own.
+def controls(splits: Sequence[Split], tested: Sequence[Examples], *, classes: int) -> dict[str, Evaluation]:
+    """What can be had without reading the text: the label's frequency over everybody's training part
+    (`majority`), and over the user's own (`own_majority`).
 
     Scores are log frequencies (add-one smoothed), so that they also have an AUC and a loss.
     """
@@ -116,11 +88,8 @@ def controls(splits: Sequence[Split], tested: Sequence[Examples], *, classes: in
     def constant(row: np.ndarray, examples: Examples) -> np.ndarray:
         return np.repeat((row - np.log(np.exp(row).sum()))[None], len(examples), axis=0)
 
-    return Controls(
-        majority=summarize(labels, [constant(overall, examples) for examples in tested], classes=classes),
-        own_majority=summarize(
-            labels,
-            [constant(np.log(count + 1.0), examples) for count, examples in zip(counts, tested, strict=True)],
-            classes=classes,
-        ),
-    )
+    own = [constant(np.log(count + 1.0), examples) for count, examples in zip(counts, tested, strict=True)]
+    return {
+        "majority": summarize(labels, [constant(overall, examples) for examples in tested], classes=classes),
+        "own_majority": summarize(labels, own, classes=classes),
+    }

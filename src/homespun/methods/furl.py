@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from homespun.core import settings as core_settings
+from homespun.core.messages import Broadcast
 from homespun.core.method import Batch, Method, Phase, Predict, Sgd, Task
 from homespun.core.roles import Role, Rules
 from homespun.core.server import FedAdam, FedAvg, ServerRule
@@ -125,7 +126,7 @@ def method(settings: Settings, task: Task) -> Method:
             population=task.population,
         )
 
-    def new_private(generator: torch.Generator) -> dict[str, Tensor]:
+    def new_private(generator: torch.Generator, _: Broadcast) -> dict[str, Tensor]:
         if not personalized:
             return {}
         return {"user.embedding": settings.user_scale * torch.randn(settings.user_dim, generator=generator)}

@@ -67,6 +67,12 @@ def deviation(values: Sequence[float]) -> float | None:
     return math.sqrt(sum((value - middle) ** 2 for value in values) / (len(values) - 1))
 
 
+def figure(value: Any, metric: str) -> str:
+    """A metric's value as people read it: shares in percent, perplexity as it is."""
+    number = finite(value)
+    return percent(value) if metric != "perplexity" else MISSING if number is None else f"{number:.2f}"
+
+
 def percent(value: Any) -> str:
     number = finite(value)
     return MISSING if number is None else f"{100 * number:.2f}"

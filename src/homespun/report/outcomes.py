@@ -25,7 +25,7 @@ from homespun.report.cells import (
     table,
 )
 
-CONTROLS = {"majority": "Majority label", "own_majority": "Own majority label"}
+CONTROLS = {"majority": "Majority label", "own_majority": "Own majority label", "untouched": "Base model untouched"}
 SAME = "same"  # for a model that own examples do not change
 
 
@@ -119,7 +119,7 @@ def control_accuracies(results: Mapping[str, Any]) -> dict[str, list[float]]:
 
 
 def _accuracies(evaluations: Sequence[Mapping[str, Any] | None]) -> list[float]:
-    values = (finite(value) for one in evaluations for value in (one or {}).get("user_accuracy") or [])
+    values = (finite(value) for one in evaluations for value in (one or {}).get("user_values") or [])
     return [value for value in values if value is not None]
 
 

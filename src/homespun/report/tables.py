@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from homespun.report import outcomes
-from homespun.report.cells import Cell, Table, percent
+from homespun.report.cells import Cell, Table, figure, percent
 from homespun.report.sections import report_title, sections, subtitle
 
-__all__ = ["PlainTable", "main_table", "markdown", "markdown_table", "newcomer_table", "percent"]
+__all__ = ["PlainTable", "figure", "main_table", "markdown", "markdown_table", "newcomer_table", "percent"]
 
 PlainTable: TypeAlias = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # title, columns, rows
 

@@ -1,0 +1,108 @@
+"""Language, user by user: perplexity over the tokens after an utterance's first three.
+
+Perplexity is exp(sum of losses / number of tokens) over everybody's tokens, as in the FedPerC paper, where the
+first three tokens of an utterance are a given prompt. Each user's own perplexity stands beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from homespun.core import seeds
+from homespun.evaluation import metrics
+from homespun.models.utterances import PROMPT
+
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class TextEvaluation:
+    """How a model fares on one part of the data."""
+
+    examples: int
+    user_loss: tuple[float, ...]  # one sum of losses per user
+    user_tokens: tuple[int, ...]  # over so many tokens
+
+    @property
+    def users(self) -> int:
+        return len(self.user_tokens)
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.user_tokens)
+
+    @property
+    def loss(self) -> float:
+        """Per token."""
+        return sum(self.user_loss) / self.tokens if self.tokens else float("nan")
+
+    @property
+    def perplexity(self) -> float:
+        return float(np.exp(self.loss))
+
+    @property
+    def user_perplexity(self) -> tuple[float, ...]:
+        return tuple(float(np.exp(one / tokens)) for one, tokens in zip(self.user_loss, self.user_tokens, strict=True))
+
+    @property
+    def headline(self) -> tuple[str, float]:
+        return "perplexity", self.perplexity
+
+    def to_dict(self) -> dict[str, Any]:
+        nobody = not self.users
+        return {
+            "metric": "perplexity",
+            "value": self.perplexity,
+            "loss": self.loss,
+            "users": self.users,
+            "examples": self.examples,
+            "tokens": self.tokens,
+            "user_mean": float("nan") if nobody else float(np.mean(self.user_perplexity)),
+            "user_worst_tenth": float("nan")
+            if nobody
+            else metrics.worst_tenth(self.user_perplexity, higher_is_better=False),
+            "user_values": list(self.user_perplexity),
+            "user_loss": list(self.user_loss),
+            "user_tokens": list(self.user_tokens),
+        }
+
+
+def summarize(losses: Sequence[np.ndarray], lengths: Sequence[np.ndarray]) -> TextEvaluation:
+    """From every user's token losses [utterances, tokens] and utterance lengths; users without text do not count."""
+    user_loss, user_tokens, examples = [], [], 0
+    for loss, length in zip(losses, lengths, strict=True):
+        if not len(length):
+            continue
+        scored = (np.arange(loss.shape[1]) >= PROMPT) & (np.arange(loss.shape[1]) < length[:, None])
+        user_loss.append(float(loss.astype(np.float64)[scored].sum()))
+        user_tokens.append(int(scored.sum()))
+        examples += len(length)
+    return TextEvaluation(examples, tuple(user_loss), tuple(user_tokens))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much less perplexity than something else: in percent, with a 95 % interval over users."""
+
+    percent: float
+    low: float
+    high: float
+
+
+def compare(ours: TextEvaluation, theirs: TextEvaluation, *, seed: int = 0) -> Difference:
+    """Users are drawn again and again, with replacement, the same ones on both sides.
+
+    The interval says what another draw of users might have given, not what another training would.
+    """
+    if ours.user_tokens != theirs.user_tokens:
+        raise ValueError("the two sides were not scored on the same tokens")
+    draws = seeds.numpy_generator(seed, "bootstrap").integers(0, ours.users, size=(RESAMPLES, ours.users))
+    tokens = np.asarray(ours.user_tokens, dtype=np.float64)
+    gap = np.asarray(ours.user_loss) - np.asarray(theirs.user_loss)
+    ratios = 100 * (np.exp(gap[draws].sum(1) / tokens[draws].sum(1)) - 1)
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    return Difference(100 * float(np.exp(gap.sum() / tokens.sum()) - 1), float(low), float(high))

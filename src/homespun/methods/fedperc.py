@@ -1,0 +1,156 @@
+"""FedPerC: personal and context preference embeddings (Silva, Tambwekar and Gombolay, 2022).
+
+A frozen language model reads one learned vector before every utterance, the product of what the person and
+what the setting prefer (section 3.1):
+
+    prefix = psi_d * phi_c        psi_d stays with person d, phi_c is shared by everybody in context c
+
+Algorithm 1: every client copies phi, takes K steps on batches of its own utterances, sends back how phi
+changed and keeps psi; the server averages.
+
+| paper | here |
+|---|---|
+| psi_d, personal embedding | `personal.embedding`, PRIVATE |
+| phi_c, context embeddings | a row of `context.table`, KEYED |
+| theta, the language model | `backbone.*`, FROZEN (or chosen layers, or LoRA, FEDERATED) |
+| K, the batch | `local_steps`, `batch` |
+| the average embedding a new user starts from | `prior.embedding`, FEDERATED: learned, not averaged |
+
+Deviations: see docs/methods/fedperc.md, numbered there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+from torch import Tensor, nn
+
+from homespun.core import settings as core_settings
+from homespun.core.messages import Broadcast
+from homespun.core.method import Adam, Batch, Method, Phase, Predict, Task
+from homespun.core.roles import Role, Rules
+from homespun.core.server import Denominator, FedAdam, FedAvg
+from homespun.core.tree import Tree
+from homespun.models.language import PreferenceModel, Prefix
+from homespun.models.pretrained import load_pretrained, with_lora
+from homespun.models.utterances import encode
+
+
+class Settings(core_settings.Settings):
+    base: str = "tiny"  # tiny, smollm2, a folder, or a name on the hub
+    prefix: Prefix = "personal x context"  # what stands before an utterance; the other kinds are controls
+    virtual_tokens: PositiveInt = 1
+    length: PositiveInt = 64  # tokens read of an utterance
+    lora: NonNegativeInt = 0  # rank of an adapter that is trained with everybody; 0: none
+    layers: str = ""  # layers of the language model that are trained with everybody, as a glob; empty: none
+
+    # Local training (appendix B)
+    local_steps: PositiveInt = 10
+    batch: PositiveInt = 15
+    rate: NonNegativeFloat = 1e-3  # of the context's embedding, and of anything else that is shared
+    personal_rate: NonNegativeFloat | None = None  # None: the same
+    proximal: NonNegativeFloat = 1.0
+    prior_steps: NonNegativeInt = 2  # local steps spent on where new users start
+
+    # The server
+    server: Literal["fedavg", "fedadam"] = "fedavg"
+    server_rate: NonNegativeFloat | None = None
+    over: Denominator = "cohort"  # a context's change is averaged over everybody, or over who was in it
+
+    # At home, after training
+    personalize_steps: PositiveInt = 15
+    personalize_rate: NonNegativeFloat | None = None  # None: as in training
+
+
+# How the paper runs it (section 4.1, appendix B): everybody every round, 60/20/20.
+RUN = {"cohort": "all", "fractions": (0.6, 0.2, 0.2)}
+
+# Sizes at which the contract is checked in seconds
+SMALL = {"length": 12, "local_steps": 2, "batch": 3, "personalize_steps": 2}
+
+
+def loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
+    """Each utterance's mean token loss; its share in a batch is its number of tokens."""
+    return predict(parameters, batch).sum(dim=-1) / batch["length"].clamp(min=1)
+
+
+def prior_loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
+    """The same with the prior in the person's place."""
+    return loss(predict, {**parameters, "personal.embedding": parameters["prior.embedding"]}, batch)
+
+
+def method(settings: Settings, task: Task) -> Method:
+    pretrained = load_pretrained(settings.base)
+    personal = settings.prefix in ("personal x context", "personal")
+    shared = settings.prefix != "personal"
+    trainable = "backbone.*lora_*" if settings.lora else f"backbone.{settings.layers}" if settings.layers else None
+    personal_rate = settings.rate if settings.personal_rate is None else settings.personal_rate
+
+    def build() -> nn.Module:
+        backbone: Any = pretrained.model
+        if settings.lora:
+            backbone = with_lora(backbone, rank=settings.lora)
+        return PreferenceModel(
+            backbone,
+            start=pretrained.embeddings[pretrained.bos],
+            contexts=max(task.contexts, 1),
+            tokens=settings.virtual_tokens,
+            kind=settings.prefix,
+        )
+
+    def new_private(_: torch.Generator, broadcast: Broadcast) -> dict[str, Tensor]:
+        return {"personal.embedding": broadcast.federated["prior.embedding"].clone()} if personal else {}
+
+    rules: Rules = [
+        *([("personal.embedding", Role.PRIVATE), ("prior.embedding", Role.FEDERATED)] if personal else []),
+        *([("context.table", Role.KEYED)] if settings.prefix in ("personal x context", "context") else []),
+        *([("context.table", Role.FEDERATED)] if settings.prefix == "shared" else []),
+        *([(trainable, Role.FEDERATED)] if trainable else []),
+        ("backbone.*", Role.FROZEN),
+    ]
+    together = {
+        **({"personal.embedding": Adam(personal_rate)} if personal else {}),
+        **({"context.table": Adam(settings.rate)} if shared else {}),
+        **({trainable: Adam(settings.rate)} if trainable else {}),
+    }
+    joint = Phase(trains=together, batch=settings.batch, steps=settings.local_steps, proximal=settings.proximal)
+    prior = Phase(
+        trains={"prior.embedding": Adam(personal_rate)},
+        batch=settings.batch,
+        steps=max(settings.prior_steps, 1),
+        proximal=settings.proximal,
+        loss=prior_loss,
+    )
+    at_home = {
+        glob: Adam(rate.rate if settings.personalize_rate is None else settings.personalize_rate)
+        for glob, rate in together.items()
+        if glob != trainable
+    }
+    return Method(
+        name="fedperc",
+        version=1,
+        settings=settings,
+        task=task,
+        build=build,
+        rules=rules,
+        encode=lambda examples: encode(
+            examples.texts, examples.contexts, pretrained, length=settings.length, prefix=settings.virtual_tokens
+        ),
+        loss=loss,
+        phases=(joint, prior) if personal and settings.prior_steps else (joint,),
+        personalize=(Phase(trains=at_home, batch=settings.batch, steps=settings.personalize_steps),),
+        new_private=new_private,
+        server=_server(settings),
+        weight=lambda examples: float(examples > 0),
+        share="length",
+        keys={"context.table": "context"} if settings.prefix in ("personal x context", "context") else {},
+        predicts="text",
+        built_on=pretrained.fingerprint,
+    )
+
+
+def _server(settings: Settings) -> FedAvg | FedAdam:
+    rate = {} if settings.server_rate is None else {"rate": settings.server_rate}
+    return FedAdam(over=settings.over, **rate) if settings.server == "fedadam" else FedAvg(over=settings.over, **rate)

