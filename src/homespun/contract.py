@@ -257,7 +257,14 @@ def _check_newcomer(subject: Subject) -> None:
 def _check_wire(subject: Subject) -> None:
     names = subject.built.partition.names(Role.PRIVATE)
     start = subject.built.start()
-    for client in subject.clients:
+    generator = seeds.torch_generator(SEED, "private on the wire")
+    for unmarked in subject.clients:
+        # Values of one's own: what everybody starts from may well be in a message.
+        marked = {
+            name: value + 0.01 * torch.randn(value.shape, generator=generator)
+            for name, value in unmarked.private.items()
+        }
+        client = replace(unmarked, private=marked)
         outcome = LoopEngine(subject.built, SEED).work(start.broadcast(), [client])
         state = subject.method.server(start, outcome.update)
         wires = (

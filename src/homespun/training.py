@@ -12,7 +12,7 @@ import numpy as np
 
 from homespun.core.errors import DataError, MethodError, SettingsError, nearest, raise_faults
 from homespun.core.messages import Broadcast
-from homespun.core.method import Batch, method_module
+from homespun.core.method import Batch, Method, method_module
 from homespun.core.roles import Role
 from homespun.core.settings import parse
 from homespun.core.tree import Tree
@@ -162,7 +162,12 @@ def evaluate(run: Run, part: Part = "test") -> Evaluation | TextEvaluation:
 
     def clients(block: Sequence[int]) -> list[Client]:
         names = [run.federation.users[position] for position in block]
-        private = run.private(names)
+        private: Mapping[str, Tree] = run.private(names)
+        if run.method.generate is not None:  # an embedding read off their own training text
+            homes = zip(names, block, strict=True)
+            private = personalize_many(
+                run, [Client(name, private[name], run.encode(run.federation, place, "train")) for name, place in homes]
+            )
         return [
             Client(name, private=private[name], data=run.encode(run.federation, position, part))
             for name, position in zip(names, block, strict=True)
@@ -173,7 +178,7 @@ def evaluate(run: Run, part: Part = "test") -> Evaluation | TextEvaluation:
 
 def evaluate_adapted(run: Run, counts: Sequence[int | None] = SHOTS) -> dict[str, Evaluation | TextEvaluation]:
     """Participants who adapt at home to so many new examples of their own; the scored ones are always the same."""
-    if not run.method.personalize:
+    if not adapts(run.method):
         return {}
     positions = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
     private = run.private([run.federation.users[position] for position in positions])
@@ -190,7 +195,7 @@ def evaluate_newcomers(run: Run, counts: Sequence[int | None] = SHOTS) -> dict[s
     if "author" in run.method.keys.values() or not len(run.newcomers.users):
         return {}
     positions = sample_users(run.newcomers, at_most=run.settings.evaluate_users, seed=run.settings.seed)
-    if not run.method.personalize:
+    if not adapts(run.method):
         counts = (0,)
     new = {run.newcomers.users[position]: run.new_private(run.newcomers.users[position]) for position in positions}
     return _adapted(run, run.newcomers, positions, counts=counts, learns_from="train", private=new)
@@ -224,6 +229,11 @@ def _adapted(
         "all" if count is None else str(count): judge(run, (clients(block, count) for block in blocks(positions)))
         for count in counts
     }
+
+
+def adapts(method: Method) -> bool:
+    """Whether a home can make more of its own data after training."""
+    return bool(method.personalize) or method.generate is not None
 
 
 def tested_part(run: Run) -> Part:
@@ -293,8 +303,8 @@ def untouched(
 
 def personalize_many(run: Run, homes: Sequence[Client]) -> dict[str, Tree]:
     """What each home knows after learning from its examples, on its own; nothing is sent."""
-    able = [home for home in homes if home.examples]
-    if not run.method.personalize or not able:
+    able = [home for home in homes if home.examples or run.method.generate is not None]
+    if not adapts(run.method) or not able:
         return {home.user: home.private for home in homes}
     learned = run.engine.work(run.state.broadcast(), able, work="personalize").private
     return {home.user: learned.get(home.user, home.private) for home in homes}

@@ -105,6 +105,9 @@ class Method:
     phases: tuple[Phase, ...]
     # At home, after training; uploads nothing. What it changes of the shared parameters is the home's own copy.
     personalize: tuple[Phase, ...]
+    # What a home makes of its own data without any gradient, before `personalize`: parameters that take the place
+    # of private ones or, as the home's own copy, of shared ones. It also works with no data at all.
+    generate: Callable[[Tree, Batch], Tree] | None = None
     # Where a new user begins, from what the server sends.
     new_private: Callable[[torch.Generator, Broadcast], dict[str, Tensor]] = field(default=lambda *_: {})
     server: ServerRule = field(default_factory=FedAvg)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from homespun.core import tree
 from homespun.core.messages import Broadcast, Rows, Update
-from homespun.core.method import Batch, Built, optimizers
+from homespun.core.method import Batch, Built
 from homespun.core.roles import Role
 from homespun.core.tree import Tree
 
@@ -98,9 +98,10 @@ def client_update(
     )
 
 
-def kept_at_home(built: Built, trained: Tree, *, work: Work) -> dict[str, Tensor]:
-    """The private parameters and, from personalizing, the home's own copies of the shared ones it trained."""
-    names = set(built.partition.names(Role.PRIVATE))
+def kept_at_home(built: Built, broadcast: Broadcast, trained: Tree, *, work: Work) -> dict[str, Tensor]:
+    """The private parameters and, from personalizing, the home's own copies of the shared ones that changed."""
+    kept = built.partition.select(trained, Role.PRIVATE)
     if work == "personalize":
-        names |= {name for phase in built.method.personalize for name in optimizers(phase, list(trained))}
-    return {name: tensor for name, tensor in trained.items() if name in names}
+        shared = {**broadcast.federated, **broadcast.keyed}
+        kept |= {name: trained[name] for name, value in shared.items() if not torch.equal(trained[name], value)}
+    return kept

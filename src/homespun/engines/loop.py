@@ -35,7 +35,7 @@ class LoopEngine:
         update, private = empty_update(self.built, broadcast), {}
         for client in in_user_order(clients):
             trained, statistics = train_client(self.built, broadcast, client, work=work, seed=self.seed)
-            private[client.user] = kept_at_home(self.built, trained, work=work)
+            private[client.user] = kept_at_home(self.built, broadcast, trained, work=work)
             if work == "phases":  # whoever personalizes has nothing to send
                 update = update + client_update(self.built, broadcast, client, trained=trained, statistics=statistics)
         return Outcome(update, private)
@@ -63,6 +63,9 @@ def train_client(
     parameters = built.parameters(broadcast, client.private)
     generator = seeds.numpy_generator(seed, work, broadcast.round, client.user)
     loss, examples = 0.0, 0.0
+    if work == "personalize" and built.method.generate is not None:
+        with torch.no_grad():
+            parameters |= built.method.generate(parameters, client.data)
     for phase in getattr(built.method, work):
         batches = plan_batches(client.examples, phase, generator)
         parameters, phase_loss = train_phase(

@@ -36,13 +36,14 @@ from homespun.engines.loop import predict_client, train_client
 def work_together(built: Built, broadcast: Broadcast, clients: Sequence[Client], *, work: Work, seed: int) -> Outcome:
     """Local work of these clients, stacked where the model can, and their updates summed in user order."""
     clients = in_user_order(clients)
-    if isinstance(built.model, Stackable) and clients:
+    generates = work == "personalize" and built.method.generate is not None  # each home on its own
+    if isinstance(built.model, Stackable) and clients and not generates:
         results = train_stacked(built, broadcast, clients, work=work, seed=seed)
     else:
         results = [train_client(built, broadcast, client, work=work, seed=seed) for client in clients]
     update, private = empty_update(built, broadcast), {}
     for client, (trained, statistics) in zip(clients, results, strict=True):
-        private[client.user] = kept_at_home(built, trained, work=work)
+        private[client.user] = kept_at_home(built, broadcast, trained, work=work)
         if work == "phases":  # whoever personalizes has nothing to send
             update = update + client_update(built, broadcast, client, trained=trained, statistics=statistics)
     return Outcome(update, private)

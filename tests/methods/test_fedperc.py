@@ -1,0 +1,226 @@
+"""FedPerC: what stands before an utterance, who holds it, and where somebody new begins."""
+
+import numpy as np
+import pytest
+import torch
+from language_models import TEXT, write_gpt2, write_llama
+
+from homespun.contract import check_method
+from homespun.core.errors import InputError, SettingsError
+from homespun.core.method import Task, build, load_method
+from homespun.core.roles import Role
+from homespun.data.federation import Examples
+from homespun.engines.engine import Client
+from homespun.engines.loop import LoopEngine, model_output, predict_client
+from homespun.models.generator import with_evidence
+from homespun.models.language import token_losses
+from homespun.models.pretrained import load_pretrained
+
+EXAMPLES = Examples(TEXT * 2, contexts=np.array([0, 1, 0, 0, 1, 1]))
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    return str(write_gpt2(tmp_path_factory.mktemp("gpt2"), width=16))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return str(write_llama(tmp_path_factory.mktemp("llama")))
+
+
+def made(base, method="fedperc", contexts=3, **settings):
+    small = {"base": base, "length": 12, "local_steps": 2, "batch": 3, "personalize_steps": 2, "rate": 0.01}
+    return build(load_method(method, {**small, **settings}, Task(contexts=contexts)), seed=0)
+
+
+def home(built, user="ada", examples=EXAMPLES, **private):
+    data = built.method.encode(examples)
+    return Client(user, private={**built.new_private(user, seed=0), **private}, data=data)
+
+
+def losses_behind_bos(base, data):
+    pretrained = load_pretrained(base)
+    rows, tokens = len(data["length"]), data["tokens"].long()
+    ids = torch.cat((torch.full((rows, 1), pretrained.bos), tokens), dim=1)
+    real = torch.arange(tokens.shape[1]) < data["length"][:, None]
+    mask = torch.cat((torch.ones(rows, 1, dtype=torch.bool), real), dim=1)
+    with torch.no_grad():
+        logits = pretrained.model(input_ids=ids, attention_mask=mask.long()).logits[:, :-1]
+    picked = logits.log_softmax(-1).gather(2, tokens[:, :, None])[:, :, 0]
+    return (-picked).masked_fill(~real, 0)
+
+
+@pytest.mark.parametrize("kind", ["personal x context", "context", "shared", "personal"])
+def test_before_training_it_is_the_base_model_behind_bos(gpt2, kind):
+    built = made(gpt2, prefix=kind)
+    client = home(built)
+    expected = losses_behind_bos(gpt2, client.data)
+    torch.testing.assert_close(predict_client(built, built.start().broadcast(), client), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_generators_begin_there_too_with_and_without_evidence(gpt2):
+    built = made(gpt2, "fedperc_generated")
+    client = home(built)
+    broadcast = built.start().broadcast()
+    expected = losses_behind_bos(gpt2, client.data)
+    outcome = LoopEngine(built, 0).work(broadcast, [client], work="personalize")
+    later = Client("ada", private=outcome.private["ada"], data=client.data)
+    torch.testing.assert_close(predict_client(built, broadcast, later), expected, rtol=1e-5, atol=1e-5)
+    trained = built.method.loss(
+        lambda given, batch: model_output(built, given, batch), built.parameters(broadcast, client.private), client.data
+    )
+    torch.testing.assert_close(trained, expected.sum(1) / client.data["length"], rtol=1e-5, atol=1e-5)
+
+
+def test_llama_reads_the_prefix_as_one_more_word(llama):
+    built = made(llama)
+    client = home(built)
+    expected = losses_behind_bos(llama, client.data)
+    torch.testing.assert_close(predict_client(built, built.start().broadcast(), client), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_prefix_is_the_product_of_person_and_context(gpt2):
+    built = made(gpt2, virtual_tokens=2)
+    personal, table = torch.randn(2, 16), torch.randn(3, 2, 16)
+    parameters = {**built.initial, "personal.embedding": personal, "context.table": table}
+    data = home(built).data
+    expected = token_losses(
+        load_pretrained(gpt2).model, personal * table[data["context"]], tokens=data["tokens"], length=data["length"]
+    )
+    torch.testing.assert_close(model_output(built, parameters, data), expected)
+
+
+def test_a_home_sends_the_contexts_it_used_and_keeps_what_is_personal(gpt2):
+    built = made(gpt2)
+    outcome = LoopEngine(built, 0).work(built.start().broadcast(), [home(built)])
+    assert outcome.update.keyed["context.table"].index.tolist() == [0, 1]
+    assert set(outcome.update.federated) == {"prior.embedding"}
+    assert set(outcome.private["ada"]) == {"personal.embedding"}
+    assert not torch.equal(outcome.private["ada"]["personal.embedding"], torch.ones(1, 16))
+
+
+def test_somebody_new_begins_where_the_prior_is(gpt2):
+    built = made(gpt2)
+    state = built.method.server(
+        built.start(), LoopEngine(built, 0).work(built.start().broadcast(), [home(built)]).update
+    )
+    prior = state.federated["prior.embedding"]
+    assert not torch.equal(prior, torch.ones(1, 16))
+    assert torch.equal(built.new_private("eve", seed=0, broadcast=state.broadcast())["personal.embedding"], prior)
+
+
+def test_every_client_counts_the_same_and_a_long_utterance_more_than_a_short_one(gpt2):
+    built = made(gpt2)
+    assert [built.method.weight(count) for count in (0, 1, 500)] == [0, 1, 1]
+    client = home(built, examples=EXAMPLES.take([0, 2]))  # twelve tokens and fewer
+    losses = built.method.loss(
+        lambda given, batch: model_output(built, given, batch),
+        built.parameters(built.start().broadcast(), client.private),
+        client.data,
+    )
+    tokens = client.data["length"].double()
+    assert tokens[0] > tokens[1]
+    per_token = predict_client(built, built.start().broadcast(), client).double().sum() / tokens.sum()
+    assert float((losses * tokens).sum() / tokens.sum()) == pytest.approx(float(per_token))
+
+
+def test_personalizing_sends_nothing_and_copies_only_what_it_changed(gpt2):
+    built = made(gpt2)
+    outcome = LoopEngine(built, 0).work(built.start().broadcast(), [home(built)], work="personalize")
+    assert outcome.update.clients == 0 and not len(outcome.update.keyed["context.table"].index)
+    assert set(outcome.private["ada"]) == {"personal.embedding", "context.table"}
+
+
+def test_only_utterances_of_four_tokens_are_read(gpt2):
+    built = made(gpt2)
+    data = built.method.encode(Examples(["I", TEXT[0], ""], contexts=np.array([0, 2, 1])))
+    assert data["context"].tolist() == [2] and data["length"].tolist() == [12]
+    assert len(built.method.encode(Examples([]))["length"]) == 0
+
+
+def test_what_is_scored_never_depends_on_later_tokens(gpt2):
+    """Change one token: the losses before it stay, with generated embeddings too."""
+    built = made(gpt2, "fedperc_generated")
+    parameters = {name: value + 0.05 * torch.randn(value.shape) for name, value in built.initial.items()}
+    data = home(built).data
+    row, place = 4, 5
+    changed = {**data, "tokens": data["tokens"].clone()}
+    changed["tokens"][row, place] = 7
+    seen = []
+
+    def spy(given, batch):
+        seen.append(model_output(built, given, batch))
+        return seen[-1]
+
+    for some in (data, changed):
+        built.method.loss(spy, parameters, some)
+    assert torch.equal(seen[0][row, :place], seen[1][row, :place])
+    assert not torch.equal(seen[0][row, place:], seen[1][row, place:])
+
+
+def test_evidence_is_earlier_utterances_of_the_same_person():
+    tokens = torch.arange(1, 41, dtype=torch.int32).view(10, 4)
+    data = {"tokens": tokens, "length": torch.tensor([4, 3] * 5), "context": torch.arange(10)}
+    found = with_evidence(data, counts=(2,), words=6)
+    assert not found["evidence"][0].any() and (found["evidence_context"][0] == -1).all()
+    for row in range(1, 10):
+        of = found["evidence_context"][row]
+        there = of >= 0
+        assert (of[there] < row).all()
+        assert torch.equal((found["evidence"][row][there] - 1) // 4, of[there].int())
+        assert len(of[there].unique()) == min(row, 2)
+    assert int(found["length"][1]) == 3 and 8 not in found["evidence"]  # padding is not evidence
+
+
+def test_more_evidence_makes_having_seen_nothing_weigh_less(gpt2):
+    built = made(gpt2, "fedperc_generated")
+    parameters = {
+        name: value + 0.3 * torch.randn(value.shape) if name.startswith("generators") else value
+        for name, value in built.initial.items()
+    }
+    empty = built.method.encode(Examples([]))
+    once, often = (built.method.encode(Examples([TEXT[0]] * count)) for count in (1, 50))
+    nothing, one, many = (
+        built.method.generate(parameters, data)["personal.embedding"] for data in (empty, once, often)
+    )
+    assert (many - nothing).norm() > (one - nothing).norm() > 0
+
+
+def test_chosen_layers_or_an_adapter_can_be_trained_by_everybody(gpt2):
+    layers = made(gpt2, layers="transformer.h.1.mlp.*")
+    assert set(layers.partition.names(Role.FEDERATED)) == {
+        "prior.embedding",
+        *(
+            f"backbone.transformer.h.1.mlp.{name}"
+            for name in ("c_fc.weight", "c_fc.bias", "c_proj.weight", "c_proj.bias")
+        ),
+    }
+    adapter = made(gpt2, lora=2)
+    names = adapter.partition.names(Role.FEDERATED)
+    assert len(names) == 1 + 2 * 2 and sum("lora_" in name for name in names) == 2 * 2
+    for built in (layers, adapter):
+        client = home(built)
+        before = predict_client(built, built.start().broadcast(), client)
+        torch.testing.assert_close(before, losses_behind_bos(gpt2, client.data), rtol=1e-5, atol=1e-5)
+        update = LoopEngine(built, 0).work(built.start().broadcast(), [client]).update
+        assert any(bool(delta.abs().max() > 0) for name, delta in update.federated.items() if "backbone" in name)
+
+
+def test_a_base_model_that_is_not_there_says_how_to_get_one(tmp_path):
+    with pytest.raises(InputError, match=r"no such folder.*make smollm2"):
+        load_pretrained("no/such-model")
+    with pytest.raises(InputError, match=r"config\.json, model\.safetensors, tokenizer\.json missing"):
+        load_pretrained(str(tmp_path))
+
+
+def test_a_text_longer_than_the_model_can_read_is_refused(gpt2):
+    with pytest.raises(SettingsError, match="At most 63"):
+        made(gpt2, length=64).method.encode(EXAMPLES)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("method", ["fedperc", "fedperc_generated"])
+def test_the_contract_holds_on_another_base(gpt2, llama, method):
+    for base in (gpt2, llama):
+        check_method(method, {"base": base})
