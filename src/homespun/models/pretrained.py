@@ -54,12 +54,12 @@ class Pretrained:
 @cache
 def load_pretrained(name: str) -> Pretrained:
     """The model of this name, in float32, kept for the rest of the process."""
-    folder = _folder(name)
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    folder = _folder(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder or name)
         model = AutoModelForCausalLM.from_pretrained(folder or name, dtype="float32", attn_implementation="sdpa")
@@ -118,9 +118,12 @@ def _smollm2() -> Path:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=SMOLLM2_FILE)
-        model = AutoModelForCausalLM.from_pretrained(source, gguf_file=SMOLLM2_FILE, dtype="float32")
+        read = AutoModelForCausalLM.from_pretrained(source, gguf_file=SMOLLM2_FILE, dtype="float32")
     except ImportError as error:
         raise InputError(f"base model 'smollm2' needs {error.name}. Install it with `make smollm2`.") from error
+    del read.config.quantization_config  # its weights are plain numbers by now, but the config says otherwise
+    model = AutoModelForCausalLM.from_config(read.config)
+    model.load_state_dict(read.state_dict())
     partial = converted.with_name(f"smollm2.{os.getpid()}")
     tokenizer.save_pretrained(partial)
     model.save_pretrained(partial)
