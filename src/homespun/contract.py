@@ -26,7 +26,7 @@ from torch import Tensor
 
 from homespun.core import seeds, tree
 from homespun.core.errors import MethodError
-from homespun.core.messages import ServerState, broadcast_to_bytes, state_to_bytes, update_to_bytes
+from homespun.core.messages import ServerState, Update, broadcast_to_bytes, state_to_bytes, update_to_bytes
 from homespun.core.method import Built, Method, Phase, build, load_method, method_module
 from homespun.core.roles import Role
 from homespun.core.server import FedAvg
@@ -40,6 +40,7 @@ from homespun.run import RunSettings, open_run, task_of
 SIZES = (1, 3, 8, 17, 20, 500)  # examples per user: a single one, partial last batches, very many
 USERS = len(SIZES)
 TOLERANCE = 2e-4  # float32 sums of some hundred steps in another order; typical differences are below 1e-5
+LARGEST_EMBEDDING = 10_000  # numbers; what is larger is a head, and not attacked
 SEED = 7
 
 
@@ -324,8 +325,10 @@ def attack_updates(built: Built, clients: Sequence[Client]) -> tuple[Inversion, 
     a sum of g x^T and its bias by the sum of g, so bias-delta^T weight-delta / |bias-delta|^2 is the mean
     input, embedding included, weighted by the gradients. The attacker does not know which columns are the
     embedding's; we let it try all and report its best, which is what an attacker with the code would get.
+    Where the embedding is multiplied with something shared instead, that one's gradient has the embedding as a
+    factor: every tensor and row of the same size is a guess too, at the scale that suits it best.
     """
-    names = [name for name in built.partition.names(Role.PRIVATE) if built.initial[name].dim() == 1]
+    names = [name for name in built.partition.names(Role.PRIVATE) if built.initial[name].numel() <= LARGEST_EMBEDDING]
     if not names:
         return ()
     start = built.start()
@@ -337,9 +340,20 @@ def attack_updates(built: Built, clients: Sequence[Client]) -> tuple[Inversion, 
         outcome = LoopEngine(built, SEED).work(start.broadcast(), [victim])
         guesses = [_mean_input(outcome.update.federated, layer) for layer in _linear_layers(start.federated)]
         for name in names:
-            best = min((_closeness(guess, truth[name]) for guess in guesses), default=(1.0, 0.0))
+            own = truth[name].flatten()
+            moved = [_best_scale(step, own) for step in _steps(outcome.update) if step.numel() == own.numel()]
+            best = min((_closeness(guess, own) for guess in (*guesses, *moved)), default=(1.0, 0.0))
             attacks.append(Inversion(client.examples, *best))
     return tuple(attacks)
+
+
+def _steps(update: Update) -> list[Tensor]:
+    rows = [row for some in update.keyed.values() for row in some.values]
+    return [tensor.double().flatten() for tensor in (*update.federated.values(), *rows)]
+
+
+def _best_scale(guess: Tensor, truth: Tensor) -> Tensor:
+    return guess * (guess @ truth.double()) / (guess @ guess).clamp_min(1e-30)
 
 
 def _linear_layers(federated: Mapping[str, Tensor]) -> list[str]:

@@ -394,5 +394,5 @@ def results(run: Run) -> dict[str, Any]:
         "adapted": {count: found.to_dict() for count, found in adapted.items()},
         "newcomers": {count: found.to_dict() for count, found in evaluate_newcomers(run, counts).items()},
         "newcomers_untouched": newcomers_untouched(run),
-        "released": ["parameter updates", "weight", *run.method.statistics],
+        "released": ["parameter updates", "weight", *run.method.statistics, *run.method.releases],
     }

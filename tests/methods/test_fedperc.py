@@ -110,6 +110,22 @@ def test_somebody_new_begins_where_the_prior_is(gpt2):
     assert torch.equal(built.new_private("eve", seed=0, broadcast=state.broadcast())["personal.embedding"], prior)
 
 
+def test_the_noisy_average_is_told_only_if_asked_for_and_clipped(gpt2):
+    built = made(gpt2, prior="average", average_clip=0.5, average_noise=0.0)
+    assert built.method.releases == ("personal embedding, clipped and noised",) and not made(gpt2).method.releases
+    near, far = torch.ones(1, 16) + 0.01, torch.ones(1, 16) * 3
+    still = {"rate": 0.0, "personal_rate": 0.0}
+    built = made(gpt2, prior="average", average_clip=0.5, average_noise=0.0, **still)
+    clients = [home(built, "ada", **{"personal.embedding": near}), home(built, "bob", **{"personal.embedding": far})]
+    state = built.method.server(built.start(), LoopEngine(built, 0).work(built.start().broadcast(), clients).update)
+    # ada is 0.04 away and tells all of it, 0.01 everywhere; bob is 8 away and tells 0.5, 0.125 everywhere
+    expected = torch.full((1, 16), 1 + (0.01 + 0.125) / 2)
+    torch.testing.assert_close(state.federated["prior.embedding"], expected)
+    noisy = made(gpt2, prior="average", average_noise=0.2, **still)
+    told = LoopEngine(noisy, 0).work(noisy.start().broadcast(), [home(noisy)]).update.federated["prior.embedding"]
+    assert 0.1 < float(told.std()) < 0.3
+
+
 def test_every_client_counts_the_same_and_a_long_utterance_more_than_a_short_one(gpt2):
     built = made(gpt2)
     assert [built.method.weight(count) for count in (0, 1, 500)] == [0, 1, 1]

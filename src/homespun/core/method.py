@@ -108,6 +108,10 @@ class Method:
     # What a home makes of its own data without any gradient, before `personalize`: parameters that take the place
     # of private ones or, as the home's own copy, of shared ones. It also works with no data at all.
     generate: Callable[[Tree, Batch], Tree] | None = None
+    # What a home tells of itself on purpose, after a round's training: new values for federated parameters, which
+    # the update carries like any other. `releases` names it for people.
+    release: Callable[[Tree, torch.Generator], Tree] | None = None
+    releases: tuple[str, ...] = ()
     # Where a new user begins, from what the server sends.
     new_private: Callable[[torch.Generator, Broadcast], dict[str, Tensor]] = field(default=lambda *_: {})
     server: ServerRule = field(default_factory=FedAvg)

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from homespun.core import tree
+from homespun.core import seeds, tree
 from homespun.core.messages import Broadcast, Rows, Update
 from homespun.core.method import Batch, Built
 from homespun.core.roles import Role
@@ -96,6 +96,16 @@ def client_update(
         weight=weight,
         clients=1,
     )
+
+
+def with_released(
+    built: Built, broadcast: Broadcast, client: Client, trained: dict[str, Tensor], *, work: Work, seed: int
+) -> dict[str, Tensor]:
+    """After a round's training, what the method has homes tell of themselves; nothing where they are on their own."""
+    if work != "phases" or built.method.release is None:
+        return trained
+    generator = seeds.torch_generator(seed, "release", broadcast.round, client.user)
+    return {**trained, **built.method.release(trained, generator)}
 
 
 def kept_at_home(built: Built, broadcast: Broadcast, trained: Tree, *, work: Work) -> dict[str, Tensor]:

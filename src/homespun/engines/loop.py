@@ -23,6 +23,7 @@ from homespun.engines.engine import (
     empty_update,
     in_user_order,
     kept_at_home,
+    with_released,
 )
 
 
@@ -74,6 +75,7 @@ def train_client(
         )  # fmt: skip
         loss += phase_loss
         examples += sum(len(rows) for rows in batches)
+    parameters = with_released(built, broadcast, client, parameters, work=work, seed=seed)
     return parameters, {"loss": loss, "examples": examples}
 
 

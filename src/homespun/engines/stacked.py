@@ -29,6 +29,7 @@ from homespun.engines.engine import (
     empty_update,
     in_user_order,
     kept_at_home,
+    with_released,
 )
 from homespun.engines.loop import predict_client, train_client
 
@@ -86,14 +87,14 @@ def train_stacked(
         ]
         loss += train_phase_stacked(built, phase, values, anchor=anchor, data=data, plans=plans)
         examples += [sum(len(rows) for rows in plan) for plan in plans]
-    place = np.argsort(order)
-    return [
-        (
-            {name: value[place[position]] for name, value in values.items()},
-            {"loss": float(loss[place[position]]), "examples": float(examples[place[position]])},
-        )
-        for position in range(count)
-    ]
+    found: dict[int, tuple[dict[str, Tensor], dict[str, float]]] = {}
+    for place, position in enumerate(order):
+        trained = with_released(
+            built, broadcast, clients[position], {name: value[place] for name, value in values.items()},
+            work=work, seed=seed,
+        )  # fmt: skip
+        found[position] = trained, {"loss": float(loss[place]), "examples": float(examples[place])}
+    return [found[position] for position in range(count)]
 
 
 def train_phase_stacked(

@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from homespun.core import settings as core_settings
@@ -52,7 +52,13 @@ class Settings(core_settings.Settings):
     rate: NonNegativeFloat = 1e-3  # of the context's embedding, and of anything else that is shared
     personal_rate: NonNegativeFloat | None = None  # None: the same
     proximal: NonNegativeFloat = 1.0
-    prior_steps: NonNegativeInt = 2  # local steps spent on where new users start
+
+    # Where new users start: a prior that clients train for so many steps a round, or the average of personal
+    # embeddings, which every client then tells of, clipped and noised
+    prior: Literal["learned", "average"] = "learned"
+    prior_steps: PositiveInt = 2
+    average_clip: PositiveFloat = 1.0  # longest step away from the average so far that a client tells
+    average_noise: NonNegativeFloat = 0.1  # standard deviation of every number's noise
 
     # The server
     server: Literal["fedavg", "fedadam"] = "fedavg"
@@ -103,6 +109,13 @@ def method(settings: Settings, task: Task) -> Method:
     def new_private(_: torch.Generator, broadcast: Broadcast) -> dict[str, Tensor]:
         return {"personal.embedding": broadcast.federated["prior.embedding"].clone()} if personal else {}
 
+    def told_average(trained: Tree, generator: torch.Generator) -> Tree:
+        """The paper's noisy average: averaged by the server, these are the average so far plus the mean step."""
+        average, own = trained["prior.embedding"], trained["personal.embedding"]
+        step = (own - average) * (settings.average_clip / (own - average).norm().clamp(min=1e-12)).clamp(max=1)
+        noise = settings.average_noise * torch.randn(own.shape, generator=generator)
+        return {"prior.embedding": average + step + noise}
+
     rules: Rules = [
         *([("personal.embedding", Role.PRIVATE), ("prior.embedding", Role.FEDERATED)] if personal else []),
         *([("context.table", Role.KEYED)] if settings.prefix in ("personal x context", "context") else []),
@@ -119,7 +132,7 @@ def method(settings: Settings, task: Task) -> Method:
     prior = Phase(
         trains={"prior.embedding": Adam(personal_rate)},
         batch=settings.batch,
-        steps=max(settings.prior_steps, 1),
+        steps=settings.prior_steps,
         proximal=settings.proximal,
         loss=prior_loss,
     )
@@ -139,9 +152,11 @@ def method(settings: Settings, task: Task) -> Method:
             examples.texts, examples.contexts, pretrained, length=settings.length, prefix=settings.virtual_tokens
         ),
         loss=loss,
-        phases=(joint, prior) if personal and settings.prior_steps else (joint,),
+        phases=(joint, prior) if personal and settings.prior == "learned" else (joint,),
         personalize=(Phase(trains=at_home, batch=settings.batch, steps=settings.personalize_steps),),
         new_private=new_private,
+        release=told_average if personal and settings.prior == "average" else None,
+        releases=("personal embedding, clipped and noised",) if personal and settings.prior == "average" else (),
         server=_server(settings),
         weight=lambda examples: float(examples > 0),
         share="length",

@@ -40,7 +40,6 @@ class Settings(fedperc.Settings):
     heads: PositiveInt = 4  # of the generators' attention
     evidence: tuple[NonNegativeInt, ...] = (1, 5, 15, 0)  # earlier utterances to read in training, in turn
     evidence_words: PositiveInt = 256  # at most so many tokens of them
-    prior_steps: NonNegativeInt = 0  # the prior is the person's query and is trained with the rest
 
 
 RUN = fedperc.RUN
