@@ -8,8 +8,9 @@ from homespun.core.errors import MethodError, RunError, SettingsError
 from homespun.core.messages import state_to_bytes
 from homespun.core.settings import parse
 from homespun.data import load_federation
+from homespun.data.federation import Examples
 from homespun.methods.furl import SMALL
-from homespun.run import RunSettings, open_run
+from homespun.run import RunSettings, open_run, spaced
 from homespun.training import Evaluated, evaluate, evaluate_controls, evaluate_newcomers, shots, train, training
 
 
@@ -211,3 +212,9 @@ def test_learning_beats_chance_where_there_is_something_to_learn(tmp_path):
 def test_shots_are_the_first_examples():
     data = {"label": torch.tensor([5, 6, 7])}
     assert [shots(data, count)["label"].tolist() for count in (0, 2, 9, None)] == [[], [5, 6], [5, 6, 7], [5, 6, 7]]
+
+
+def test_at_most_so_many_examples_are_evaluated():
+    examples = Examples([str(number) for number in range(11)])
+    assert spaced(examples, 3).texts == ["0", "5", "10"]
+    assert spaced(examples, 11) is examples and spaced(examples, None) is examples

@@ -43,7 +43,7 @@ from homespun.core.method import Batch, Built, Method, Task, build, load_method
 from homespun.core.roles import Role
 from homespun.core.settings import Settings
 from homespun.core.tree import Tree
-from homespun.data.federation import Federation
+from homespun.data.federation import Examples, Federation
 from homespun.data.splits import Split, part, part_sizes, pooled, sample_users, split, withhold
 from homespun.engines.cohort import CohortEngine, default_workers
 from homespun.engines.engine import Client, Engine
@@ -69,6 +69,7 @@ class RunSettings(Settings):
     workers: NonNegativeInt | None = None  # None: one per core; 0: in this process
     evaluate_every: PositiveInt | None = None  # rounds; None: about 20 times a run
     evaluate_users: PositiveInt = 1000  # at most so many users, drawn once
+    evaluate_examples: PositiveInt | None = None  # at most so many of each user's examples, evenly spaced; None: all
     commit_every: PositiveInt = 1  # rounds between commits to disk
 
     @field_validator("fractions")
@@ -88,7 +89,7 @@ class RunSettings(Settings):
 
     def identity(self) -> dict[str, Any]:
         """What makes two runs different runs: not how long they go on, nor on how many processes."""
-        free = {"rounds", "epochs", "workers", "evaluate_every", "evaluate_users", "commit_every"}
+        free = {"rounds", "epochs", "workers", "evaluate_every", "evaluate_users", "evaluate_examples", "commit_every"}
         found = self.model_dump(mode="json", exclude_none=True)
         return {name: value for name, value in found.items() if name not in free}
 
@@ -195,6 +196,8 @@ class Run:
         if key not in self._encoded:
             whole = federation is self.population  # it holds training parts already
             examples = federation.examples(position) if whole else getattr(self.split(federation, position), part)
+            if part in ("eval", "test", "scored"):
+                examples = spaced(examples, self.settings.evaluate_examples)
             self._encoded[key] = self.method.encode(examples)
         self._encoded.move_to_end(key)
         if len(self._encoded) > 4096:
@@ -290,6 +293,13 @@ class Run:
 
     def __exit__(self, *problem: object) -> None:
         self.close()
+
+
+def spaced(examples: Examples, at_most: int | None) -> Examples:
+    """All examples, or so many of them at even distances."""
+    if at_most is None or len(examples) <= at_most:
+        return examples
+    return examples.take(np.linspace(0, len(examples) - 1, at_most).round().astype(np.int64))
 
 
 def traffic(state: ServerState, update: Update) -> dict[str, dict[str, int]]:

@@ -24,7 +24,7 @@ from homespun.evaluation import classification, language
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
 from homespun.files import SCHEMA, DataSettings, read_json, versions, write_json
-from homespun.run import Part, RoundRecord, Run, RunSettings, open_run
+from homespun.run import Part, RoundRecord, Run, RunSettings, open_run, spaced
 
 SETTINGS_FILE = "settings.json"
 SHOTS: tuple[int | None, ...] = (0, 1, 5, 20, None)
@@ -278,7 +278,7 @@ def evaluate_controls(run: Run, part: Part | None = None) -> Mapping[str, Evalua
     if run.method.predicts == "text":
         return {"untouched": untouched(run, run.federation, positions, part)}
     splits = [run.split(run.federation, position) for position in positions]
-    tested = [getattr(split, part) for split in splits]
+    tested = [spaced(getattr(split, part), run.settings.evaluate_examples) for split in splits]
     return classification.controls(splits, tested, classes=run.method.task.classes)
 
 
