@@ -45,14 +45,20 @@ def test_people_and_contexts_differ(run):
     assert generate(run, "We", user="lincoln", context="spoken")  # he never spoke
 
 
-@pytest.mark.parametrize("write", [write_gpt2, write_llama])
-@pytest.mark.parametrize("changed", [{}, {"layers": "*.1.*"}, {"lora": 2}, {"virtual_tokens": 3}])
+@pytest.mark.parametrize(
+    ("write", "changed"),
+    [
+        (write_gpt2, {}),
+        (write_llama, {}),
+        (write_gpt2, {"layers": "*.1.*"}),
+        (write_gpt2, {"lora": 2}),
+        (write_gpt2, {"virtual_tokens": 3}),
+    ],
+)
 @pytest.mark.parametrize("opening", ["We must go", ""])
 def test_what_is_remembered_gives_the_numbers_of_reading_everything_again(
     tmp_path, monkeypatch, write, changed, opening
 ):
-    if write is write_llama and changed:
-        pytest.skip("one shape is enough for these")
     seen = []
     monkeypatch.setattr(
         "homespun.generation.choose", lambda logits, *rest: seen.append(logits) or choose(logits, *rest)

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from language_models import write_gpt2
+from safetensors.torch import load_file, save_file
 from spoken_corpus import MINE, train_small
 
 from homespun import generate, reopen
@@ -52,6 +54,16 @@ def test_more_steps_move_further(folder, tmp_path):
     assert 0 < distance("one", 1) < distance("default", None) < distance("twenty", 20)
     with pytest.raises(InputError, match="steps: 0"):
         distance("none", 0)
+
+
+def test_it_pays_where_there_is_something_to_learn(tmp_path):
+    base = write_gpt2(tmp_path / "base")
+    weights = load_file(base / "model.safetensors")  # so small that a prefix hardly matters: made larger
+    weights = {name: 10 * weight if weight.ndim == 2 else weight for name, weight in weights.items()}
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    train_small(tmp_path, base=base, rounds=1).close()
+    found = personalized(tmp_path / "run", tmp_path / "mine.txt", MINE * 10, context="written", steps=60)
+    assert found["after"]["value"] < 0.95 * found["before"]["value"]  # the same three sentences over and over
 
 
 def test_a_table_needs_no_label_and_its_contexts_are_the_runs(folder, tmp_path):
