@@ -6,16 +6,17 @@ What makes each person different is learned, kept and used at home and never tra
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from homespun.generation import generate
     from homespun.training import evaluate, load, personalize, reopen, train
 
-__all__ = ["evaluate", "load", "personalize", "reopen", "train"]
+__all__ = ["evaluate", "generate", "load", "personalize", "reopen", "train"]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
     # torch takes seconds to import: `homespun --help` and a starting worker should not wait for it
     if name in __all__:
-        from homespun import training
+        from importlib import import_module
 
-        return getattr(training, name)
+        return getattr(import_module(f"homespun.{'generation' if name == 'generate' else 'training'}"), name)
     raise AttributeError(f"module 'homespun' has no attribute {name!r}")

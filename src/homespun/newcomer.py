@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -9,46 +10,68 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from homespun.core import seeds
-from homespun.core.errors import DataError, RunError, UnknownNameError, nearest
+from homespun.core.errors import DataError, InputError, RunError, UnknownNameError, nearest, raise_faults
 from homespun.core.messages import state_to_bytes
+from homespun.core.method import Batch, Phase, optimizers
 from homespun.core.roles import Role
+from homespun.core.tree import Tree
 from homespun.data.federation import Examples, Federation
-from homespun.data.names import find_user
+from homespun.data.names import find_user, match_name
+from homespun.data.prose import is_prose, read_prose
 from homespun.engines.engine import Client
+from homespun.engines.loop import LoopEngine
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
 from homespun.files import DataSettings
+from homespun.generation import find_context
+from homespun.models.utterances import SHORTEST
 from homespun.run import Run
-from homespun.training import Person, judge, known_person, label_indices, personalize_many, reopen
+from homespun.training import Person, judge, known_person, label_indices, reopen
 
 Scores: TypeAlias = Evaluation | TextEvaluation
 
 HELD_OUT = 5  # every fifth example shows what personalizing brought
 
 
-def personalize_from_file(folder: Path | str, source: DataSettings, *, user: str | None) -> dict[str, Any]:
+def personalize_from_file(
+    folder: Path | str, source: DataSettings, *, user: str | None, context: str | None = None, steps: int | None = None
+) -> dict[str, Any]:
     """Personalize for the examples of one user in a file and keep the result in the run's vault."""
+    if steps is not None and steps < 1:
+        raise InputError(f"steps: {steps}. At least one gradient step is needed.")
     with reopen(folder, read_only=False) as run:
-        given = source.model_copy(update={"columns": {**run.data.columns, **source.columns}}).load()
-        if not run.method.personalize:
-            raise RunError(f"{folder}: {run.method.name} keeps nothing private, so there is nothing to personalize.")
-        name, examples, unknown = own_examples(given, user, labels=run.federation.labels)
+        engine = home_engine(run, steps)
+        text = run.method.predicts == "text"
+        name, examples, unknown = (own_utterances if text else own_labelled)(run, source, user=user, context=context)
         require_new(run, name)
-        before, after = held_out_gain(run, name, examples)
-        home = Client(name, private=run.new_private(name), data=run.method.encode(examples))
-        learned = personalize_many(run, [home])[name]
-        run.vault.stage({name: run.built.partition.select(learned, Role.PRIVATE)})
+        data = run.method.encode(examples)
+        home = Client(name, private=run.new_private(name), data=data)
+        if not home.examples:
+            raise DataError(
+                f"{source.source}: none of its {len(examples)} utterances has {SHORTEST} tokens or more. "
+                "Give a text with longer sentences."
+            )
+        before, after = held_out_gain(run, engine, home)
+        run.vault.stage({name: learned_at_home(run, engine, home)})
         run.vault.commit(round=run.state.round, state=state_to_bytes(run.state))
-    gain = "" if after is None or before is None else f" {_went(before, after)}"
-    rest = f" ({unknown} with labels unknown to the run left out)" if unknown else ""
+    return _outcome(name, home.examples, short=len(examples) - home.examples, unknown=unknown, gain=(before, after))
+
+
+def _outcome(
+    user: str, examples: int, *, short: int, unknown: int, gain: tuple[Scores | None, Scores | None]
+) -> dict[str, Any]:
+    before, after = gain
+    went = "" if after is None or before is None else f" {_went(before, after)}"
+    reasons = {f"with fewer than {SHORTEST} tokens": short, "with labels unknown to the run": unknown}
+    rest = "".join(f" ({count} {reason} left out)" for reason, count in reasons.items() if count)
     return {
-        "user": name,
-        "examples": len(examples),
+        "user": user,
+        "examples": examples,
         "before": None if before is None else before.to_dict(),
         "after": None if after is None else after.to_dict(),
         "uploaded_bytes": 0,
-        "left_out": unknown,
-        "message": f"{name}: personalized from {len(examples)} examples{rest}; nothing was uploaded.{gain}",
+        "left_out": short + unknown,
+        "message": f"{user}: personalized from {examples} examples{rest}; nothing was uploaded.{went}",
     }
 
 
@@ -60,21 +83,87 @@ def _went(before: Scores, after: Scores) -> str:
     return f"On {after.examples} held-out examples {change}."
 
 
+# Whose examples, and which
+
+
+def own_labelled(run: Run, source: DataSettings, *, user: str | None, context: str | None) -> tuple[str, Examples, int]:
+    """One user's examples with labels, and how many have a label that the run lacks."""
+    if context is not None:
+        raise InputError(f"{run.method.name} learns labels, in no context. Leave --context out.")
+    if is_prose(Path(source.source)):
+        raise DataError(
+            f"{source.source}: {run.method.name} learns labels, which a plain text does not have. "
+            "Give a file with a label column."
+        )
+    given = source.model_copy(update={"columns": {**_run_columns(run), **source.columns}}).load()
+    return own_examples(given, user, labels=run.federation.labels)
+
+
+def own_utterances(
+    run: Run, source: DataSettings, *, user: str | None, context: str | None
+) -> tuple[str, Examples, int]:
+    """One user's utterances in contexts of the run: a plain text, or the rows of a table."""
+    path = Path(source.source)
+    if is_prose(path):
+        sentences = read_prose(path)
+        if user is None:
+            raise InputError(f"{path}: say whose text it is with --user.")
+        return user, _in_context(run, Examples(sentences), context), 0
+    columns = {name: column for name, column in _run_columns(run).items() if name != "label"}
+    if context is not None:
+        columns.pop("context", None)
+    given = source.model_copy(update={"columns": {**columns, **source.columns}}).load()
+    name, examples = one_users_examples(given, user)
+    if examples.contexts is None or not run.federation.contexts:
+        return name, _in_context(run, examples, context), 0
+    if context is not None:
+        raise InputError(f"{path}: has contexts of its own. Leave --context out, or the column.")
+    return name, replace(examples, contexts=context_indices(run, given, examples.contexts)), 0
+
+
+def _run_columns(run: Run) -> Mapping[str, str]:
+    return run.data.columns if run.data is not None else {}
+
+
+def _in_context(run: Run, examples: Examples, context: str | None) -> Examples:
+    position = find_context(run, context)
+    return replace(examples, contexts=np.full(len(examples), position or 0))
+
+
+def context_indices(run: Run, given: Federation, contexts: np.ndarray) -> np.ndarray:
+    """A file's contexts as the run numbers them; all that it does not know are named at once."""
+    known, faults = run.federation.contexts, []
+    places = np.zeros(len(given.contexts), dtype=np.int64)
+    for place in np.unique(contexts):
+        try:
+            found = match_name(given.contexts[place], known, kind="context", where="the run")
+            places[place] = known.index(found)
+        except UnknownNameError as error:
+            faults.append(str(error))
+    if faults:
+        raise_faults(DataError, given.name, faults)
+    return places[contexts]
+
+
 def own_examples(given: Federation, user: str | None, *, labels: tuple[str, ...]) -> tuple[str, Examples, int]:
     """The one user's examples, with labels numbered as the run numbers them, and how many have a label it lacks."""
-    users = list(given.users)
-    if user is None and len(users) > 1:
-        raise DataError(f"{given.name}: has {len(users)} users. Say which one with --user.")
-    name = users[0] if user is None else user
-    if name not in users:
-        raise UnknownNameError(f"{given.name}: no user {name!r}.{nearest(name, users)}")
-    examples = given.examples(users.index(name))
+    name, examples = one_users_examples(given, user)
     if examples.labels is None:
         raise DataError(f"{given.name}: its examples have no label. Name the column with --label-column.")
     named = [given.labels[label] for label in examples.labels]
     known = [row for row, label in enumerate(named) if label in labels] or range(len(named))  # none: the error says so
     indices = label_indices([named[row] for row in known], labels)
     return name, replace(examples.take(list(known)), labels=indices), len(named) - len(known)
+
+
+def one_users_examples(given: Federation, user: str | None) -> tuple[str, Examples]:
+    users = list(given.users)
+    if user is None and len(users) > 1:
+        raise DataError(f"{given.name}: has {len(users)} users. Say which one with --user.")
+    name = users[0] if user is None else user
+    if name not in users:
+        raise UnknownNameError(f"{given.name}: no user {name!r}.{nearest(name, users)}")
+    return name, given.examples(users.index(name))
 
 
 def require_new(run: Run, user: str) -> None:
@@ -86,17 +175,50 @@ def require_new(run: Run, user: str) -> None:
         )
 
 
-def held_out_gain(run: Run, user: str, examples: Examples) -> tuple[Scores | None, Scores | None]:
+# Learning at home
+
+
+def home_engine(run: Run, steps: int | None) -> LoopEngine:
+    """One person in this process, who learns private parameters only: what is measured is what is kept."""
+    private = run.built.partition.names(Role.PRIVATE)
+    phases = [
+        _private_phase(phase, private, steps) for phase in run.method.personalize if optimizers(phase, list(private))
+    ]
+    if not phases:
+        raise RunError(
+            f"{run.vault.path.parent}: {run.method.name} keeps nothing private, so there is nothing to personalize."
+        )
+    method = replace(run.method, personalize=tuple(phases))
+    return LoopEngine(replace(run.built, method=method), run.settings.seed)
+
+
+def _private_phase(phase: Phase, private: tuple[str, ...], steps: int | None) -> Phase:
+    """The phase without what is shared, and with another number of steps if there is one."""
+    own = replace(phase, trains=optimizers(phase, list(private)))
+    return own if steps is None else replace(own, steps=steps, epochs=None)
+
+
+def learned_at_home(run: Run, engine: LoopEngine, home: Client) -> Tree:
+    """The private parameters that gradient steps on a home's examples give."""
+    return engine.work(run.state.broadcast(), [home], work="personalize").private[home.user]
+
+
+def held_out_gain(run: Run, engine: LoopEngine, home: Client) -> tuple[Scores | None, Scores | None]:
     """Before and after, on a fifth of the examples that is not learned from."""
-    order = seeds.numpy_generator(run.settings.seed, "held out", user).permutation(len(examples))
-    held = len(examples) // HELD_OUT
+    order = seeds.numpy_generator(run.settings.seed, "held out", home.user).permutation(home.examples)
+    held = home.examples // HELD_OUT
     if held == 0:
         return None, None
-    fresh = Client(user, private=run.new_private(user), data=run.method.encode(examples.take(np.sort(order[held:]))))
-    data = run.method.encode(examples.take(np.sort(order[:held])))
-    learned = personalize_many(run, [fresh])[user]
-    before, after = (judge(run, [[Client(user, private=own, data=data)]]) for own in (fresh.private, learned))
+    learned = learned_at_home(run, engine, replace(home, data=_rows(home.data, order[held:])))
+    tested = _rows(home.data, order[:held])
+    before, after = (
+        judge(run, [[Client(home.user, private=own, data=tested)]], engine=engine) for own in (home.private, learned)
+    )
     return before, after
+
+
+def _rows(data: Batch, rows: np.ndarray) -> Batch:
+    return {name: column[np.sort(rows)] for name, column in data.items()}
 
 
 def require_person(run: Run, user: str) -> Person:

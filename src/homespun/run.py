@@ -31,7 +31,7 @@ from pydantic import (
 )
 
 from homespun.core import seeds, tree
-from homespun.core.errors import SettingsError
+from homespun.core.errors import DataError, RunError, SettingsError, raise_faults
 from homespun.core.messages import (
     ServerState,
     Update,
@@ -48,7 +48,7 @@ from homespun.data.splits import Split, part, part_sizes, pooled, sample_users, 
 from homespun.engines.cohort import CohortEngine, default_workers
 from homespun.engines.engine import Client, Engine
 from homespun.engines.loop import LoopEngine
-from homespun.vault import Vault
+from homespun.vault import VAULT_FILE, Vault
 
 Part = Literal["train", "eval", "test", "adapt", "scored"]
 COUNTED_USERS = 1000  # as many users' examples are counted to know how long an epoch is
@@ -339,6 +339,9 @@ def open_run(
             f"{federation.name}: {made.name} needs a label with at least two values. "
             "Name its column with --label-column, or for sotu set --data-set label=context."
         )
+    if not read_only:
+        _require_known_contexts(made, participants, newcomers, settings)
+    _require_same_base(Path(folder), made)
     built = build(made, seed=settings.seed)
     identity = {
         "method": made.origin,
@@ -352,3 +355,48 @@ def open_run(
     vault = Vault.open(Path(folder), identity=identity, read_only=read_only)
     state = built.start() if vault.state is None else state_from_bytes(vault.state)
     return Run(participants, built, settings, vault, state, newcomers)
+
+
+def _require_same_base(folder: Path, method: Method) -> None:
+    """A run goes on with the language model it began with; a name does not say that it is the same."""
+    if not method.built_on or not (folder / VAULT_FILE).exists():
+        return
+    with Vault.open(folder, read_only=True) as vault:
+        kept = vault.identity
+    base = getattr(method.settings, "base", "")
+    if kept.get("method_settings", {}).get("base") == base and kept.get("built_on") != method.built_on:
+        raise RunError(
+            f"{folder}: the base model under the name {base!r} is another one than this run was trained with: its "
+            "weights or sizes differ. Put the former one back under this name, or train anew in another folder."
+        )
+
+
+def _require_known_contexts(
+    method: Method, participants: Federation, newcomers: Federation, settings: RunSettings
+) -> None:
+    """A row of the context table that nobody trains would be judged all the same, with newcomers who use it."""
+    if method.predicts != "text" or "context" not in method.keys.values() or not len(newcomers.users):
+        return
+    training = part(participants, "train", seed=settings.seed, fractions=settings.fractions)
+    missing = set(range(len(participants.contexts)))
+    for position in range(len(training.users)):
+        if not missing:  # usually after a few people
+            return
+        missing -= _contexts_of(training, position)
+    users: dict[int, list[str]] = {}
+    for position in range(len(newcomers.users)):
+        for context in missing & _contexts_of(newcomers, position):
+            users.setdefault(context, []).append(newcomers.users[position])
+    faults = [
+        f"context {participants.contexts[context]!r} is used by withheld users only "
+        f"({', '.join(repr(user) for user in names[:3])}{', ...' if len(names) > 3 else ''}), so nobody would train it."
+        for context, names in sorted(users.items())
+    ]
+    if faults:
+        remedy = "Withhold others (another seed or fold), or leave these contexts out of the corpus."
+        raise_faults(DataError, participants.name, [*faults[:-1], f"{faults[-1]} {remedy}"])
+
+
+def _contexts_of(federation: Federation, position: int) -> set[int]:
+    found = federation.examples(position).contexts
+    return set() if found is None else set(np.unique(found).tolist())

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from homespun.core.errors import DataError, MethodError, SettingsError, nearest, raise_faults
+from homespun.core.errors import DataError, MethodError, RunError, SettingsError, nearest, raise_faults
 from homespun.core.messages import Broadcast
 from homespun.core.method import Batch, Method, method_module
 from homespun.core.roles import Role
@@ -19,7 +19,7 @@ from homespun.core.tree import Tree
 from homespun.data import Columns, load_federation
 from homespun.data.federation import Examples, Federation
 from homespun.data.splits import sample_users
-from homespun.engines.engine import Client
+from homespun.engines.engine import Client, Engine
 from homespun.evaluation import classification, language
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
@@ -242,17 +242,17 @@ def tested_part(run: Run) -> Part:
 
 
 def judge(
-    run: Run, clients: Iterable[Sequence[Client]], *, broadcast: Broadcast | None = None
+    run: Run, clients: Iterable[Sequence[Client]], *, broadcast: Broadcast | None = None, engine: Engine | None = None
 ) -> Evaluation | TextEvaluation:
     """Predict for everybody, block by block, and sum up."""
-    broadcast = broadcast or run.state.broadcast()
+    broadcast, engine = broadcast or run.state.broadcast(), engine or run.engine
     truths: list[np.ndarray] = []
     outputs: list[np.ndarray] = []
     truth = "length" if run.method.predicts == "text" else "label"
     for block in clients:
         able = [client for client in block if client.examples]
         truths += [client.data[truth].numpy() for client in able]
-        outputs += [output.numpy() for output in run.engine.predict(broadcast, able)]
+        outputs += [output.numpy() for output in engine.predict(broadcast, able)]
     if run.method.predicts == "text":
         return language.summarize(outputs, truths)
     return classification.summarize(truths, outputs, classes=run.method.task.classes)
@@ -321,6 +321,8 @@ class Person:
     def predict(self, texts: Sequence[str]) -> list[str]:
         """The label this person would give to each text."""
         run = self.run
+        if run.method.predicts == "text":
+            raise RunError(f"{run.method.name} learns no labels. `homespun generate` continues a text instead.")
         examples = Examples(list(texts), labels=None, authors=np.full(len(texts), self._position()))
         client = Client(self.user, private=self.private, data=run.method.encode(examples))
         (logits,) = run.engine.predict(run.state.broadcast(), [client])

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from language_models import write_gpt2
 
 from homespun.vault import Vault
 
@@ -47,18 +48,21 @@ POINTS = {
     "before the commit": lambda: die_in(Vault, "commit", "before"),
     "after the commit": lambda: die_in(Vault, "commit", "after"),
 }
+method, small = "furl", {"length": 24, "character_dim": 8, "lstm_dim": 8, "hidden_dim": 8, "user_dim": 4}
+if len(sys.argv) > 6:
+    method, small = "fedperc", {"base": sys.argv[6], "length": 12, "local_steps": 2, "batch": 3}
 settings = RunSettings(rounds=rounds, cohort=4, workers=workers, evaluate_every=rounds // 3, withheld=0.1)
-small = {"length": 24, "character_dim": 8, "lstm_dim": 8, "hidden_dim": 8, "user_dim": 4}
 federation = load_federation("dialects", settings={"users": 12, "examples": 10})
-with open_run(folder, method="furl", federation=federation, settings=settings, method_settings=small) as run:
+with open_run(folder, method=method, federation=federation, settings=settings, method_settings=small) as run:
     POINTS[point]()
     for event in training(run):
         print(event.round, flush=True)
 """
 
 
-def train(folder, *, point="none", at=0, workers=0, rounds=6):
+def train(folder, *, point="none", at=0, workers=0, rounds=6, base=None):
     command = [sys.executable, "-c", SCRIPT, str(folder), str(workers), point, str(at), str(rounds)]
+    command += [] if base is None else [str(base)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -104,6 +108,17 @@ def test_killed_at_a_named_point(tmp_path, uninterrupted, point, at):
     assert victim.returncode == -signal.SIGKILL
     finish(tmp_path / "run")
     assert content(tmp_path / "run") == uninterrupted
+
+
+def test_a_language_method_killed_between_a_rounds_two_halves(tmp_path):
+    """What its people keep and the server's context table are of one and the same round."""
+    base = write_gpt2(tmp_path / "base")
+    finish(tmp_path / "whole", base=base)
+    victim = train(tmp_path / "run", point="after staging", at=3, base=base)
+    victim.communicate(timeout=120)
+    assert victim.returncode == -signal.SIGKILL
+    finish(tmp_path / "run", base=base)
+    assert content(tmp_path / "run") == content(tmp_path / "whole")
 
 
 def workers_of(pid):

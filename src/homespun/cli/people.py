@@ -25,8 +25,10 @@ vault_app = typer.Typer(help="Private parameters, for the person they belong to.
 
 def personalize(
     folder: Folder,
-    file: Annotated[Path, typer.Argument(help="The user's own examples, in the corpus's format.")],
-    user: Annotated[str | None, typer.Option(help="Who; needed if the file has several users.")] = None,
+    file: Annotated[Path, typer.Argument(help="The user's own examples: a table, or for language a .txt or .md file.")],
+    user: Annotated[str | None, typer.Option(help="Who; a table with one user says it itself.")] = None,
+    context: Annotated[str | None, typer.Option(help="The setting of a text, if the run knows several.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Gradient steps. Default: as the run was set.")] = None,
     user_column: UserColumn = None,
     context_column: ContextColumn = None,
     text_column: TextColumn = None,
@@ -36,16 +38,18 @@ def personalize(
     """Learn a new user's private parameters from a file of their own. Nothing is uploaded.
 
     A fifth of the examples is held out to show what it brought; then all are used, and the result goes
-    into the run's vault.
+    into the run's vault. A method of language learns from a plain text; a table needs no label then.
 
     Example: homespun personalize runs/furl-dialects mine.csv --user ada
+
+    Example: homespun personalize runs/fedperc-sotu mine.txt --user ada --context written
     """
     from homespun.console import out
     from homespun.newcomer import personalize_from_file
 
     columns = {"user": user_column, "context": context_column, "text": text_column, "label": label_column}
     source = data_settings_from(str(file), [], **columns)
-    found = personalize_from_file(folder, source, user=user)
+    found = personalize_from_file(folder, source, user=user, context=context, steps=steps)
     if json_output:
         print_json(found)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import overload
@@ -12,6 +13,7 @@ from homespun.core.errors import UnknownNameError, nearest
 from homespun.data.federation import Federation
 
 SEARCHED_FOR_A_NEAREST_NAME = 10_000  # difflib compares with every name
+SHOWN_NAMES = 8
 
 
 class Names(Sequence[str]):
@@ -115,3 +117,35 @@ def find_user(federation: Federation, name: str) -> int:
         raise UnknownNameError(
             f"{federation.name}: no user {name[:80]!r} among {len(federation.users)}.{nearest(name, known)}"
         ) from None
+
+
+def match_name(name: str, options: Iterable[str], *, kind: str, where: str) -> str:
+    """The option of this name, or the only one that it is a part of: 'kennedy' is 'John F. Kennedy'.
+
+    The whole name goes before the whole name in other letters, and that before a part of one.
+    """
+    known = list(options)
+    if name in known:
+        return name
+    folded = name.strip().casefold()
+    whole = [option for option in known if option.casefold() == folded]
+    found = whole or [option for option in known if folded and folded in option.casefold()]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UnknownNameError(f"{where}: {len(found)} {kind}s are called {name!r}: {_listed(found)}. Say which one.")
+    listed = f" There are: {_listed(known)}." if len(known) <= SHOWN_NAMES else f" There are {len(known)}."
+    raise UnknownNameError(f"{where}: no {kind} {name[:80]!r}.{_nearest_part(folded, known)}{listed}")
+
+
+def _nearest_part(folded: str, known: Sequence[str]) -> str:
+    """` Did you mean 'John F. Kennedy'?` for 'kenedy': whole names and their words are compared."""
+    some = known[:SEARCHED_FOR_A_NEAREST_NAME]
+    parts = {part: option for option in some for part in (*option.casefold().split(), option.casefold())}
+    matches = difflib.get_close_matches(folded, parts, n=1, cutoff=0.6)
+    return f" Did you mean {parts[matches[0]]!r}?" if matches else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = ", ..." if len(names) > SHOWN_NAMES else ""
+    return ", ".join(repr(name) for name in names[:SHOWN_NAMES]) + more

@@ -36,6 +36,23 @@ def split_sentences(text: str) -> list[str]:
     return [sentence for sentence in sentences if not _BARE.fullmatch(sentence)]
 
 
+def sentence_end(text: str, after: int = 0) -> int | None:
+    """Where the sentence that goes on at `after` ends; None where its end cannot be told yet.
+
+    A stop ends a sentence when what follows it says so, which is why the next word has to be there.
+    """
+    written = len(text) - len(text[after:].lstrip())  # line breaks before any word do not count
+    end = text.find("\n", written)
+    start = text.rfind("\n", 0, written) + 1
+    line = text[start:] if end < 0 else text[start:end]
+    for match in _BREAK.finditer(line):
+        if _ends(line[: match.start()], match["stop"], following=match["next"]):
+            stop = start + match.start() + len(match[0].rstrip())
+            if stop > after:
+                return stop
+    return None if end < 0 else end
+
+
 def _ends(before: str, stop: str, *, following: str) -> bool:
     """Whether a stop after `before` ends a sentence, when `following` is the next word."""
     if stop != ".":

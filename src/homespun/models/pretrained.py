@@ -62,11 +62,37 @@ def load_pretrained(name: str) -> Pretrained:
     folder = _folder(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder or name)
-        model = AutoModelForCausalLM.from_pretrained(folder or name, dtype="float32", attn_implementation="sdpa")
+        found: Any = AutoModelForCausalLM.from_pretrained(
+            folder or name, dtype="float32", attn_implementation="sdpa", output_loading_info=True
+        )
     except Exception as error:  # transformers raises whatever its parts raise
         raise InputError(_remedy(name, folder, error)) from error
+    model, loaded = found
+    _require_whole(name, model, tokenizer, absent=sorted(loaded["missing_keys"]))
     model.eval().requires_grad_(False)
     return Pretrained(name, model, tokenizer, fingerprint(model))
+
+
+def _require_whole(name: str, model: Any, tokenizer: Any, *, absent: list[str]) -> None:
+    """What is absent from the file would be left at random, without a word."""
+    where, remedy = f"base model {name!r}", "Copy the model's files again, all from one place."
+    if absent:
+        raise InputError(
+            f"{where}: {len(absent)} weights that its config.json asks for are not in its files, for instance "
+            f"{absent[0]!r}. They are damaged or another model's. {remedy}"
+        )
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise InputError(
+            f"{where}: its tokenizer knows {len(tokenizer)} tokens, the model only {rows}. One of them is another "
+            f"model's. {remedy}"
+        )
+
+
+def source_of(name: str) -> str:
+    """What transformers calls it: its folder on this machine, or its name on the hub."""
+    folder = _folder(name)
+    return name if folder is None else str(folder.resolve())
 
 
 def fingerprint(model: nn.Module) -> str:

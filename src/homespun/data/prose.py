@@ -1,0 +1,54 @@
+"""A plain text of one's own as sentences: .txt, or .md without its markup."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from homespun.core.errors import DataError, nearest
+from homespun.data.sentences import split_sentences
+
+ENDINGS = (".txt", ".md")
+
+# A wrapped line: it ends in the middle of a sentence, and the next one goes on in lower case.
+_WRAPPED = re.compile(r"(?<=[\w,;:’'\"”)])[ \t]*\n[ \t]*(?=[a-z])")
+# Markdown, in the order in which it is taken away: code, links and pictures, the marks before a line and around words
+_MARKUP = (
+    (re.compile(r"^(```|~~~).*?^\1.*?$", re.MULTILINE | re.DOTALL), ""),
+    (re.compile(r"!?\[([^\]\n]*)\]\([^)\n]*\)"), r"\1"),
+    (re.compile(r"^[ \t]*(?:#{1,6}|>|[-*+]|\d{1,3}\.)[ \t]+", re.MULTILINE), ""),
+    (re.compile(r"(?<!\w)([*_`]{1,3})(?=\S)(.+?)(?<=\S)\1(?!\w)"), r"\2"),
+)
+
+
+def is_prose(path: Path) -> bool:
+    return path.suffix.lower() in ENDINGS
+
+
+def read_prose(path: Path) -> list[str]:
+    """The sentences of a text file, in order."""
+    if path.is_dir():
+        raise DataError(f"{path}: a folder. Name a text file.")
+    if not path.exists():
+        beside = sorted(entry.name for entry in path.parent.iterdir()) if path.parent.is_dir() else []
+        raise DataError(f"{path}: no such file.{nearest(path.name, beside)}")
+    content = path.read_bytes()
+    if b"\0" in content:
+        raise DataError(f"{path}: not a text but a binary file. Save it as plain text in UTF-8.")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}: line {line} is not UTF-8. Save the file as plain text in UTF-8.") from None
+    sentences = prose_sentences(text, markdown=path.suffix.lower() == ".md")
+    if not sentences:
+        raise DataError(f"{path}: there is no sentence in it. Give a text with some of your own.")
+    return sentences
+
+
+def prose_sentences(text: str, *, markdown: bool = False) -> list[str]:
+    """Sentences; lines that were only wrapped are joined again."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    for pattern, kept in _MARKUP if markdown else ():
+        text = pattern.sub(kept, text)
+    return split_sentences(_WRAPPED.sub(" ", text))

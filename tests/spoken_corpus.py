@@ -1,0 +1,36 @@
+"""A few people who write and speak, and a small FedPerC run of them; fast, and with nothing to learn."""
+
+from language_models import write_gpt2
+
+from homespun.files import DataSettings
+from homespun.training import prepare, training
+
+PEOPLE = {
+    "John F. Kennedy": "both",
+    "Abraham Lincoln": "written",
+    "George W. Bush": "both",
+    "George H. W. Bush": "both",
+}
+SMALL = {"length": 12, "local_steps": 2, "batch": 3, "personalize_steps": 3, "rate": 0.05}
+MINE = "We must go on together. The people ask what it is, and I think so. My fellow citizens, go on!\n"
+
+
+def write_corpus(path):
+    rows = [
+        f"{user},{'written' if settings == 'written' or row % 2 else 'spoken'},The people must go on to year {row}."
+        for user, settings in PEOPLE.items()
+        for row in range(10)
+    ]
+    path.write_text("user,context,text\n" + "\n".join(rows) + "\n")
+    return path
+
+
+def train_small(folder, *, base=None, rounds=2, corpus=None, **settings):
+    """A finished run in `folder/run`; give it back open."""
+    base = base or write_gpt2(folder / "base")
+    data = DataSettings(source=str(corpus or write_corpus(folder / "people.csv")))
+    values = {"rounds": rounds, "workers": 0, "cohort": "all", "base": str(base), **SMALL, **settings}
+    run = prepare("fedperc", data.load(), folder=folder / "run", settings=values, data=data)
+    for _ in training(run):
+        pass
+    return run

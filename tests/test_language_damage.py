@@ -1,0 +1,93 @@
+"""Base models that are broken, foreign or exchanged, and contexts that nobody trains: refused in words."""
+
+import json
+
+import pytest
+import torch
+from language_models import write_gpt2, write_llama
+from safetensors.torch import load_file, save_file
+from spoken_corpus import train_small
+
+from homespun import reopen
+from homespun.core.errors import DataError, InputError, RunError
+from homespun.models.pretrained import load_pretrained
+
+
+def test_broken_weights(tmp_path):
+    base = write_gpt2(tmp_path / "base")
+    whole = (base / "model.safetensors").read_bytes()
+    for name, content in {"cut off": whole[: len(whole) // 2], "no header": b"\0" * 100, "empty": b""}.items():
+        (base / "model.safetensors").write_bytes(content)
+        with pytest.raises(InputError, match=r"base model .*base cannot be read as a causal language model"):
+            load_pretrained(str(base))
+        assert name
+
+
+def test_the_weights_of_another_model(tmp_path):
+    base, other = write_gpt2(tmp_path / "base"), write_llama(tmp_path / "other")
+    (base / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
+    with pytest.raises(
+        InputError, match=r"\d+ weights that its config.json asks for are not in its files, for instance"
+    ):
+        load_pretrained(str(base))
+    wide = write_gpt2(tmp_path / "wide", width=32)
+    (base / "model.safetensors").write_bytes((wide / "model.safetensors").read_bytes())
+    with pytest.raises(InputError, match="cannot be read as a causal language model"):
+        load_pretrained(str(base))
+
+
+def test_one_weight_is_missing(tmp_path):
+    base = write_gpt2(tmp_path / "base")
+    weights = load_file(base / "model.safetensors")
+    del weights["transformer.ln_f.weight"]
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"1 weights that .*'transformer.ln_f.weight'"):
+        load_pretrained(str(base))
+
+
+def test_the_tokenizer_of_another_model(tmp_path):
+    base = write_gpt2(tmp_path / "base")
+    config = json.loads((base / "config.json").read_text())
+    weights = load_file(base / "model.safetensors")
+    weights["transformer.wte.weight"] = weights["transformer.wte.weight"][:200].clone()
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    (base / "config.json").write_text(json.dumps({**config, "vocab_size": 200}))
+    with pytest.raises(InputError, match=r"its tokenizer knows \d+ tokens, the model only 200"):
+        load_pretrained(str(base))
+
+
+@pytest.mark.parametrize("width", [16, 32])
+def test_another_model_under_the_same_name(tmp_path, width):
+    base = write_gpt2(tmp_path / "base")
+    train_small(tmp_path, base=base, rounds=1).close()
+    write_gpt2(tmp_path / "base", width=width)
+    weights = load_file(base / "model.safetensors")
+    weights["transformer.ln_f.bias"] = weights["transformer.ln_f.bias"] + torch.tensor(0.5)
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    load_pretrained.cache_clear()
+    with pytest.raises(
+        RunError, match=r"the base model under the name '.*base' is another one than this run was trained"
+    ):
+        reopen(tmp_path / "run")
+
+
+def test_a_context_that_only_withheld_users_have(tmp_path):
+    rows = [
+        f"{user},{'sung' if user == 3 else 'spoken'},We must go on to {row}" for user in range(5) for row in range(6)
+    ]
+    corpus = tmp_path / "people.csv"
+    corpus.write_text("user,context,text\n" + "\n".join(rows) + "\n")
+    base, refused, trained = write_gpt2(tmp_path / "base"), 0, 0
+    for fold in range(5):
+        (tmp_path / str(fold)).mkdir()
+        try:
+            train_small(tmp_path / str(fold), base=base, corpus=corpus, rounds=1, withheld=0.2, fold=fold).close()
+            trained += 1
+        except DataError as error:
+            refused += 1
+            assert (
+                "context 'sung' is used by withheld users only ('3'), so nobody would train it. Withhold others"
+                in str(error)
+            )
+            assert not (tmp_path / str(fold) / "run").exists()
+    assert (refused, trained) == (1, 4)  # the fold of the one who sings

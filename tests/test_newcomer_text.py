@@ -1,0 +1,127 @@
+"""Somebody new, from a text of their own: learned at home, kept in the vault, the shared model untouched."""
+
+import pytest
+import torch
+from language_models import write_gpt2
+from safetensors.torch import load_file, save_file
+from spoken_corpus import MINE, train_small
+
+from homespun import generate, reopen
+from homespun.core.errors import DataError, InputError, RunError, UnknownNameError
+from homespun.data.prose import prose_sentences
+from homespun.files import DataSettings
+from homespun.generation import find_voice
+from homespun.newcomer import personalize_from_file
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("people")
+    train_small(made).close()
+    return made / "run"
+
+
+def personalized(folder, path, content, *, user="ada", **options):
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return personalize_from_file(folder, DataSettings(source=str(path)), user=user, **options)
+
+
+def test_a_plain_text_becomes_an_embedding(folder, tmp_path):
+    with reopen(folder) as run:
+        state, before = run.vault.state, find_voice(run, context="spoken").prefix
+    found = personalized(folder, tmp_path / "mine.txt", MINE * 4 + "So.\n", context="written")
+    assert (found["user"], found["examples"], found["left_out"], found["uploaded_bytes"]) == ("ada", 12, 1, 0)
+    assert found["before"]["examples"] == found["after"]["examples"] == 2
+    assert "ada: personalized from 12 examples (1 with fewer than 4 tokens left out); nothing" in found["message"]
+    assert "On 2 held-out examples perplexity went from" in found["message"]
+    with reopen(folder) as run:
+        assert run.vault.state == state
+        assert set(run.vault.private("ada")) == {"personal.embedding"}
+        voice = find_voice(run, user="ada", context="spoken")  # another setting than she wrote in
+        assert not torch.equal(voice.prefix, before)
+        assert generate(run, "We", user="ad", context="spoken")
+    with pytest.raises(RunError, match="'ada' has private parameters in this run already"):
+        personalized(folder, tmp_path / "mine.txt", MINE, context="written")
+
+
+def test_more_steps_move_further(folder, tmp_path):
+    def distance(user, steps):
+        personalized(folder, tmp_path / "mine.txt", MINE, user=user, context="written", steps=steps)
+        with reopen(folder) as run:
+            started = run.new_private(user)["personal.embedding"]
+            return float((run.vault.private(user)["personal.embedding"] - started).norm())
+
+    assert 0 < distance("one", 1) < distance("default", None) < distance("twenty", 20)
+    with pytest.raises(InputError, match="steps: 0"):
+        distance("none", 0)
+
+
+def test_it_pays_where_there_is_something_to_learn(tmp_path):
+    base = write_gpt2(tmp_path / "base")
+    weights = load_file(base / "model.safetensors")  # so small that a prefix hardly matters: made larger
+    weights = {name: 10 * weight if weight.ndim == 2 else weight for name, weight in weights.items()}
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    train_small(tmp_path, base=base, rounds=1).close()
+    found = personalized(tmp_path / "run", tmp_path / "mine.txt", MINE * 10, context="written", steps=60)
+    assert found["after"]["value"] < 0.95 * found["before"]["value"]  # the same three sentences over and over
+
+
+def test_a_table_needs_no_label_and_its_contexts_are_the_runs(folder, tmp_path):
+    rows = [f"eve,{'Written' if row % 2 else 'SPOKEN'},We must go on to {row}" for row in range(10)]
+    found = personalized(folder, tmp_path / "a.csv", "user,context,text\n" + "\n".join(rows), user=None)
+    assert (found["user"], found["examples"]) == ("eve", 10)
+    plain = "user,text\nmia,We must go on\nmia,The people must go on\n"
+    assert personalized(folder, tmp_path / "b.csv", plain, user="mia", context="spok")["examples"] == 2
+    with pytest.raises(InputError, match=r"there are 2 contexts: 'spoken', 'written'. Say which one"):
+        personalized(folder, tmp_path / "c.csv", plain.replace("mia", "leo"), user=None)
+    with pytest.raises(InputError, match="has contexts of its own"):
+        personalized(
+            folder, tmp_path / "d.csv", "user,context,text\nleo,spoken,We go on\n", user=None, context="written"
+        )
+    wrong = "user,context,text\nleo,writen,We must go on\nleo,sung,We must go on\n"
+    with pytest.raises(DataError, match=r"2 faults(.|\n)*no context 'sung'(.|\n)*'writen'. Did you mean 'written'"):
+        personalized(folder, tmp_path / "e.csv", wrong, user=None)
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        (b"", DataError, "there is no sentence in it"),
+        (b"\n \n", DataError, "there is no sentence in it"),
+        (b"We must\0go on.", DataError, "not a text but a binary file"),
+        (b"We must.\nG\xfcnther goes on.", DataError, "line 2 is not UTF-8"),
+        (b"So.\nGo.\n", DataError, "none of its 2 utterances has 4 tokens or more"),
+    ],
+)
+def test_what_is_no_text_to_learn_from(folder, tmp_path, content, error, message):
+    with pytest.raises(error, match=message):
+        personalized(folder, tmp_path / "mine.txt", content, user="leo", context="written")
+    with reopen(folder) as run:
+        assert run.vault.private("leo") is None
+
+
+def test_other_refusals(folder, tmp_path):
+    for options, error, message in [
+        ({"user": None, "context": "written"}, InputError, "say whose text it is with --user"),
+        ({"user": "Abraham Lincoln", "context": "written"}, RunError, "takes part in this run"),
+        ({"user": "leo", "context": "sung"}, UnknownNameError, "no context 'sung'"),
+        ({"user": "leo"}, InputError, "there are 2 contexts"),
+    ]:
+        with pytest.raises(error, match=message):
+            personalized(folder, tmp_path / "mine.txt", MINE, **options)
+    with pytest.raises(DataError, match=r"no such file. Did you mean 'mine.txt'\?"):
+        personalize_from_file(folder, DataSettings(source=str(tmp_path / "mien.txt")), user="leo", context="written")
+
+
+def test_a_method_that_keeps_nothing_private_has_nothing_to_personalize(tmp_path):
+    train_small(tmp_path, rounds=1, prefix="context").close()
+    with pytest.raises(RunError, match="keeps nothing private"):
+        personalized(tmp_path / "run", tmp_path / "mine.txt", MINE, context="written")
+
+
+def test_prose_is_joined_where_it_was_wrapped_and_freed_of_markup():
+    assert prose_sentences("We must go\non together. And\r\nso we do.\n\nA title\nThe end") == [
+        "We must go on together.", "And so we do.", "A title", "The end",
+    ]  # fmt: skip
+    text = "# Me\n\n- I *am* [here](http://x.y).\n\n```\ncode = 1\n```\n> **So** it is, snake_case too.\n"
+    assert prose_sentences(text, markdown=True) == ["Me", "I am here.", "So it is, snake_case too."]
