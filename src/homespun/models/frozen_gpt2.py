@@ -55,9 +55,8 @@ _LARGEST_SUM = 1e30
 _GELU_SCALE = math.sqrt(2 / math.pi)
 _GELU_CUBIC = 0.044715
 
-_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_attention_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 _layer_norm_backward = torch.ops.aten.native_layer_norm_backward
+_softmax_backward = torch.ops.aten._softmax_backward_data.out
 _sigmoid_backward = torch.ops.aten.sigmoid_backward.grad_input  # (grad, y) -> grad * y * (1 - y), in one pass
 
 
@@ -168,11 +167,23 @@ def prefix_losses(weights: FrozenGpt2, prefix: Tensor, *, tokens: Tensor, length
 
 
 @dataclass(frozen=True)
+class _Group:
+    """Texts of one length."""
+
+    texts: int
+    length: int  # inputs of each
+    rows: slice  # of the T rows
+    squares: slice  # of the sum of m S^2 over all groups
+
+
+@dataclass(frozen=True)
 class _Layout:
     """Where the rows of some texts, shortest first, come from and go to."""
 
     texts: Tensor  # [m] numbers of the texts, in the caller's order
-    groups: tuple[tuple[int, int], ...]  # how many texts of how many inputs, one group for each length
+    vectors: int  # p
+    groups: tuple[_Group, ...]  # one for each length
+    causal: Tensor  # [longest, longest] zero where an input may look, else minus infinity
     words: Tensor  # [T]; at a prefix row any word
     positions: Tensor  # [T]
     prefix_rows: Tensor  # [m p]
@@ -181,7 +192,7 @@ class _Layout:
     places: Tensor  # [R] where their losses belong in [n L]
 
 
-def _layouts(tokens: Tensor, lengths: Tensor, vectors: int) -> list[_Layout]:
+def _layouts(tokens: Tensor, lengths: Tensor, *, vectors: int, dtype: torch.dtype) -> list[_Layout]:
     """One layout for each chunk of about `_CHUNK_ROWS` rows; empty texts are in none."""
     order = lengths.argsort(stable=True)
     order = order[lengths[order] > 0]
@@ -192,22 +203,24 @@ def _layouts(tokens: Tensor, lengths: Tensor, vectors: int) -> list[_Layout]:
     chunks = -(-int(ends[-1]) // _CHUNK_ROWS)
     sizes = torch.bincount((ends - inputs) * chunks // ends[-1]).tolist()
     return [
-        _layout(tokens, texts=texts, inputs=each, vectors=vectors)
+        _layout(tokens, texts=texts, inputs=each, vectors=vectors, dtype=dtype)
         for texts, each in zip(order.split(sizes), inputs.split(sizes), strict=True)
         if len(texts)
     ]
 
 
-def _layout(tokens: Tensor, *, texts: Tensor, inputs: Tensor, vectors: int) -> _Layout:
+def _layout(tokens: Tensor, *, texts: Tensor, inputs: Tensor, vectors: int, dtype: torch.dtype) -> _Layout:
     starts = inputs.cumsum(0) - inputs
     positions = torch.arange(int(inputs.sum())) - starts.repeat_interleave(inputs)
     first_word = texts.repeat_interleave(inputs) * tokens.shape[1]  # of the row's text, in the flattened tokens
     predicting = (positions >= vectors - 1).nonzero()[:, 0]
     places = (first_word + positions)[predicting] - (vectors - 1)
-    lengths, counts = inputs.unique_consecutive(return_counts=True)
+    longest = int(inputs[-1])
     return _Layout(
         texts=texts,
-        groups=tuple(zip(counts.tolist(), lengths.tolist(), strict=True)),
+        vectors=vectors,
+        groups=_groups(inputs),
+        causal=torch.full((longest, longest), float("-inf"), dtype=dtype).triu_(1),
         words=tokens.flatten()[first_word + (positions - vectors).clamp_min(0)],
         positions=positions,
         prefix_rows=(starts[:, None] + torch.arange(vectors)).flatten(),
@@ -217,11 +230,20 @@ def _layout(tokens: Tensor, *, texts: Tensor, inputs: Tensor, vectors: int) -> _
     )
 
 
+def _groups(inputs: Tensor) -> tuple[_Group, ...]:
+    groups, row, square = [], 0, 0
+    for length, texts in zip(*(each.tolist() for each in inputs.unique_consecutive(return_counts=True)), strict=True):
+        rows, squares = texts * length, texts * length**2
+        groups.append(_Group(texts, length, rows=slice(row, row + rows), squares=slice(square, square + squares)))
+        row, square = row + rows, square + squares
+    return tuple(groups)
+
+
 class _PrefixLosses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weights: FrozenGpt2, keep: bool, tokens: Tensor, lengths: Tensor, prefix: Tensor) -> Tensor:
         losses = prefix.new_zeros(tokens.shape)
-        layouts = _layouts(tokens, lengths, prefix.shape[1])
+        layouts = _layouts(tokens, lengths, vectors=prefix.shape[1], dtype=prefix.dtype)
         saved: list[Tensor] = []
         for layout in layouts:
             of_rows, kept = _forward(weights, layout, prefix=prefix, keep=keep)
@@ -276,7 +298,6 @@ def _backward(weights: FrozenGpt2, layout: _Layout, *, grad: Tensor, kept: Seque
             out,
             kept=kept[first : first + _KEPT_OF_A_BLOCK],
             layout=layout,
-            heads=weights.heads,
             lowest=number == 0,
         )
     return out
@@ -287,31 +308,27 @@ def _block(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     normed, mean, deviation = _normalize(inputs, block.attention_norm)
     qkv = torch.addmm(block.attention_in.bias, normed, block.attention_in.weight)
-    mixed, log_sums = _attend(qkv, layout.groups, heads=heads)
+    mixed, by_head, shares = _attend(qkv, layout, heads=heads)
     middle = torch.add(inputs, block.attention_out.bias).addmm_(mixed, block.attention_out.weight)
     normed, middle_mean, middle_deviation = _normalize(middle, block.mlp_norm)
     active, slope = _gelu(torch.addmm(block.mlp_in.bias, normed, block.mlp_in.weight), keep=keep)
     out = torch.add(middle, block.mlp_out.bias).addmm_(active, block.mlp_out.weight)
-    kept = (inputs, mean, deviation, qkv, mixed, log_sums, middle, middle_mean, middle_deviation, slope)
+    kept = (inputs, mean, deviation, by_head, shares, mixed, middle, middle_mean, middle_deviation, slope)
     return out, kept if keep else ()
 
 
-def _block_backward(
-    block: Block, grad: Tensor, *, kept: Sequence[Tensor], layout: _Layout, heads: int, lowest: bool
-) -> Tensor:
+def _block_backward(block: Block, grad: Tensor, *, kept: Sequence[Tensor], layout: _Layout, lowest: bool) -> Tensor:
     """Gradient of a block's inputs [T, d]; of the lowest block's, only the prefix rows [m p, d]."""
-    inputs, mean, deviation, qkv, mixed, log_sums, middle, middle_mean, middle_deviation, slope = kept
+    inputs, mean, deviation, by_head, shares, mixed, middle, middle_mean, middle_deviation, slope = kept
     of_active = torch.mm(grad, block.mlp_out.weight.mT).mul_(slope)
     of_normed = torch.mm(of_active, block.mlp_in.weight.mT)
     grad = _normalize_backward(of_normed, middle, middle_mean, middle_deviation, norm=block.mlp_norm).add_(grad)
     of_mixed = torch.mm(grad, block.attention_out.weight.mT)
-    attended = _attended(qkv, mixed, log_sums, grad=of_mixed, groups=layout.groups, heads=heads)
     if lowest:
-        rows = layout.prefix_rows
-        of_qkv = _attend_backward_at_prefix(attended, vectors=len(rows) // len(layout.texts))
-        grad, inputs, mean, deviation = grad[rows], inputs[rows], mean[rows], deviation[rows]
+        of_qkv = _attend_backward_at_prefix(of_mixed, by_head, shares, mixed=mixed, layout=layout)
+        grad, inputs, mean, deviation = (each[layout.prefix_rows] for each in (grad, inputs, mean, deviation))
     else:
-        of_qkv = _attend_backward(attended)
+        of_qkv = _attend_backward(of_mixed, by_head, shares, layout=layout)
     of_normed = torch.mm(of_qkv, block.attention_in.weight.mT)
     return _normalize_backward(of_normed, inputs, mean, deviation, norm=block.attention_norm).add_(grad)
 
@@ -367,97 +384,75 @@ def _exponentials(hidden: Tensor, head: Tensor, *, shift: Tensor, keep: bool) ->
     return total, grad
 
 
-@dataclass(frozen=True)
-class _Attended:
-    """What attention within the texts of one length made of what, each [m, h, S, e] and, without e, the log sums."""
+def _attend(qkv: Tensor, layout: _Layout, *, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Causal attention within every text: outputs [T, d]; the inputs head by head; and everybody's shares.
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    out: Tensor
-    log_sums: Tensor
-    out_grad: Tensor
-
-
-def _by_head(rows: Tensor, *, texts: int, heads: int) -> Tensor:
-    """Rows [m S, d] of texts of one length as a view [m, h, S, e]."""
-    return rows.view(texts, len(rows) // texts, heads, -1).transpose(1, 2)
-
-
-def _by_row(heads: Tensor) -> Tensor:
-    return heads.transpose(1, 2).flatten(2).flatten(0, 1)
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+    Both of the latter lie group by group: [3, m h, S, e] and [m h, S, S].
+    """
+    by_head = torch.empty_like(qkv)
+    shares = qkv.new_empty(layout.groups[-1].squares.stop, heads)
+    mixed = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
+    for group in layout.groups:
+        own = by_head[group.rows].view(3, group.texts, heads, group.length, -1)
+        own.copy_(_as_heads(qkv, group, heads=heads, kinds=3))
+        query, key, value = own.flatten(1, 2).unbind(0)
+        share = _own_shares(shares, group)
+        causal = layout.causal[: group.length, : group.length]
+        torch.baddbmm(causal, query, key.mT, alpha=query.shape[2] ** -0.5, out=share)
+        torch.softmax(share, -1, out=share)
+        _as_heads(mixed, group, heads=heads).copy_(torch.bmm(share, value).view_as(own[:1]))
+    return mixed, by_head, shares
 
 
-def _attend(qkv: Tensor, groups: Sequence[tuple[int, int]], *, heads: int) -> tuple[Tensor, Tensor]:
-    """Causal attention within every text: its outputs [T, d] and the logarithms of its denominators [T h]."""
-    outs, log_sums = [], []
-    for (texts, _), rows in zip(groups, qkv.split([count * length for count, length in groups]), strict=True):
-        query, key, value = (_by_head(each, texts=texts, heads=heads) for each in rows.chunk(3, dim=1))
-        out, log_sum = _attention(query, key, value, 0.0, True)
-        outs.append(_by_row(out))
-        log_sums.append(log_sum.flatten())
-    return _joined(outs), _joined(log_sums)
+def _as_heads(rows: Tensor, group: _Group, *, heads: int, kinds: int = 1) -> Tensor:
+    """The group's rows [m S, k d] as a view [k, m, h, S, e]."""
+    return rows[group.rows].view(group.texts, group.length, kinds, heads, -1).permute(2, 0, 3, 1, 4)
 
 
-def _attended(
-    qkv: Tensor, mixed: Tensor, log_sums: Tensor, *, grad: Tensor, groups: Sequence[tuple[int, int]], heads: int
-) -> list[_Attended]:
-    sizes = [texts * length for texts, length in groups]
-    of_groups = zip(
-        groups,
-        qkv.split(sizes),
-        mixed.split(sizes),
-        log_sums.split([heads * size for size in sizes]),
-        grad.split(sizes),
-        strict=True,
-    )
-    attended = []
-    for (texts, length), rows, out, log_sum, out_grad in of_groups:
-        query, key, value = (_by_head(each, texts=texts, heads=heads) for each in rows.chunk(3, dim=1))
-        attended.append(
-            _Attended(
-                query=query,
-                key=key,
-                value=value,
-                out=_by_head(out, texts=texts, heads=heads),
-                log_sums=log_sum.view(texts, heads, length),
-                out_grad=_by_head(out_grad, texts=texts, heads=heads),
+def _own_shares(shares: Tensor, group: _Group) -> Tensor:
+    return shares[group.squares].view(-1, group.length, group.length)
+
+
+def _attend_backward(grad: Tensor, by_head: Tensor, shares: Tensor, *, layout: _Layout) -> Tensor:
+    """Gradient of the queries, keys and values [T, 3d]."""
+    out = torch.empty_like(by_head)
+    heads = shares.shape[1]
+    for group in layout.groups:
+        query, key, value = by_head[group.rows].view(3, group.texts * heads, group.length, -1).unbind(0)
+        share = _own_shares(shares, group)
+        of_mixed = _as_heads(grad, group, heads=heads).reshape(query.shape)
+        own = query.new_empty(3, *query.shape)
+        torch.bmm(share.mT, of_mixed, out=own[2])
+        of_scores = torch.bmm(of_mixed, value.mT)
+        _softmax_backward(of_scores, share, -1, share.dtype, grad_input=of_scores).mul_(query.shape[2] ** -0.5)
+        torch.bmm(of_scores, key, out=own[0])
+        torch.bmm(of_scores.mT, query, out=own[1])
+        _as_heads(out, group, heads=heads, kinds=3).copy_(own.unflatten(1, (group.texts, heads)))
+    return out
+
+
+def _attend_backward_at_prefix(
+    grad: Tensor, by_head: Tensor, shares: Tensor, *, mixed: Tensor, layout: _Layout
+) -> Tensor:
+    """The same at the prefix rows only [m p, 3d].
+
+    With P what every input takes of the prefix, O the outputs, dP = dO V^T and dS = P (dP - rowsum(dO O)):
+    dV = P^T dO, dK = dS^T Q, and dQ = dS K, where a prefix row sees only prefix rows.
+    """
+    heads, vectors, outs = shares.shape[1], layout.vectors, []
+    for_all = (grad * mixed).unflatten(1, (heads, -1)).sum(2)
+    for group in layout.groups:
+        query, key, value = by_head[group.rows].view(3, group.texts * heads, group.length, -1).unbind(0)
+        key, value, share = key[:, :vectors], value[:, :vectors], _own_shares(shares, group)[:, :, :vectors]
+        of_mixed = _as_heads(grad, group, heads=heads).reshape(query.shape)
+        mean = for_all[group.rows].view(group.texts, group.length, heads).mT.reshape(-1, group.length, 1)
+        of_scores = torch.bmm(of_mixed, value.mT).sub_(mean).mul_(share).mul_(query.shape[2] ** -0.5)
+        own = torch.stack(
+            (
+                torch.bmm(of_scores[:, :vectors], key),
+                torch.bmm(of_scores.mT, query),
+                torch.bmm(share.mT, of_mixed),
             )
         )
-    return attended
-
-
-def _attend_backward(attended: Sequence[_Attended]) -> Tensor:
-    """Gradient of the queries, keys and values [T, 3d]."""
-    grads = [
-        _attention_backward(each.out_grad, each.query, each.key, each.value, each.out, each.log_sums, 0.0, True)
-        for each in attended
-    ]
-    return _joined([torch.cat([_by_row(grad) for grad in of_group], dim=1) for of_group in grads])
-
-
-def _attend_backward_at_prefix(attended: Sequence[_Attended], *, vectors: int) -> Tensor:
-    """The same at the prefix rows only [m p, 3d]."""
-    return _joined([_at_prefix(each, vectors) for each in attended])
-
-
-def _at_prefix(attended: _Attended, vectors: int) -> Tensor:
-    """With P the attention of every input to the prefix, and dP = dO V^T, dS = P (dP - rowsum(dO O)):
-    dV = P^T dO, dK = dS^T Q; and dQ = dS K, where a prefix row sees only prefix rows.
-    """
-    query, out_grad = attended.query, attended.out_grad
-    key, value = attended.key[:, :, :vectors], attended.value[:, :, :vectors]
-    scale = query.shape[3] ** -0.5
-    shares = torch.matmul(query, key.mT).mul_(scale).sub_(attended.log_sums[..., None]).exp_().tril_()
-    of_shares = torch.matmul(out_grad, value.mT)
-    of_scores = of_shares.sub_((out_grad * attended.out).sum(3, keepdim=True)).mul_(shares).mul_(scale)
-    grads = (
-        torch.matmul(of_scores[:, :, :vectors], key),
-        torch.matmul(of_scores.mT, query),
-        torch.matmul(shares.mT, out_grad),
-    )
-    return torch.cat([_by_row(grad) for grad in grads], dim=1)
+        outs.append(own.unflatten(1, (group.texts, heads)).permute(1, 3, 0, 2, 4).reshape(-1, by_head.shape[1]))
+    return torch.cat(outs)
