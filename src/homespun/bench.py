@@ -13,11 +13,8 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 def workloads() -> list[str]:
     """Files that offer `measure`; a workload has hyphens where its file has underscores."""
-    return sorted(
-        path.stem.replace("_", "-")
-        for path in FOLDER.glob("*.py")
-        if "\ndef measure(" in path.read_text(encoding="utf-8")
-    )
+    files = (path for path in FOLDER.glob("*.py") if "\ndef measure(" in path.read_text(encoding="utf-8"))
+    return sorted(path.stem.replace("_", "-") for path in files)
 
 
 def run_workload(name: str, *, rounds: int) -> dict[str, Any]:
