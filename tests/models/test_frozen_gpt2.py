@@ -90,10 +90,14 @@ def test_equals_transformers_with_any_number_of_layers(layers):
     assert_equals_transformers(make(layers=layers), prefix, tokens=tokens, lengths=lengths)
 
 
-@pytest.mark.parametrize(("rows", "words"), [(1, 512), (9, 512), (1024, 1), (1024, 7), (9, 18)])
-def test_neither_chunks_nor_blocks_show(monkeypatch, rows, words):
+@pytest.mark.parametrize(
+    ("rows", "words", "squares"),
+    [(1, 512, 1000), (9, 512, 1000), (1024, 1, 1000), (1024, 7, 0), (1024, 512, 0), (1024, 512, 40), (9, 18, 20)],
+)
+def test_neither_chunks_nor_blocks_nor_groups_show(monkeypatch, rows, words, squares):
     monkeypatch.setattr(frozen_gpt2, "_CHUNK_ROWS", rows)
     monkeypatch.setattr(frozen_gpt2, "_BLOCK_WORDS", words)
+    monkeypatch.setattr(frozen_gpt2, "_WASTED_SQUARES", squares)
     prefix, tokens, lengths = make_texts([7, 1, 0, 4, 4, 2, 7], longest=7, vectors=2)
     assert_equals_transformers(make(), prefix, tokens=tokens, lengths=lengths)
 

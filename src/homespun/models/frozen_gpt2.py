@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 _CHUNK_ROWS = 1024
 # Words whose logits are made at once: 480 rows of them are one megabyte.
 _BLOCK_WORDS = 512
+# A group of texts costs attention as much time as this many squares of padding do.
+_WASTED_SQUARES = 1000
 # exp of a difference this large is still far from float32's largest number, also when it is summed.
 _LARGEST_SUM = 1e30
 
@@ -168,12 +170,21 @@ def prefix_losses(weights: FrozenGpt2, prefix: Tensor, *, tokens: Tensor, length
 
 @dataclass(frozen=True)
 class _Group:
-    """Texts of one length."""
+    """Texts of about one length, whose attention is worked out together, padded to the longest of them."""
 
-    texts: int
-    length: int  # inputs of each
-    rows: slice  # of the T rows
-    squares: slice  # of the sum of m S^2 over all groups
+    texts: int  # m
+    length: int  # S, the longest one's inputs
+    rows: slice  # their rows, of T
+    padded: slice  # their m S padded rows, of the sum over all groups
+    squares: slice  # their m S^2 scores, of the sum over all groups
+    padding: _Padding | None  # None: all have this length
+
+
+@dataclass(frozen=True)
+class _Padding:
+    sources: Tensor  # [m S] the row of the group that a padded row shows; at the end of a short text, any
+    real: Tensor  # [rows of the group] which padded rows are rows
+    empty: Tensor  # which are not
 
 
 @dataclass(frozen=True)
@@ -182,7 +193,7 @@ class _Layout:
 
     texts: Tensor  # [m] numbers of the texts, in the caller's order
     vectors: int  # p
-    groups: tuple[_Group, ...]  # one for each length
+    groups: tuple[_Group, ...]
     causal: Tensor  # [longest, longest] zero where an input may look, else minus infinity
     words: Tensor  # [T]; at a prefix row any word
     positions: Tensor  # [T]
@@ -231,12 +242,44 @@ def _layout(tokens: Tensor, *, texts: Tensor, inputs: Tensor, vectors: int, dtyp
 
 
 def _groups(inputs: Tensor) -> tuple[_Group, ...]:
-    groups, row, square = [], 0, 0
-    for length, texts in zip(*(each.tolist() for each in inputs.unique_consecutive(return_counts=True)), strict=True):
-        rows, squares = texts * length, texts * length**2
-        groups.append(_Group(texts, length, rows=slice(row, row + rows), squares=slice(square, square + squares)))
-        row, square = row + rows, square + squares
+    """Neighbours in length share a group until padding would cost more than another group does."""
+    lengths, counts = (each.tolist() for each in inputs.unique_consecutive(return_counts=True))
+    sizes: list[int] = []
+    longest = wasted = 0
+    for length, texts in zip(reversed(lengths), reversed(counts), strict=True):
+        wasted += texts * (longest**2 - length**2)
+        if sizes and wasted <= _WASTED_SQUARES:
+            sizes[-1] += texts
+        else:
+            sizes.append(texts)
+            longest, wasted = length, 0
+    groups: list[_Group] = []
+    for some in inputs.split(sizes[::-1]):
+        texts, length, rows = len(some), int(some[-1]), int(some.sum())
+        row, padded, square = (
+            (groups[-1].rows.stop, groups[-1].padded.stop, groups[-1].squares.stop) if groups else (0, 0, 0)
+        )
+        groups.append(
+            _Group(
+                texts,
+                length,
+                rows=slice(row, row + rows),
+                padded=slice(padded, padded + texts * length),
+                squares=slice(square, square + texts * length**2),
+                padding=_padding(some) if rows < texts * length else None,
+            )
+        )
     return tuple(groups)
+
+
+def _padding(inputs: Tensor) -> _Padding:
+    is_real = torch.arange(int(inputs[-1])) < inputs[:, None]
+    real = is_real.flatten()
+    return _Padding(
+        sources=(real.cumsum(0) - 1),
+        real=real.nonzero()[:, 0],
+        empty=(~real).nonzero()[:, 0],
+    )
 
 
 class _PrefixLosses(torch.autograd.Function):
@@ -387,48 +430,40 @@ def _exponentials(hidden: Tensor, head: Tensor, *, shift: Tensor, keep: bool) ->
 def _attend(qkv: Tensor, layout: _Layout, *, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Causal attention within every text: outputs [T, d]; the inputs head by head; and everybody's shares.
 
-    Both of the latter lie group by group: [3, m h, S, e] and [m h, S, S].
+    Both of the latter lie group by group: [3, m h, S, e] and [m h, S, S]. Padding follows a text, so that no real
+    row sees it.
     """
-    by_head = torch.empty_like(qkv)
-    shares = qkv.new_empty(layout.groups[-1].squares.stop, heads)
-    mixed = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
+    last = layout.groups[-1]
+    by_head = qkv.new_empty(last.padded.stop, qkv.shape[1])
+    shares = qkv.new_empty(last.squares.stop, heads)
+    mixed = []
     for group in layout.groups:
-        own = by_head[group.rows].view(3, group.texts, heads, group.length, -1)
-        own.copy_(_as_heads(qkv, group, heads=heads, kinds=3))
+        own = by_head[group.padded].view(3, group.texts, heads, group.length, -1)
+        own.copy_(_as_heads(_pad(qkv, group), group, heads=heads, kinds=3))
         query, key, value = own.flatten(1, 2).unbind(0)
         share = _own_shares(shares, group)
         causal = layout.causal[: group.length, : group.length]
         torch.baddbmm(causal, query, key.mT, alpha=query.shape[2] ** -0.5, out=share)
         torch.softmax(share, -1, out=share)
-        _as_heads(mixed, group, heads=heads).copy_(torch.bmm(share, value).view_as(own[:1]))
-    return mixed, by_head, shares
-
-
-def _as_heads(rows: Tensor, group: _Group, *, heads: int, kinds: int = 1) -> Tensor:
-    """The group's rows [m S, k d] as a view [k, m, h, S, e]."""
-    return rows[group.rows].view(group.texts, group.length, kinds, heads, -1).permute(2, 0, 3, 1, 4)
-
-
-def _own_shares(shares: Tensor, group: _Group) -> Tensor:
-    return shares[group.squares].view(-1, group.length, group.length)
+        mixed.append(_unpad(_as_rows(torch.bmm(share, value)[None], group), group))
+    return _joined(mixed), by_head, shares
 
 
 def _attend_backward(grad: Tensor, by_head: Tensor, shares: Tensor, *, layout: _Layout) -> Tensor:
     """Gradient of the queries, keys and values [T, 3d]."""
-    out = torch.empty_like(by_head)
-    heads = shares.shape[1]
+    heads, of_qkv = shares.shape[1], []
     for group in layout.groups:
-        query, key, value = by_head[group.rows].view(3, group.texts * heads, group.length, -1).unbind(0)
+        query, key, value = by_head[group.padded].view(3, group.texts * heads, group.length, -1).unbind(0)
         share = _own_shares(shares, group)
-        of_mixed = _as_heads(grad, group, heads=heads).reshape(query.shape)
+        of_mixed = _as_heads(_pad_with_zeros(grad, group), group, heads=heads).reshape(query.shape)
         own = query.new_empty(3, *query.shape)
         torch.bmm(share.mT, of_mixed, out=own[2])
         of_scores = torch.bmm(of_mixed, value.mT)
         _softmax_backward(of_scores, share, -1, share.dtype, grad_input=of_scores).mul_(query.shape[2] ** -0.5)
         torch.bmm(of_scores, key, out=own[0])
         torch.bmm(of_scores.mT, query, out=own[1])
-        _as_heads(out, group, heads=heads, kinds=3).copy_(own.unflatten(1, (group.texts, heads)))
-    return out
+        of_qkv.append(_unpad(_as_rows(own, group), group))
+    return _joined(of_qkv)
 
 
 def _attend_backward_at_prefix(
@@ -439,20 +474,49 @@ def _attend_backward_at_prefix(
     With P what every input takes of the prefix, O the outputs, dP = dO V^T and dS = P (dP - rowsum(dO O)):
     dV = P^T dO, dK = dS^T Q, and dQ = dS K, where a prefix row sees only prefix rows.
     """
-    heads, vectors, outs = shares.shape[1], layout.vectors, []
-    for_all = (grad * mixed).unflatten(1, (heads, -1)).sum(2)
+    heads, vectors, of_qkv = shares.shape[1], layout.vectors, []
+    row_sums = (grad * mixed).unflatten(1, (heads, -1)).sum(2)
     for group in layout.groups:
-        query, key, value = by_head[group.rows].view(3, group.texts * heads, group.length, -1).unbind(0)
+        query, key, value = by_head[group.padded].view(3, group.texts * heads, group.length, -1).unbind(0)
         key, value, share = key[:, :vectors], value[:, :vectors], _own_shares(shares, group)[:, :, :vectors]
-        of_mixed = _as_heads(grad, group, heads=heads).reshape(query.shape)
-        mean = for_all[group.rows].view(group.texts, group.length, heads).mT.reshape(-1, group.length, 1)
-        of_scores = torch.bmm(of_mixed, value.mT).sub_(mean).mul_(share).mul_(query.shape[2] ** -0.5)
-        own = torch.stack(
-            (
-                torch.bmm(of_scores[:, :vectors], key),
-                torch.bmm(of_scores.mT, query),
-                torch.bmm(share.mT, of_mixed),
-            )
-        )
-        outs.append(own.unflatten(1, (group.texts, heads)).permute(1, 3, 0, 2, 4).reshape(-1, by_head.shape[1]))
-    return torch.cat(outs)
+        of_mixed = _as_heads(_pad_with_zeros(grad, group), group, heads=heads).reshape(query.shape)
+        means = _as_heads(_pad_with_zeros(row_sums, group), group, heads=heads).reshape(*query.shape[:2], 1)
+        of_scores = torch.bmm(of_mixed, value.mT).sub_(means).mul_(share).mul_(query.shape[2] ** -0.5)
+        of_query = torch.bmm(of_scores[:, :vectors], key)
+        own = torch.stack((of_query, torch.bmm(of_scores.mT, query), torch.bmm(share.mT, of_mixed)))
+        of_qkv.append(_as_rows(own, group))
+    return _joined(of_qkv)
+
+
+def _pad(rows: Tensor, group: _Group) -> Tensor:
+    own = rows[group.rows]
+    return own if group.padding is None else own.index_select(0, group.padding.sources)
+
+
+def _pad_with_zeros(rows: Tensor, group: _Group) -> Tensor:
+    own = _pad(rows, group)
+    return own if group.padding is None else own.index_fill_(0, group.padding.empty, 0)
+
+
+def _unpad(padded: Tensor, group: _Group) -> Tensor:
+    return padded if group.padding is None else padded.index_select(0, group.padding.real)
+
+
+def _as_heads(padded: Tensor, group: _Group, *, heads: int, kinds: int = 1) -> Tensor:
+    """Rows [m S, k d] as a view [k, m, h, S, e]."""
+    return padded.view(group.texts, group.length, kinds, heads, -1).permute(2, 0, 3, 1, 4)
+
+
+def _as_rows(by_head: Tensor, group: _Group) -> Tensor:
+    """[k, m h, S, e] as rows [m S, k d]."""
+    kinds, _, length, width = by_head.shape
+    split = by_head.view(kinds, group.texts, -1, length, width)
+    return split.permute(1, 3, 0, 2, 4).reshape(group.texts * length, -1)
+
+
+def _own_shares(shares: Tensor, group: _Group) -> Tensor:
+    return shares[group.squares].view(-1, group.length, group.length)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
