@@ -174,17 +174,24 @@ class _Group:
 
     texts: int  # m
     length: int  # S, the longest one's inputs
-    rows: slice  # their rows, of T
-    padded: slice  # their m S padded rows, of the sum over all groups
-    squares: slice  # their m S^2 scores, of the sum over all groups
-    padding: _Padding | None  # None: all have this length
+    places: slice  # their m h S places, of the sum over all groups
+    squares: slice  # their m h S^2 scores, of the sum over all groups
 
 
 @dataclass(frozen=True)
-class _Padding:
-    sources: Tensor  # [m S] the row of the group that a padded row shows; at the end of a short text, any
-    real: Tensor  # [rows of the group] which padded rows are rows
-    empty: Tensor  # which are not
+class _Heads:
+    """How rows, head by head, lie for attention: text after text, each as [h, S] vectors of e, padded at its end.
+
+    Vectors are moved whole, by number; the numbers of [T, d] are those of [T h, e].
+    """
+
+    groups: tuple[_Group, ...]
+    causal: Tensor  # [longest, longest] zero where an input may look, else minus infinity
+    sources: Tensor  # [P] the vector at each place; at a padding place, any of the same text
+    padding: Tensor  # the places that are padding
+    places: Tensor  # [T h] the place of each vector
+    sources_qkv: Tensor  # [3 P] the same for three vectors at once, queries before keys before values
+    places_qkv: Tensor  # [3 T h]
 
 
 @dataclass(frozen=True)
@@ -193,17 +200,16 @@ class _Layout:
 
     texts: Tensor  # [m] numbers of the texts, in the caller's order
     vectors: int  # p
-    groups: tuple[_Group, ...]
-    causal: Tensor  # [longest, longest] zero where an input may look, else minus infinity
     words: Tensor  # [T]; at a prefix row any word
     positions: Tensor  # [T]
     prefix_rows: Tensor  # [m p]
     predicting: Tensor  # [R] rows that predict a token
     targets: Tensor  # [R] the tokens they predict
-    places: Tensor  # [R] where their losses belong in [n L]
+    losses: Tensor  # [R] where their losses belong in [n L]
+    heads: _Heads
 
 
-def _layouts(tokens: Tensor, lengths: Tensor, *, vectors: int, dtype: torch.dtype) -> list[_Layout]:
+def _layouts(tokens: Tensor, lengths: Tensor, *, vectors: int, heads: int) -> list[_Layout]:
     """One layout for each chunk of about `_CHUNK_ROWS` rows; empty texts are in none."""
     order = lengths.argsort(stable=True)
     order = order[lengths[order] > 0]
@@ -214,83 +220,94 @@ def _layouts(tokens: Tensor, lengths: Tensor, *, vectors: int, dtype: torch.dtyp
     chunks = -(-int(ends[-1]) // _CHUNK_ROWS)
     sizes = torch.bincount((ends - inputs) * chunks // ends[-1]).tolist()
     return [
-        _layout(tokens, texts=texts, inputs=each, vectors=vectors, dtype=dtype)
+        _layout(tokens, texts=texts, inputs=each, vectors=vectors, heads=heads)
         for texts, each in zip(order.split(sizes), inputs.split(sizes), strict=True)
         if len(texts)
     ]
 
 
-def _layout(tokens: Tensor, *, texts: Tensor, inputs: Tensor, vectors: int, dtype: torch.dtype) -> _Layout:
+def _layout(tokens: Tensor, *, texts: Tensor, inputs: Tensor, vectors: int, heads: int) -> _Layout:
     starts = inputs.cumsum(0) - inputs
     positions = torch.arange(int(inputs.sum())) - starts.repeat_interleave(inputs)
-    first_word = texts.repeat_interleave(inputs) * tokens.shape[1]  # of the row's text, in the flattened tokens
+    first_word = (texts * tokens.shape[1]).repeat_interleave(inputs)  # of the row's text, in the flattened tokens
     predicting = (positions >= vectors - 1).nonzero()[:, 0]
-    places = (first_word + positions)[predicting] - (vectors - 1)
-    longest = int(inputs[-1])
+    losses = (first_word + positions).index_select(0, predicting) - (vectors - 1)
+    words = tokens.flatten()
     return _Layout(
         texts=texts,
         vectors=vectors,
-        groups=_groups(inputs),
-        causal=torch.full((longest, longest), float("-inf"), dtype=dtype).triu_(1),
-        words=tokens.flatten()[first_word + (positions - vectors).clamp_min(0)],
+        words=words.index_select(0, first_word + (positions - vectors).clamp_min(0)),
         positions=positions,
         prefix_rows=(starts[:, None] + torch.arange(vectors)).flatten(),
         predicting=predicting,
-        targets=tokens.flatten()[places],
-        places=places,
+        targets=words.index_select(0, losses),
+        losses=losses,
+        heads=_heads(inputs, heads),
     )
 
 
-def _groups(inputs: Tensor) -> tuple[_Group, ...]:
+def _heads(inputs: Tensor, heads: int) -> _Heads:
+    groups = _groups(inputs, heads)
+    padded = torch.tensor([group.length for group in groups]).repeat_interleave(
+        torch.tensor([group.texts for group in groups])
+    )
+    # For every place: the number of its text, and its row in that text.
+    text = torch.arange(len(inputs)).repeat_interleave(heads * padded)
+    within = torch.arange(len(text)) - (heads * (padded.cumsum(0) - padded)).index_select(0, text)
+    padded, lengths = padded.index_select(0, text), inputs.index_select(0, text)
+    head, row = within // padded, within % padded
+    first_row = (inputs.cumsum(0) - inputs).index_select(0, text)
+    row_of_all = first_row + torch.minimum(row, lengths - 1)
+    sources = row_of_all * heads + head
+    is_real = row < lengths
+    real = is_real.nonzero()[:, 0]
+    places = torch.empty(int(inputs.sum()) * heads, dtype=torch.int64)
+    places[sources.index_select(0, real)] = real
+    kinds = torch.arange(3)
+    longest = groups[-1].length
+    return _Heads(
+        groups=groups,
+        causal=torch.full((longest, longest), float("-inf")).triu_(1),
+        sources=sources,
+        padding=(~is_real).nonzero()[:, 0],
+        places=places,
+        sources_qkv=(kinds[:, None] * heads + (sources + 2 * heads * row_of_all)).flatten(),
+        places_qkv=(kinds[:, None] * len(sources) + places.view(-1, 1, heads)).flatten(),
+    )
+
+
+def _groups(inputs: Tensor, heads: int) -> tuple[_Group, ...]:
     """Neighbours in length share a group until padding would cost more than another group does."""
     lengths, counts = (each.tolist() for each in inputs.unique_consecutive(return_counts=True))
-    sizes: list[int] = []
-    longest = wasted = 0
+    found: list[tuple[int, int]] = []
+    wasted = 0
     for length, texts in zip(reversed(lengths), reversed(counts), strict=True):
-        wasted += texts * (longest**2 - length**2)
-        if sizes and wasted <= _WASTED_SQUARES:
-            sizes[-1] += texts
-        else:
-            sizes.append(texts)
-            longest, wasted = length, 0
+        if found:
+            longest, others = found[-1]
+            wasted += texts * (longest**2 - length**2)
+            if wasted <= _WASTED_SQUARES:
+                found[-1] = longest, others + texts
+                continue
+        found.append((length, texts))
+        wasted = 0
     groups: list[_Group] = []
-    for some in inputs.split(sizes[::-1]):
-        texts, length, rows = len(some), int(some[-1]), int(some.sum())
-        row, padded, square = (
-            (groups[-1].rows.stop, groups[-1].padded.stop, groups[-1].squares.stop) if groups else (0, 0, 0)
-        )
-        groups.append(
-            _Group(
-                texts,
-                length,
-                rows=slice(row, row + rows),
-                padded=slice(padded, padded + texts * length),
-                squares=slice(square, square + texts * length**2),
-                padding=_padding(some) if rows < texts * length else None,
-            )
-        )
+    place = square = 0
+    for length, texts in reversed(found):
+        places, squares = texts * heads * length, texts * heads * length**2
+        groups.append(_Group(texts, length, slice(place, place + places), slice(square, square + squares)))
+        place, square = place + places, square + squares
     return tuple(groups)
-
-
-def _padding(inputs: Tensor) -> _Padding:
-    is_real = torch.arange(int(inputs[-1])) < inputs[:, None]
-    real = is_real.flatten()
-    return _Padding(
-        sources=(real.cumsum(0) - 1),
-        real=real.nonzero()[:, 0],
-        empty=(~real).nonzero()[:, 0],
-    )
 
 
 class _PrefixLosses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weights: FrozenGpt2, keep: bool, tokens: Tensor, lengths: Tensor, prefix: Tensor) -> Tensor:
         losses = prefix.new_zeros(tokens.shape)
-        layouts = _layouts(tokens, lengths, vectors=prefix.shape[1], dtype=prefix.dtype)
+        layouts = _layouts(tokens, lengths, vectors=prefix.shape[1], heads=weights.heads)
         saved: list[Tensor] = []
         for layout in layouts:
             of_rows, kept = _forward(weights, layout, prefix=prefix, keep=keep)
-            losses.view(-1)[layout.places] = of_rows
+            losses.view(-1)[layout.losses] = of_rows
             saved += kept
         if keep:
             ctx.weights, ctx.layouts, ctx.shape = weights, layouts, prefix.shape
@@ -303,7 +320,7 @@ class _PrefixLosses(torch.autograd.Function):
         out = grad.new_zeros(ctx.shape)
         saved, each = ctx.saved_tensors, _KEPT_AT_THE_HEAD + _KEPT_OF_A_BLOCK * len(ctx.weights.blocks)
         for number, layout in enumerate(ctx.layouts):
-            of_rows = grad.reshape(-1)[layout.places]
+            of_rows = grad.reshape(-1)[layout.losses]
             kept = saved[number * each : (number + 1) * each]
             out[layout.texts] = _backward(ctx.weights, layout, grad=of_rows, kept=kept).view(-1, *ctx.shape[1:])
         return None, None, None, None, out
@@ -311,14 +328,14 @@ class _PrefixLosses(torch.autograd.Function):
 
 def _forward(weights: FrozenGpt2, layout: _Layout, *, prefix: Tensor, keep: bool) -> tuple[Tensor, list[Tensor]]:
     """Losses [R], and what `_backward` takes: first the head's tensors, then every block's."""
-    inputs = weights.words[layout.words]
-    inputs[layout.prefix_rows] = prefix[layout.texts].flatten(0, 1)
-    inputs += weights.positions[layout.positions]
+    inputs = weights.words.index_select(0, layout.words)
+    inputs.index_copy_(0, layout.prefix_rows, prefix.index_select(0, layout.texts).flatten(0, 1))
+    inputs += weights.positions.index_select(0, layout.positions)
     of_blocks: list[Tensor] = []
     for block in weights.blocks:
-        inputs, kept = _block(block, inputs, layout=layout, heads=weights.heads, keep=keep)
+        inputs, kept = _block(block, inputs, layout=layout, keep=keep)
         of_blocks += kept
-    last = inputs[layout.predicting]
+    last = inputs.index_select(0, layout.predicting)
     hidden, mean, deviation = _normalize(last, weights.norm)
     losses, grad = _cross_entropy(hidden, weights.head, targets=layout.targets, keep=keep)
     return losses, [last, mean, deviation, grad, *of_blocks] if keep else []
@@ -332,8 +349,7 @@ def _backward(weights: FrozenGpt2, layout: _Layout, *, grad: Tensor, kept: Seque
     """Gradient of the prefix rows [m p, d] from the gradient of the losses [R]."""
     last, mean, deviation, of_hidden = kept[:_KEPT_AT_THE_HEAD]
     of_last = _normalize_backward(of_hidden * grad[:, None], last, mean, deviation, norm=weights.norm)
-    out = torch.zeros_like(kept[_KEPT_AT_THE_HEAD])
-    out[layout.predicting] = of_last
+    out = torch.zeros_like(kept[_KEPT_AT_THE_HEAD]).index_copy_(0, layout.predicting, of_last)
     for number in reversed(range(len(weights.blocks))):
         first = _KEPT_AT_THE_HEAD + number * _KEPT_OF_A_BLOCK
         out = _block_backward(
@@ -346,12 +362,10 @@ def _backward(weights: FrozenGpt2, layout: _Layout, *, grad: Tensor, kept: Seque
     return out
 
 
-def _block(
-    block: Block, inputs: Tensor, *, layout: _Layout, heads: int, keep: bool
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _block(block: Block, inputs: Tensor, *, layout: _Layout, keep: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
     normed, mean, deviation = _normalize(inputs, block.attention_norm)
     qkv = torch.addmm(block.attention_in.bias, normed, block.attention_in.weight)
-    mixed, by_head, shares = _attend(qkv, layout, heads=heads)
+    mixed, by_head, shares = _attend(qkv, layout.heads)
     middle = torch.add(inputs, block.attention_out.bias).addmm_(mixed, block.attention_out.weight)
     normed, middle_mean, middle_deviation = _normalize(middle, block.mlp_norm)
     active, slope = _gelu(torch.addmm(block.mlp_in.bias, normed, block.mlp_in.weight), keep=keep)
@@ -369,9 +383,11 @@ def _block_backward(block: Block, grad: Tensor, *, kept: Sequence[Tensor], layou
     of_mixed = torch.mm(grad, block.attention_out.weight.mT)
     if lowest:
         of_qkv = _attend_backward_at_prefix(of_mixed, by_head, shares, mixed=mixed, layout=layout)
-        grad, inputs, mean, deviation = (each[layout.prefix_rows] for each in (grad, inputs, mean, deviation))
+        grad, inputs, mean, deviation = (
+            each.index_select(0, layout.prefix_rows) for each in (grad, inputs, mean, deviation)
+        )
     else:
-        of_qkv = _attend_backward(of_mixed, by_head, shares, layout=layout)
+        of_qkv = _attend_backward(of_mixed, by_head, shares, heads=layout.heads)
     of_normed = torch.mm(of_qkv, block.attention_in.weight.mT)
     return _normalize_backward(of_normed, inputs, mean, deviation, norm=block.attention_norm).add_(grad)
 
@@ -400,7 +416,7 @@ def _gelu(rows: Tensor, *, keep: bool) -> tuple[Tensor, Tensor]:
 
 def _cross_entropy(hidden: Tensor, head: Tensor, *, targets: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
     """Losses [R], and the gradient of each for its own row of `hidden` [R, d]."""
-    rows_of_targets = head[targets]
+    rows_of_targets = head.index_select(0, targets)
     of_targets = (hidden * rows_of_targets).sum(1)
     # Relative to the target's logit no maximum is needed: the sum is at least 1, and seldom large.
     shift = of_targets
@@ -427,43 +443,40 @@ def _exponentials(hidden: Tensor, head: Tensor, *, shift: Tensor, keep: bool) ->
     return total, grad
 
 
-def _attend(qkv: Tensor, layout: _Layout, *, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Causal attention within every text: outputs [T, d]; the inputs head by head; and everybody's shares.
+def _attend(qkv: Tensor, heads: _Heads) -> tuple[Tensor, Tensor, Tensor]:
+    """Causal attention within every text: outputs [T, d]; the inputs by head [3, P, e]; everybody's shares, flat.
 
-    Both of the latter lie group by group: [3, m h, S, e] and [m h, S, S]. Padding follows a text, so that no real
-    row sees it.
+    Padding follows a text, so that no real row sees it.
     """
-    last = layout.groups[-1]
-    by_head = qkv.new_empty(last.padded.stop, qkv.shape[1])
-    shares = qkv.new_empty(last.squares.stop, heads)
-    mixed = []
-    for group in layout.groups:
-        own = by_head[group.padded].view(3, group.texts, heads, group.length, -1)
-        own.copy_(_as_heads(_pad(qkv, group), group, heads=heads, kinds=3))
-        query, key, value = own.flatten(1, 2).unbind(0)
-        share = _own_shares(shares, group)
-        causal = layout.causal[: group.length, : group.length]
-        torch.baddbmm(causal, query, key.mT, alpha=query.shape[2] ** -0.5, out=share)
+    by_head = _vectors(qkv, heads.sources_qkv, qkv.shape[1] * len(qkv) // len(heads.places_qkv)).unflatten(0, (3, -1))
+    shares = qkv.new_empty(heads.groups[-1].squares.stop)
+    mixed = torch.empty_like(by_head[0])
+    causal = heads.causal.to(qkv.dtype)
+    for group in heads.groups:
+        query, key, value = (_of_group(each, group) for each in by_head)
+        share = shares[group.squares].view(-1, group.length, group.length)
+        own_causal = causal[: group.length, : group.length]
+        torch.baddbmm(own_causal, query, key.mT, alpha=query.shape[2] ** -0.5, out=share)
         torch.softmax(share, -1, out=share)
-        mixed.append(_unpad(_as_rows(torch.bmm(share, value)[None], group), group))
-    return _joined(mixed), by_head, shares
+        torch.bmm(share, value, out=_of_group(mixed, group))
+    return mixed.index_select(0, heads.places).view(len(qkv), -1), by_head, shares
 
 
-def _attend_backward(grad: Tensor, by_head: Tensor, shares: Tensor, *, layout: _Layout) -> Tensor:
+def _attend_backward(grad: Tensor, by_head: Tensor, shares: Tensor, *, heads: _Heads) -> Tensor:
     """Gradient of the queries, keys and values [T, 3d]."""
-    heads, of_qkv = shares.shape[1], []
-    for group in layout.groups:
-        query, key, value = by_head[group.padded].view(3, group.texts * heads, group.length, -1).unbind(0)
-        share = _own_shares(shares, group)
-        of_mixed = _as_heads(_pad_with_zeros(grad, group), group, heads=heads).reshape(query.shape)
-        own = query.new_empty(3, *query.shape)
-        torch.bmm(share.mT, of_mixed, out=own[2])
-        of_scores = torch.bmm(of_mixed, value.mT)
+    of_mixed = _vectors(grad, heads.sources, by_head.shape[2]).index_fill_(0, heads.padding, 0)
+    of_qkv = torch.empty_like(by_head)
+    for group in heads.groups:
+        query, key, value = (_of_group(each, group) for each in by_head)
+        of_query, of_key, of_value = (_of_group(each, group) for each in of_qkv)
+        share = shares[group.squares].view(-1, group.length, group.length)
+        of_own = _of_group(of_mixed, group)
+        torch.bmm(share.mT, of_own, out=of_value)
+        of_scores = torch.bmm(of_own, value.mT)
         _softmax_backward(of_scores, share, -1, share.dtype, grad_input=of_scores).mul_(query.shape[2] ** -0.5)
-        torch.bmm(of_scores, key, out=own[0])
-        torch.bmm(of_scores.mT, query, out=own[1])
-        of_qkv.append(_unpad(_as_rows(own, group), group))
-    return _joined(of_qkv)
+        torch.bmm(of_scores, key, out=of_query)
+        torch.bmm(of_scores.mT, query, out=of_key)
+    return of_qkv.flatten(0, 1).index_select(0, heads.places_qkv).view(len(grad), -1)
 
 
 def _attend_backward_at_prefix(
@@ -474,49 +487,26 @@ def _attend_backward_at_prefix(
     With P what every input takes of the prefix, O the outputs, dP = dO V^T and dS = P (dP - rowsum(dO O)):
     dV = P^T dO, dK = dS^T Q, and dQ = dS K, where a prefix row sees only prefix rows.
     """
-    heads, vectors, of_qkv = shares.shape[1], layout.vectors, []
-    row_sums = (grad * mixed).unflatten(1, (heads, -1)).sum(2)
-    for group in layout.groups:
-        query, key, value = by_head[group.padded].view(3, group.texts * heads, group.length, -1).unbind(0)
-        key, value, share = key[:, :vectors], value[:, :vectors], _own_shares(shares, group)[:, :, :vectors]
-        of_mixed = _as_heads(_pad_with_zeros(grad, group), group, heads=heads).reshape(query.shape)
-        means = _as_heads(_pad_with_zeros(row_sums, group), group, heads=heads).reshape(*query.shape[:2], 1)
-        of_scores = torch.bmm(of_mixed, value.mT).sub_(means).mul_(share).mul_(query.shape[2] ** -0.5)
+    heads, vectors, width = layout.heads, layout.vectors, by_head.shape[2]
+    of_mixed = _vectors(grad, heads.sources, width).index_fill_(0, heads.padding, 0)
+    row_sums = (of_mixed * _vectors(mixed, heads.sources, width)).sum(1, keepdim=True)
+    of_qkv = []
+    for group in heads.groups:
+        query, key, value = (_of_group(each, group) for each in by_head)
+        key, value = key[:, :vectors], value[:, :vectors]
+        share = shares[group.squares].view(-1, group.length, group.length)[:, :, :vectors]
+        of_own = _of_group(of_mixed, group)
+        of_scores = torch.bmm(of_own, value.mT).sub_(_of_group(row_sums, group)).mul_(share).mul_(width**-0.5)
         of_query = torch.bmm(of_scores[:, :vectors], key)
-        own = torch.stack((of_query, torch.bmm(of_scores.mT, query), torch.bmm(share.mT, of_mixed)))
-        of_qkv.append(_as_rows(own, group))
-    return _joined(of_qkv)
+        of_qkv.append(torch.stack((of_query, torch.bmm(of_scores.mT, query), torch.bmm(share.mT, of_own))))
+    by_text = torch.cat(of_qkv, dim=1).unflatten(1, (len(layout.texts), -1))
+    return by_text.permute(1, 3, 0, 2, 4).reshape(len(layout.prefix_rows), -1)
 
 
-def _pad(rows: Tensor, group: _Group) -> Tensor:
-    own = rows[group.rows]
-    return own if group.padding is None else own.index_select(0, group.padding.sources)
+def _vectors(rows: Tensor, numbers: Tensor, width: int) -> Tensor:
+    return rows.view(-1, width).index_select(0, numbers)
 
 
-def _pad_with_zeros(rows: Tensor, group: _Group) -> Tensor:
-    own = _pad(rows, group)
-    return own if group.padding is None else own.index_fill_(0, group.padding.empty, 0)
-
-
-def _unpad(padded: Tensor, group: _Group) -> Tensor:
-    return padded if group.padding is None else padded.index_select(0, group.padding.real)
-
-
-def _as_heads(padded: Tensor, group: _Group, *, heads: int, kinds: int = 1) -> Tensor:
-    """Rows [m S, k d] as a view [k, m, h, S, e]."""
-    return padded.view(group.texts, group.length, kinds, heads, -1).permute(2, 0, 3, 1, 4)
-
-
-def _as_rows(by_head: Tensor, group: _Group) -> Tensor:
-    """[k, m h, S, e] as rows [m S, k d]."""
-    kinds, _, length, width = by_head.shape
-    split = by_head.view(kinds, group.texts, -1, length, width)
-    return split.permute(1, 3, 0, 2, 4).reshape(group.texts * length, -1)
-
-
-def _own_shares(shares: Tensor, group: _Group) -> Tensor:
-    return shares[group.squares].view(-1, group.length, group.length)
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _of_group(by_head: Tensor, group: _Group) -> Tensor:
+    """The group's part of [P, e] as [m h, S, e]."""
+    return by_head[group.places].view(-1, group.length, by_head.shape[1])
