@@ -16,7 +16,7 @@ out by hand.
 How it is made fast, in the order of what it brings (docs/decisions/0003-frozen-gpt2.md has the numbers):
 
 - **No padding.** Every matrix product, normalization and activation runs on the T rows. Texts are ordered by
-  length, so that those of one length are adjacent and attention takes them together, as they lie.
+  length, and attention takes neighbours together, padded where that costs less than taking them apart.
 - **Logits are never whole.** The head is cut into blocks of the vocabulary. A block's logits are made,
   exponentiated and multiplied by the block again while they are in the cache, which gives the gradient of the
   hidden states before any gradient of the losses is known:
@@ -156,7 +156,7 @@ def prefix_losses(weights: FrozenGpt2, prefix: Tensor, *, tokens: Tensor, length
 
     prefix [n, p, d] with p at least 1, tokens [n, L] (beyond a text's length any word will do), lengths [n]
     from 0 to L. Gradients go to the prefix only. Until then every token holds memory, some 45 kB at four layers
-    of 256, so train one client at a time.
+    of 256, so train few clients at a time.
     """
     vectors, longest = prefix.shape[1], int(lengths.max()) if len(lengths) else 0
     if vectors < 1 or vectors + longest - 1 > len(weights.positions):
