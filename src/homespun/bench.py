@@ -12,8 +12,9 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 def workloads() -> list[str]:
-    """Files that offer `measure`."""
-    return sorted(path.stem for path in FOLDER.glob("*.py") if "\ndef measure(" in path.read_text(encoding="utf-8"))
+    """Files that offer `measure`; a workload has hyphens where its file has underscores."""
+    files = (path for path in FOLDER.glob("*.py") if "\ndef measure(" in path.read_text(encoding="utf-8"))
+    return sorted(path.stem.replace("_", "-") for path in files)
 
 
 def run_workload(name: str, *, rounds: int) -> dict[str, Any]:
@@ -22,7 +23,8 @@ def run_workload(name: str, *, rounds: int) -> dict[str, Any]:
     known = workloads()
     if name not in known:
         raise UnknownNameError(f"no workload {name!r}.{nearest(name, known)} There are: {', '.join(known)}.")
-    spec = importlib.util.spec_from_file_location(f"homespun_benchmark_{name}", FOLDER / f"{name}.py")
+    stem = name.replace("-", "_")
+    spec = importlib.util.spec_from_file_location(f"homespun_benchmark_{stem}", FOLDER / f"{stem}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -207,7 +207,7 @@ def check(method: Annotated[str, typer.Argument(help="A method, or a .py file wi
 
 
 def bench(
-    workload: Annotated[str, typer.Argument(help="w1.")],
+    workload: Annotated[str, typer.Argument(help="w1, w2, w2-text or population.")],
     rounds: Annotated[int, typer.Option(help="Rounds of each side.")] = 5,
     json_output: Json = False,
 ) -> None:
