@@ -21,6 +21,7 @@ from homespun.core.messages import Broadcast, Update
 from homespun.core.method import Adam, Batch, Built, Optimizer, Phase, Stackable, optimizers
 from homespun.core.roles import SHARED, Role
 from homespun.core.tree import Tree
+from homespun.engines.alone import work_alone
 from homespun.engines.engine import (
     Client,
     Outcome,
@@ -31,18 +32,21 @@ from homespun.engines.engine import (
     kept_at_home,
     with_released,
 )
-from homespun.engines.loop import predict_client, train_client
+from homespun.engines.loop import LoopEngine, predict_client
 
 
 def work_together(built: Built, broadcast: Broadcast, clients: Sequence[Client], *, work: Work, seed: int) -> Outcome:
     """Local work of these clients, stacked where the model can, and their updates summed in user order."""
     clients = in_user_order(clients)
-    generates = work == "personalize" and built.method.generate is not None  # each home on its own
-    if isinstance(built.model, Stackable) and clients and not generates:
-        results = train_stacked(built, broadcast, clients, work=work, seed=seed)
-    else:
-        results = [train_client(built, broadcast, client, work=work, seed=seed) for client in clients]
     update, private = empty_update(built, broadcast), {}
+    if work == "personalize" and built.method.generate is not None:  # needs the whole of what is shared
+        return LoopEngine(built, seed).work(broadcast, clients, work=work)
+    if not isinstance(built.model, Stackable):
+        for client in clients:
+            sent, private[client.user] = work_alone(built, broadcast, client, work=work, seed=seed)
+            update = update if sent is None else update + sent
+        return Outcome(update, private)
+    results = train_stacked(built, broadcast, clients, work=work, seed=seed) if clients else []
     for client, (trained, statistics) in zip(clients, results, strict=True):
         private[client.user] = kept_at_home(built, broadcast, trained, work=work)
         if work == "phases":  # whoever personalizes has nothing to send

@@ -104,6 +104,7 @@ def method(settings: Settings, task: Task) -> Method:
             contexts=max(task.contexts, 1),
             tokens=settings.virtual_tokens,
             kind=settings.prefix,
+            frozen=trainable is None,
         )
 
     def new_private(_: torch.Generator, broadcast: Broadcast) -> dict[str, Tensor]:

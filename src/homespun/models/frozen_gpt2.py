@@ -36,14 +36,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-if TYPE_CHECKING:
-    from transformers import GPT2LMHeadModel
 
 # Texts are taken together up to this many rows.
 _CHUNK_ROWS = 1024
@@ -97,10 +94,23 @@ class FrozenGpt2:
     heads: int
 
 
-def prepare(model: GPT2LMHeadModel) -> FrozenGpt2:
+def is_plain_gpt2(model: Any) -> bool:
+    """Whether `prepare` takes it: GPT-2 as it was published, not one of its variants."""
+    return getattr(model.config, "model_type", "") == "gpt2" and not _faults(model.config)
+
+
+def prepare(model: Any) -> FrozenGpt2:
     """The weights of `model` as `prefix_losses` wants them; raises ValueError if it is another architecture."""
-    config = model.config
-    faults = [
+    config, faults = model.config, _faults(model.config)
+    if faults:
+        raise ValueError(f"not a plain GPT-2: {'; '.join(faults)}")
+    return from_tensors(
+        dict(model.named_parameters()), heads=config.n_head, layers=config.n_layer, epsilon=config.layer_norm_epsilon
+    )
+
+
+def _faults(config: Any) -> list[str]:
+    return [
         f"{name} is {getattr(config, name)!r}, expected {expected}"
         for name, expected, holds in (
             ("activation_function", "'gelu_new'", config.activation_function in ("gelu_new", "gelu_pytorch_tanh")),
@@ -110,11 +120,6 @@ def prepare(model: GPT2LMHeadModel) -> FrozenGpt2:
         )
         if not holds
     ]
-    if faults:
-        raise ValueError(f"not a plain GPT-2: {'; '.join(faults)}")
-    return from_tensors(
-        dict(model.named_parameters()), heads=config.n_head, layers=config.n_layer, epsilon=config.layer_norm_epsilon
-    )
 
 
 def from_tensors(tensors: Mapping[str, Tensor], *, heads: int, layers: int, epsilon: float = 1e-5) -> FrozenGpt2:

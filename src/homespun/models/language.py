@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from homespun.models.frozen_gpt2 import is_plain_gpt2, prefix_losses, prepare
+
 Prefix = Literal["personal x context", "context", "shared", "personal"]
 GROUP = 16  # utterances of about the same length that are scored together
 
@@ -23,11 +25,16 @@ class PreferenceModel(nn.Module):
     The other kinds of prefix are what it is to be compared with: the context's alone, one that everybody
     shares, the person's alone. All start where the prefix is the `start` embedding, so that before any
     training this is the pre-trained model itself.
+
+    A frozen GPT-2 is read by `frozen_gpt2`, which gives the same numbers; everything else by its own code.
     """
 
-    def __init__(self, backbone: nn.Module, *, start: Tensor, contexts: int, tokens: int, kind: Prefix) -> None:
+    def __init__(
+        self, backbone: nn.Module, *, start: Tensor, contexts: int, tokens: int, kind: Prefix, frozen: bool = True
+    ) -> None:
         super().__init__()
         self.backbone = backbone
+        self.gpt2 = prepare(backbone) if frozen and is_plain_gpt2(backbone) else None
         self.kind = kind
         first = start.expand(tokens, -1)
         rows = {"context": contexts, "personal x context": contexts, "shared": 1, "personal": 0}[kind]
@@ -48,6 +55,8 @@ class PreferenceModel(nn.Module):
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         prefix = self.prefix(batch["context"].long())
+        if self.gpt2 is not None:
+            return prefix_losses(self.gpt2, prefix, tokens=batch["tokens"].long(), lengths=batch["length"])
         return token_losses(self.backbone, prefix, tokens=batch["tokens"], length=batch["length"])
 
 

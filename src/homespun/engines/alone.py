@@ -1,0 +1,115 @@
+"""One client at a time, for models that cannot be stacked: `loop`'s local work with less of it.
+
+The numbers are the same but for rounding. Of a keyed parameter only the rows that the client's examples name are
+copied and trained: the others have no gradient and stand still. FedProx's pull is added to the gradient, not found by
+way of the loss. And the optimizers are torch's fused ones, which go over a parameter once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from homespun.core import seeds
+from homespun.core.batches import plan_batches
+from homespun.core.messages import Broadcast, Update
+from homespun.core.method import Adam, Batch, Built, Optimizer, Phase, optimizers
+from homespun.core.roles import SHARED
+from homespun.core.tree import Tree
+from homespun.engines.engine import Client, Work, client_update, kept_at_home, with_released
+from homespun.engines.loop import model_output
+
+
+def work_alone(
+    built: Built, broadcast: Broadcast, client: Client, *, work: Work, seed: int
+) -> tuple[Update | None, dict[str, Tensor]]:
+    """What this client sends, if it is not for itself, and what stays at its home."""
+    own = narrow(built, broadcast, client)
+    trained, statistics = train_alone(built, own.broadcast, own.client, work=work, seed=seed)
+    trained = with_released(built, own.broadcast, own.client, trained, work=work, seed=seed)
+    whole = built.parameters(broadcast, client.private)
+    kept = {
+        name: whole[name].index_copy(0, own.rows[name], value) if name in own.rows else value
+        for name, value in kept_at_home(built, own.broadcast, trained, work=work).items()
+    }
+    if work == "personalize":
+        return None, kept
+    update = client_update(built, own.broadcast, own.client, trained=trained, statistics=statistics)
+    return replace(update, keyed={name: replace(r, index=own.rows[name]) for name, r in update.keyed.items()}), kept
+
+
+@dataclass(frozen=True)
+class Narrowed:
+    """A client and a broadcast without the keyed rows that the client never uses; its examples count anew."""
+
+    broadcast: Broadcast
+    client: Client
+    rows: Mapping[str, Tensor]  # keyed parameter -> where its rows stand in the whole table
+
+
+def narrow(built: Built, broadcast: Broadcast, client: Client) -> Narrowed:
+    named = {
+        column: torch.unique(client.data[column].long(), return_inverse=True)
+        for column in set(built.method.keys.values())
+    }
+    rows = {name: named[column][0] for name, column in built.method.keys.items()}
+    data = {**client.data, **{column: places for column, (_, places) in named.items()}}
+    private = {name: value[rows[name]] if name in rows else value for name, value in client.private.items()}
+    keyed = {name: table[rows[name]] for name, table in broadcast.keyed.items()}
+    return Narrowed(replace(broadcast, keyed=keyed), replace(client, private=private, data=data), rows)
+
+
+def train_alone(
+    built: Built, broadcast: Broadcast, client: Client, *, work: Work, seed: int
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """`loop.train_client`."""
+    anchor = built.parameters(broadcast, client.private)
+    parameters: dict[str, Tensor] = dict(anchor)
+    generator = seeds.numpy_generator(seed, work, broadcast.round, client.user)
+    loss, examples = 0.0, 0.0
+    for phase in getattr(built.method, work):
+        plan = plan_batches(client.examples, phase, generator)
+        batches = [{name: column[rows] for name, column in client.data.items()} for rows in plan]
+        trained, phase_loss = _train_phase(built, phase, parameters, anchor=anchor, batches=batches)
+        parameters |= trained
+        loss += phase_loss
+        examples += sum(len(rows) for rows in plan)
+    return parameters, {"loss": loss, "examples": examples}
+
+
+def _train_phase(
+    built: Built, phase: Phase, parameters: Tree, *, anchor: Tree, batches: Sequence[Batch]
+) -> tuple[dict[str, Tensor], float]:
+    """The parameters that this phase trains, trained, and the summed loss."""
+    chosen = optimizers(phase, list(parameters))
+    leaves = {name: parameters[name].clone().requires_grad_() for name in chosen}
+    pulled = [name for name in built.partition.names(*SHARED) if name in chosen] if phase.proximal else []
+    steppers = [_fused(optimizer, leaves[name]) for name, optimizer in chosen.items()]
+    loss_of, share = phase.loss or built.method.loss, built.method.share
+    total = 0.0
+    for batch in batches:
+        losses = loss_of(lambda given, rows: model_output(built, given, rows), {**parameters, **leaves}, batch)
+        total += float(losses.detach().sum())
+        shares = torch.ones_like(losses) if share is None else batch[share].to(losses)
+        for leaf in leaves.values():
+            leaf.grad = None
+        objective = (losses * shares).sum() / shares.sum()
+        if objective.requires_grad:
+            objective.backward()
+        for name in pulled:
+            leaf = leaves[name]
+            pull = (leaf.detach() - anchor[name]).mul_(phase.proximal)
+            leaf.grad = pull if leaf.grad is None else leaf.grad.add_(pull)
+        for stepper in steppers:
+            stepper.step()
+    return {name: leaf.detach() for name, leaf in leaves.items()}, total
+
+
+def _fused(optimizer: Optimizer, leaf: Tensor) -> torch.optim.Optimizer:
+    if isinstance(optimizer, Adam):
+        betas = (optimizer.beta1, optimizer.beta2)
+        return torch.optim.Adam([leaf], lr=optimizer.rate, betas=betas, eps=optimizer.epsilon, fused=True)
+    return torch.optim.SGD([leaf], lr=optimizer.rate, momentum=optimizer.momentum, fused=True)

@@ -1,0 +1,62 @@
+"""Meta-Learning, as FedPerC compares itself with it (Silva, Tambwekar and Gombolay, 2022, section 4, appendix B).
+
+"For our Meta-Learning baseline, the last layer is unfrozen and all users jointly update this final output layer (note:
+there is no dedicated context head in this approach)"; at home, the shared head is fine-tuned. Over the last hidden
+state h of a frozen language model:
+
+    logits = h W'        W is everybody's; at home, a copy of W that has been trained further
+
+| paper | here |
+|---|---|
+| W, the shared model head | `head.weight`, FEDERATED |
+| theta, the language model without its last layer | `backbone.*`, FROZEN |
+| local updates, data points per training pass | `local_steps`, `batch` |
+
+1. In spite of its name nothing is learned about learning (as in Finn et al., 2017): it is FedAvg on the head with
+   FedProx, then fine-tuning, which is what the paper describes.
+2. An utterance is read behind the token that begins a text, where FedPerC has its prefix.
+"""
+
+from __future__ import annotations
+
+from homespun.core.method import Adam, Method, Phase, Task
+from homespun.core.roles import Role
+from homespun.methods.fedperc import loss
+from homespun.models.heads import HeadSettings, SharedHead, server_rule
+from homespun.models.pretrained import load_pretrained
+from homespun.models.utterances import encode
+
+
+class Settings(HeadSettings):
+    pass
+
+
+# Everybody every round, 60/20/20 (section 4.1). The server's state is a whole head, with FedAdam three of them: it is
+# not written every round.
+RUN = {"cohort": "all", "fractions": (0.6, 0.2, 0.2), "commit_every": 10}
+
+# Sizes at which the contract is checked in seconds
+SMALL = {"length": 12, "local_steps": 2, "batch": 3, "personalize_steps": 2}
+
+
+def method(settings: Settings, task: Task) -> Method:
+    pretrained = load_pretrained(settings.base)
+    together = {"head.weight": Adam(settings.rate)}
+    at_home = {"head.weight": Adam(settings.rate if settings.personalize_rate is None else settings.personalize_rate)}
+    return Method(
+        name="meta_learning",
+        version=1,
+        settings=settings,
+        task=task,
+        build=lambda: SharedHead(pretrained),
+        rules=[("head.weight", Role.FEDERATED), ("backbone.*", Role.FROZEN)],
+        encode=lambda examples: encode(examples.texts, examples.contexts, pretrained, length=settings.length, prefix=1),
+        loss=loss,
+        phases=(Phase(trains=together, batch=settings.batch, steps=settings.local_steps, proximal=settings.proximal),),
+        personalize=(Phase(trains=at_home, batch=settings.batch, steps=settings.personalize_steps),),
+        server=server_rule(settings),
+        weight=lambda examples: float(examples > 0),
+        share="length",
+        predicts="text",
+        built_on=pretrained.fingerprint,
+    )

@@ -1,0 +1,79 @@
+"""Split-Learning, as FedPerC compares itself with it (Silva, Tambwekar and Gombolay, 2022, section 4, appendix B).
+
+"Our Split-Learning baseline assigns a unique model head to each user and to each context, and each user only updates
+their own model head and the contexts that they use." Over the last hidden state h of a frozen language model:
+
+    logits = (h A_d' + h B_c') / 2        A_d stays with person d, B_c is shared by everybody in context c
+
+| paper | here |
+|---|---|
+| A_d, personal model head | `personal.head`, PRIVATE |
+| B_c, context model heads | a row of `context.heads`, KEYED |
+| theta, the language model without its last layer | `backbone.*`, FROZEN |
+| local updates, data points per training pass | `local_steps`, `batch` |
+
+1. The paper does not say how the two heads act together; here their logits are averaged, and both start as the
+   pre-trained head, so that before any training this is the pre-trained model itself.
+2. The paper does not say where a new user's head starts; here, too, as the pre-trained one.
+3. An utterance is read behind the token that begins a text, where FedPerC has its prefix.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import NonNegativeFloat
+from torch import Tensor
+
+from homespun.core.messages import Broadcast
+from homespun.core.method import Adam, Method, Phase, Task
+from homespun.core.roles import Role
+from homespun.methods.fedperc import loss
+from homespun.models.heads import HeadSettings, SplitHeads, output_head, server_rule
+from homespun.models.pretrained import load_pretrained
+from homespun.models.utterances import encode
+
+
+class Settings(HeadSettings):
+    personal_rate: NonNegativeFloat | None = None  # of the head of one's own; None: the context's
+
+
+# Everybody every round, 60/20/20 (section 4.1). A head of one's own is 8 MB with `tiny`, so that a commit writes 150 MB
+# for 19 users: rarely, then. Whoever is interrupted loses nine rounds at most.
+RUN = {"cohort": "all", "fractions": (0.6, 0.2, 0.2), "commit_every": 10}
+
+# Sizes at which the contract is checked in seconds
+SMALL = {"length": 12, "local_steps": 2, "batch": 3, "personalize_steps": 2}
+
+
+def method(settings: Settings, task: Task) -> Method:
+    pretrained = load_pretrained(settings.base)
+    personal_rate = settings.rate if settings.personal_rate is None else settings.personal_rate
+    rates = {"personal.head": personal_rate, "context.heads": settings.rate}
+    together = {name: Adam(rate) for name, rate in rates.items()}
+    at_home = {
+        name: Adam(rate if settings.personalize_rate is None else settings.personalize_rate)
+        for name, rate in rates.items()
+    }
+
+    def new_private(_: torch.Generator, __: Broadcast) -> dict[str, Tensor]:
+        return {"personal.head": output_head(pretrained)}
+
+    return Method(
+        name="split_learning",
+        version=1,
+        settings=settings,
+        task=task,
+        build=lambda: SplitHeads(pretrained, contexts=max(task.contexts, 1)),
+        rules=[("personal.head", Role.PRIVATE), ("context.heads", Role.KEYED), ("backbone.*", Role.FROZEN)],
+        encode=lambda examples: encode(examples.texts, examples.contexts, pretrained, length=settings.length, prefix=1),
+        loss=loss,
+        phases=(Phase(trains=together, batch=settings.batch, steps=settings.local_steps, proximal=settings.proximal),),
+        personalize=(Phase(trains=at_home, batch=settings.batch, steps=settings.personalize_steps),),
+        new_private=new_private,
+        server=server_rule(settings),
+        weight=lambda examples: float(examples > 0),
+        share="length",
+        keys={"context.heads": "context"},
+        predicts="text",
+        built_on=pretrained.fingerprint,
+    )

@@ -1,0 +1,222 @@
+"""Output heads over a frozen language model: [BOS ++ utterance] -> the loss of every token.
+
+A batch holds `tokens` [n, L], `length` [n] and, where it matters, `context` [n]; the output is [n, L], as in
+`models/language.py`. Two things make it fast. The backbone stands still, so what it makes of an utterance is worked
+out once and kept. And only real tokens meet a head: all of a batch as one matrix [T, width], without padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from pydantic import NonNegativeFloat, PositiveInt
+from torch import Tensor, nn
+
+from homespun.core import settings as core_settings
+from homespun.core.errors import InputError
+from homespun.core.server import Denominator, FedAdam, FedAvg
+from homespun.models.pretrained import Pretrained
+
+# A batch of always the same shape, so that an utterance's features do not depend on who is read with it, to the bit:
+# whether they are remembered, and from which batch, then changes no number.
+GROUP, STRIDE = 4, 8  # utterances read together; their length is a multiple of this
+MEMO_BYTES = 2**30  # of features kept in each process: a million tokens at width 256
+ROWS = 128  # tokens whose logits are worked out together: 4 MB with 8192 words
+
+
+class HeadSettings(core_settings.Settings):
+    """What methods that train output heads have in common; the names and values are FedPerC's."""
+
+    base: str = "tiny"  # tiny, smollm2, a folder, or a name on the hub
+    length: PositiveInt = 64  # tokens read of an utterance
+
+    # Local training (appendix B)
+    local_steps: PositiveInt = 10
+    batch: PositiveInt = 15
+    rate: NonNegativeFloat = 1e-3
+    proximal: NonNegativeFloat = 1.0
+
+    # The server
+    server: Literal["fedavg", "fedadam"] = "fedavg"
+    server_rate: NonNegativeFloat | None = None
+    over: Denominator = "cohort"  # a context's change is averaged over everybody, or over who was in it
+
+    # At home, after training
+    personalize_steps: PositiveInt = 15
+    personalize_rate: NonNegativeFloat | None = None  # None: as in training
+
+
+def server_rule(settings: HeadSettings) -> FedAvg | FedAdam:
+    rate = {} if settings.server_rate is None else {"rate": settings.server_rate}
+    return FedAdam(over=settings.over, **rate) if settings.server == "fedadam" else FedAvg(over=settings.over, **rate)
+
+
+class SharedHead(nn.Module):
+    """One head for everybody: Meta-Learning."""
+
+    def __init__(self, pretrained: Pretrained) -> None:
+        super().__init__()
+        require_plain_head(pretrained)
+        self.backbone = pretrained.model.base_model
+        self.reader = Reader(pretrained.bos, pretrained.positions)
+        self.head = nn.ParameterDict({"weight": output_head(pretrained)})
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        read = self.reader.read(self.backbone, batch)
+        return read.spread(token_losses(read.hidden, self.head["weight"], targets=read.targets))
+
+
+class SplitHeads(nn.Module):
+    """A head of one's own and one for each context, their logits averaged: Split-Learning."""
+
+    def __init__(self, pretrained: Pretrained, *, contexts: int) -> None:
+        super().__init__()
+        require_plain_head(pretrained)
+        self.backbone = pretrained.model.base_model
+        self.reader = Reader(pretrained.bos, pretrained.positions)
+        head = output_head(pretrained)
+        self.personal = nn.ParameterDict({"head": head})
+        self.context = nn.ParameterDict({"heads": head.expand(contexts, -1, -1)})
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        read = self.reader.read(self.backbone, batch)
+        context = batch["context"].long().repeat_interleave(batch["length"])  # of every token
+        losses, places = [], []
+        for one in context.unique().tolist():
+            rows = (context == one).nonzero()[:, 0]
+            # Averaging logits is averaging heads: h A' / 2 + h B' / 2 = h ((A + B) / 2)'. One product, not two.
+            head = (self.personal["head"] + self.context["heads"][one]) / 2
+            losses.append(token_losses(read.hidden[rows], head, targets=read.targets[rows]))
+            places.append(rows)
+        return read.spread(torch.cat(losses)[torch.cat(places).argsort()] if losses else read.hidden[:, 0])
+
+
+def output_head(pretrained: Pretrained) -> Tensor:
+    """A copy of the pre-trained head [vocabulary, width], no longer tied to the word embeddings."""
+    return pretrained.model.get_output_embeddings().weight.detach().clone()
+
+
+def require_plain_head(pretrained: Pretrained) -> None:
+    """Raise unless the logits are the product of the last hidden state and the output head."""
+    model, first = pretrained.model, torch.tensor([[pretrained.bos]])
+    with torch.no_grad():
+        expected = model(input_ids=first).logits
+        found = model.base_model(input_ids=first).last_hidden_state @ model.get_output_embeddings().weight.T
+    if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3):
+        raise InputError(
+            f"base model {pretrained.name!r}: its logits are more than its last hidden state times its output head (a "
+            "bias, a scale or a cap), so a head of one's own cannot take that one's place. Use another base model."
+        )
+
+
+@dataclass(frozen=True)
+class Read:
+    """A batch as the heads see it: its real tokens in a row."""
+
+    hidden: Tensor  # [T, width]: what the backbone knows before each token
+    targets: Tensor  # [T]: the token
+    real: Tensor  # [n, L]: where it stands in the batch
+
+    def spread(self, losses: Tensor) -> Tensor:
+        """Every token's loss back at its place, zero elsewhere."""
+        return losses.new_zeros(self.real.shape).masked_scatter(self.real, losses)
+
+
+@dataclass
+class Reader:
+    """What a frozen backbone makes of utterances. It remembers: the caller's backbone has to be the same every time.
+
+    When the memory is full, what is not in it is worked out each time it is met: examples come round in turn, so
+    making room for the latest would forget just what comes next.
+    """
+
+    bos: int
+    positions: int
+    limit_bytes: int = MEMO_BYTES
+    kept: dict[bytes, Tensor] = field(default_factory=dict)
+    kept_bytes: int = 0
+
+    def read(self, backbone: Any, batch: Mapping[str, Tensor]) -> Read:
+        tokens, length = batch["tokens"], batch["length"]
+        real = torch.arange(tokens.shape[1]) < length[:, None]
+        texts = [row[:count] for row, count in zip(tokens.numpy(), length.tolist(), strict=True)]
+        keys = [text.tobytes() for text in texts]
+        unseen = {key: torch.from_numpy(text) for key, text in zip(keys, texts, strict=True) if key not in self.kept}
+        new = dict(zip(unseen, self._features(backbone, list(unseen.values())), strict=True))
+        self._keep(new)
+        hidden = [new[key] if key in new else self.kept[key] for key in keys]
+        width = backbone.get_input_embeddings().weight.shape[1]
+        return Read(torch.cat(hidden) if hidden else torch.zeros(0, width), tokens[real].long(), real)
+
+    def _keep(self, features: Mapping[bytes, Tensor]) -> None:
+        for key, hidden in features.items():
+            size = hidden.nbytes + len(key)
+            if self.kept_bytes + size <= self.limit_bytes:
+                self.kept[key] = hidden
+                self.kept_bytes += size
+
+    def _features(self, backbone: Any, texts: Sequence[Tensor]) -> list[Tensor]:
+        """The last hidden states [length, width] of [BOS ++ all but the last token], text by text."""
+        found: dict[int, Tensor] = {}
+        room = [min(-(-len(text) // STRIDE) * STRIDE, self.positions) for text in texts]
+        for longest in sorted(set(room)):
+            places = [place for place, size in enumerate(room) if size == longest]
+            for start in range(0, len(places), GROUP):
+                some = places[start : start + GROUP]
+                inputs = torch.zeros(GROUP, longest, dtype=torch.int64)
+                inputs[:, 0] = self.bos
+                for row, place in enumerate(some):
+                    inputs[row, 1 : len(texts[place])] = texts[place][:-1]
+                # No mask: what is read is never behind the filler.
+                with torch.no_grad():
+                    states = backbone(input_ids=inputs, use_cache=False).last_hidden_state
+                found |= {place: states[row, : len(texts[place])].clone() for row, place in enumerate(some)}
+        return [found[place] for place in range(len(texts))]
+
+
+def token_losses(hidden: Tensor, head: Tensor, *, targets: Tensor) -> Tensor:
+    """-log softmax(hidden head')[target] [T]; the hidden states are given, not trained."""
+    losses: Tensor = _TokenLosses.apply(hidden, head, targets)
+    return losses
+
+
+class _TokenLosses(torch.autograd.Function):
+    """Cross-entropy over a head, a few rows at a time, so that logits are in the cache when they are next needed and
+    an evaluation never holds those of all its tokens. Training keeps each row's probabilities for the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+        trains = ctx.needs_input_grad[1]
+        losses, kept = hidden.new_empty(len(hidden)), []
+        for rows in _blocks(len(hidden)):
+            scores = hidden[rows] @ head.T
+            scores.sub_(scores.amax(dim=1, keepdim=True))
+            picked = scores.gather(1, targets[rows, None])
+            scores.exp_()
+            total = scores.sum(dim=1, keepdim=True)
+            losses[rows] = (total.log() - picked)[:, 0]
+            if trains:
+                kept.append(scores.div_(total))
+        ctx.save_for_backward(hidden, targets, *kept)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[None, Tensor | None, None]:
+        # d loss / d head = (p - [target])' hidden
+        hidden, targets, *kept = ctx.saved_tensors
+        gradient: Tensor | None = None
+        for rows, probabilities in zip(_blocks(len(hidden)), kept, strict=True):
+            outer = upstream[0][rows, None]
+            scores = (probabilities * outer).scatter_add_(1, targets[rows, None], -outer)
+            if gradient is None:
+                gradient = scores.T @ hidden[rows]
+            else:
+                gradient.addmm_(scores.T, hidden[rows])
+        return None, gradient, None
+
+
+def _blocks(count: int) -> list[slice]:
+    return [slice(start, start + ROWS) for start in range(0, count, ROWS)]
