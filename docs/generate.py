@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from homespun.experiment import read_results
-from homespun.report.outcomes import seeds_of
+from homespun.report.outcomes import folds_of, seeds_of
 from homespun.report.tables import central_tables, markdown_table
 
 MARKED = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
@@ -26,10 +26,11 @@ def section(name: str) -> str:
         pair = f"{results['similarity'][0]['left']} and {results['similarity'][0]['right']}"
         shown = ", ".join(f"{value:.3f}" for value in values)
         parts.append(f"Rank correlation of the distances between users, {pair}, by seed: {shown}.")
-    seeds = len(seeds_of(results))
+    folds = folds_of(results)
+    runs = f"{len(seeds_of(results))} seeds" + (f" of {folds} folds" if folds else "")
     facts = results["data"]["check"]
     parts.append(
-        f"{facts['users']} participants, {facts['examples']} examples, {seeds} seeds; "
+        f"{facts['users']} participants, {facts['examples']} examples, {runs}; "
         + ", ".join(f"{key} {value}" for key, value in results["versions"].items())
         + "."
     )

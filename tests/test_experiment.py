@@ -49,7 +49,7 @@ def experiment(**more):
         name="small",
         data=DataSettings(source="dialects", settings={"users": 5, "examples": 10}),
         settings={"rounds": 1, "workers": 0, "withheld": 2 / 5},
-        configurations={"furl": {"method": "furl", "settings": SMALL}},
+        configurations={"furl": {"method": "furl", "settings": {**SMALL, "personalize_epochs": 1}}},
         **more,
     )
 
@@ -101,7 +101,7 @@ def test_fold_after_fold_everybody_is_withheld_once(tmp_path):
     tested = [np.mean([run["test"]["value"] for run in runs if run["seed"] == seed]) for seed in (0, 1)]
     assert made["test"]["value"]["mean"] == pytest.approx(np.mean(tested))
     assert found["differences"] is None  # labels
-    assert "2 seeds · 3 folds" in markdown(found)
+    assert "5 newcomers · 3 folds · 2 seeds" in markdown(found)
     train_all(chosen, tmp_path, shown)
     assert len(shown.titles) == 6  # nothing is trained again
 

@@ -355,13 +355,13 @@ def control_summary(controls: Sequence[Mapping[str, Any]], seeds: Sequence[int])
 
 def maps(run: Run) -> dict[str, Any] | None:
     """Users' own vectors in the plane, by PCA and t-SNE, with what is known to color them by."""
-    from sklearn.decomposition import PCA  # takes a second, and only finished runs need it
-    from sklearn.manifold import TSNE
-
     positions = sample_users(run.federation, at_most=MAPPED_USERS, seed=run.settings.seed)
     vectors = user_vectors(run, positions)
     if vectors is None or len(vectors) < 5 or not np.ptp(vectors, axis=0).any():  # all at one point
         return None
+    from sklearn.decomposition import PCA  # takes a second, and only finished runs need it
+    from sklearn.manifold import TSNE
+
     perplexity = min(30.0, (len(vectors) - 1) / 3)
     flat = TSNE(perplexity=perplexity, random_state=run.settings.seed, init="pca").fit_transform(vectors)
     spread = PCA(n_components=min(2, vectors.shape[1]), random_state=0).fit_transform(vectors)

@@ -89,6 +89,20 @@ def test_differences_are_signed_and_bold_where_the_interval_excludes_zero() -> N
     assert difference_table(single()) is None
 
 
+def test_a_difference_that_reads_as_zero_is_none() -> None:
+    results = text_results()
+    results["differences"]["configurations"]["shared"]["test"] = {"percent": -0.002, "low": -0.004, "high": -0.001}
+    found = difference_table(results)
+    assert found is not None
+    assert (found.rows[0][1].text, found.rows[0][1].best) == ("0.00 [0.00, 0.00]", False)
+
+
+def test_values_that_read_the_same_are_equally_good() -> None:
+    found = text_results()
+    found["configurations"]["shared"]["summary"]["test"] = perplexity(50.001)
+    assert [row[1].best for row in outcomes.main_table(found).rows] == [True, True, False]
+
+
 def test_the_headings_read_right() -> None:
     report = markdown(text_results())
     assert "## FedPerC does best: perplexity 50.00 on the test set\n" in report
@@ -131,6 +145,7 @@ def test_values_that_differ_by_a_large_factor_stand_on_a_logarithmic_axis() -> N
         run["curve"][0]["value"] = 50_000.0
     axis = figures(page(found))["curves-0"]["layout"]["yaxis"]
     assert axis["type"] == "log"
+    assert {"50", "500", "50,000"} <= set(axis["ticktext"])
     assert axis["range"][1] == pytest.approx(4.7 + 0.05 * 3, abs=0.1)
 
 
@@ -155,7 +170,7 @@ def test_the_folds_of_a_seed_count_once() -> None:
     for configuration in found["configurations"].values():
         configuration["runs"] = [{**run, "fold": fold} for run in configuration["runs"] for fold in range(3)]
     report = markdown(found)
-    assert "2 seeds · 3 folds" in report
+    assert "7 newcomers · 3 folds · 2 seeds" in report
     assert "Mean ± standard deviation over 2 seeds." in report
     assert "7 people were withheld in one of 3 folds each" in report
     assert "3 folds withhold everybody once" in samples.sample_tables(found)[1].note

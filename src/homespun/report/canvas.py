@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
-from math import log10
+from math import ceil, floor, log10
 from typing import Any, Literal
 
 import plotly.graph_objects as go
@@ -74,12 +74,21 @@ def fit_values(figure: go.Figure, metric: Metric, *, axis: Literal["x", "y"] = "
     update = figure.update_yaxes if axis == "y" else figure.update_xaxes
     if not metric.percent and low > 0 and high / low > LARGE_FACTOR:
         margin = 0.05 * log10(high / low)
-        update(type="log", range=[log10(low) - margin, log10(high) + margin], dtick="D2")
+        ticks = _round_numbers(low, high)
+        names = [f"{tick:,}" for tick in ticks]  # whole: plotly would write 50,000 as a small 5
+        update(type="log", range=[log10(low) - margin, log10(high) + margin], tickvals=ticks, ticktext=names)
         return
-    least = 10.0 if metric.percent else 0.1 * abs(high)
+    least = 10.0 if metric.percent else 0.05 * abs(high)
     lacking = max(0.0, least - (high - low)) / 2
     margin = 0.05 * max(least, high - low)
     update(range=[low - lacking - margin, high + lacking + margin])
+
+
+def _round_numbers(low: float, high: float) -> list[int | float]:
+    """1, 2, 5, 10, 20 ...; powers of ten alone where that would be many."""
+    first, last = floor(log10(low)), ceil(log10(high))
+    steps = (1, 2, 5) if last - first < 5 else (1,)
+    return [step * (10**power if power >= 0 else 10.0**power) for power in range(first, last + 1) for step in steps]
 
 
 def _extent(trace: Any, axis: str) -> list[float]:

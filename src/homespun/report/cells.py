@@ -154,9 +154,12 @@ def shorten(text: Any, longest: int = LONGEST) -> str:
 
 
 def mark_best(cells: Sequence[Cell], values: Sequence[float | None], metric: Metric) -> list[Cell]:
-    """Mark the best of several values beside or below each other, unless all are the same."""
+    """Mark the best of several values beside or below each other, unless all are the same.
+
+    Values that read the same are the same: a difference nobody sees makes none of them better.
+    """
     known = [value for value in values if value is not None]
-    if len(set(known)) < 2:
+    if len({metric.text(value) for value in known}) < 2:
         return list(cells)
-    best = min(known, key=metric.best_first)
-    return [replace(cell, best=value == best) for cell, value in zip(cells, values, strict=True)]
+    best = metric.text(min(known, key=metric.best_first))
+    return [replace(cell, best=metric.text(value) == best) for cell, value in zip(cells, values, strict=True)]

@@ -8,6 +8,7 @@ from typing import Any
 from homespun.report.cells import MISSING, Cell, Column, Table, finite, table
 from homespun.report.outcomes import CONTROLS, title_of
 
+DIGITS = 2
 WHO = {
     "test": "Known users, as trained",
     "adapted": "Known users, all own samples",
@@ -28,8 +29,8 @@ def difference_table(results: Mapping[str, Any]) -> Table | None:
     cells = [[Cell(title), *(_cell(one.get(who)) for who in shown)] for title, one in rows]
     note = (
         f"By how many percent the perplexity with {ours} is higher (+) or lower (−, better), and in brackets the "
-        "interval that holds 95 % of the differences when users are drawn again, with replacement. All seeds "
-        "together; a user is drawn with all their utterances. The interval says what other users might have given, "
+        "interval that holds 95 % of the differences when users are drawn again, with replacement. A "
+        "user is drawn with all utterances of all runs. The interval says what other users might have given, "
         "not what another training would. Bold: it excludes zero."
     )
     if any(cell.text == MISSING for row in cells for cell in row):
@@ -43,8 +44,10 @@ def _cell(found: Mapping[str, Any] | None) -> Cell:
         return Cell(MISSING)
     if low is None or high is None:
         return Cell(_signed(middle))
-    return Cell(f"{_signed(middle)} [{_signed(low)}, {_signed(high)}]", best=low > 0 or high < 0)
+    excludes_zero = round(low, DIGITS) > 0 or round(high, DIGITS) < 0  # as it reads
+    return Cell(f"{_signed(middle)} [{_signed(low)}, {_signed(high)}]", best=excludes_zero)
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")
+    text = f"{value:+.{DIGITS}f}"
+    return text.replace("-", "−") if round(value, DIGITS) else text[1:]

@@ -38,16 +38,16 @@ def data_table(results: Mapping[str, Any]) -> Table:
     data = results.get("data") or {}
     seen = data.get("check") or {}
     inspected = f" (from {count(seen.get('inspected_users'))} users, sampled)" if seen.get("sampled") else ""
-    per_user = seen.get("examples_per_user") or {}
+    per_user, folds = seen.get("examples_per_user") or {}, folds_of(results)
     facts = [
         ("Corpus", shorten(data.get("name", MISSING))),
         ("Source", shorten(data.get("source", MISSING))),
         ("Settings", _value(data.get("settings") or None)),
         ("Columns", _value(data.get("columns") or None)),
         ("Fingerprint", shorten(data.get("fingerprint", MISSING), 17)),
-        ("Participants", count(data.get("users"))),
+        ("Participants of the first fold" if folds else "Participants", count(data.get("users"))),
         ("Newcomers, never in training", count(data.get("newcomers"))),
-        *([("Folds, each with other newcomers", count(folds))] if (folds := folds_of(results)) else []),
+        *([("Folds, each with other newcomers", count(folds))] if folds else []),
         ("Evaluated", sampled_users(results) or "all users with examples to spare"),
         ("Examples", count(seen.get("examples")) + inspected),
         ("Examples per user", _quantiles(per_user)),

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from homespun.report.canvas import GROUP_COLORS, OTHER_COLOR, Key, Plot, empty_figure, plain
 from homespun.report.cells import count, finite, shorten
-from homespun.report.outcomes import seeds_of, title_of
+from homespun.report.outcomes import folds_of, seeds_of, title_of
 
 NAMED = len(GROUP_COLORS)  # so many groups or labels have a colour, the others are grey
 LEGENDS = {
@@ -54,7 +54,8 @@ def map_plots(results: Mapping[str, Any]) -> list[Plot]:
 
 def _first_of_several(results: Mapping[str, Any]) -> str:
     seeds = seeds_of(results)
-    return f", seed {seeds[0]}" if len(seeds) > 1 else ""
+    fold = ", fold 0" if folds_of(results) else ""
+    return (f", seed {seeds[0]}" if len(seeds) > 1 else "") + fold
 
 
 def _who(drawn: Mapping[str, Any]) -> str:

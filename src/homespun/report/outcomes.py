@@ -165,7 +165,7 @@ def users_table(results: Mapping[str, Any]) -> Table:
         Column("Users", number=True),
     ]
     order = "from best to worst served" if metric.lower_is_better else "from worst to best served"
-    note = f"The 10th, 25th ... of every 100 users, {order}; all seeds together."
+    note = f"The 10th, 25th ... of every 100 users, {order}; all runs together."
     return table(columns, rows, caption=f"How {metric.title} is spread over users", note=note, folded=True)
 
 

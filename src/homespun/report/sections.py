@@ -27,13 +27,13 @@ def report_title(results: Mapping[str, Any]) -> str:
 
 def subtitle(results: Mapping[str, Any]) -> str:
     data = results.get("data") or {}
-    seeds = outcomes.seeds_of(results)
+    seeds, folds = outcomes.seeds_of(results), outcomes.folds_of(results)
     parts = [
         f"corpus {shorten(data.get('name', '?'))}",
-        f"{count(data.get('users'))} participants",
+        "" if folds else f"{count(data.get('users'))} participants",
         f"{count(data['newcomers'])} newcomers" if data.get("newcomers") else "",
+        f"{folds} folds" if folds else "",
         f"{len(seeds)} seeds" if len(seeds) > 1 else "1 seed",
-        f"{folds} folds" if (folds := outcomes.folds_of(results)) else "",
         f"homespun {shorten((results.get('versions') or {}).get('homespun', '?'))}",
     ]
     return " · ".join(part for part in parts if part)
