@@ -12,32 +12,25 @@ import sys
 from pathlib import Path
 
 from homespun.experiment import read_results
-from homespun.report.tables import main_table, newcomer_table
+from homespun.report.outcomes import folds_of, seeds_of
+from homespun.report.tables import central_tables, markdown_table
 
 MARKED = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 
 
-def markdown_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [header, ("---", *["---:"] * (len(header) - 1)), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def section(name: str) -> str:
     results = read_results(Path("runs") / name)
-    parts = []
-    for made in (main_table(results), newcomer_table(results)):
-        if made is not None:
-            title, header, rows = made
-            parts.append(f"**{title}**\n\n{markdown_table(tuple(header), [tuple(row) for row in rows])}")
+    parts = [f"**{title}**\n\n{markdown_table(table)}" for title, table in central_tables(results)]
     if results["similarity"]:
         values = [one["correlation"] for one in results["similarity"]]
         pair = f"{results['similarity'][0]['left']} and {results['similarity'][0]['right']}"
         shown = ", ".join(f"{value:.3f}" for value in values)
         parts.append(f"Rank correlation of the distances between users, {pair}, by seed: {shown}.")
-    seeds = len(next(iter(results["configurations"].values()))["runs"])
+    folds = folds_of(results)
+    runs = f"{len(seeds_of(results))} seeds" + (f" of {folds} folds" if folds else "")
     facts = results["data"]["check"]
     parts.append(
-        f"{facts['users']} participants, {facts['examples']} examples, {seeds} seeds; "
+        f"{facts['users']} participants, {facts['examples']} examples, {runs}; "
         + ", ".join(f"{key} {value}" for key, value in results["versions"].items())
         + "."
     )

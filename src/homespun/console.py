@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from homespun.report.cells import metric_named
 from homespun.run import RoundRecord, Run
 from homespun.training import Evaluated
 
@@ -71,7 +72,7 @@ class Reporter:
     def _note(self, event: RoundRecord | Evaluated) -> str:
         if isinstance(event, Evaluated):
             metric, value = event.evaluation.headline
-            self._latest = "" if isnan(value) else f"{metric} {100 * value:.1f} %"
+            self._latest = "" if isnan(value) else f"{metric} {metric_named(metric).said(value)}"
             return self._latest
         return f"loss {event.loss:.3f}" + (f", {self._latest}" if self._latest else "")
 

@@ -1,7 +1,8 @@
 """Several configurations on one corpus, over several seeds, side by side.
 
 An experiment is a small TOML file; the folder it runs into holds one run folder per configuration and
-seed, so a kill costs at most one round, and the same command goes on.
+seed, so a kill costs at most one round, and the same command goes on. With folds there is one per fold of
+a seed: fold after fold, everybody is withheld once.
 """
 
 from __future__ import annotations
@@ -9,19 +10,24 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
+from functools import reduce
+from operator import getitem
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-from pydantic import Field, StringConstraints
+from pydantic import Field, PositiveInt, StringConstraints
 
 from homespun.core.errors import SettingsError
 from homespun.core.method import method_module
 from homespun.core.settings import Settings, parse
 from homespun.data.check import check
 from homespun.data.federation import Federation
-from homespun.data.splits import sample_users
+from homespun.data.splits import Subset, sample_users, withhold
+from homespun.evaluation import language
 from homespun.evaluation.metrics import majority, mean_and_deviation
+from homespun.evaluation.pooling import COLUMNS, averaged, joined, summed_by_user
 from homespun.files import SCHEMA, DataSettings, read_json, versions, write_json
 from homespun.run import RoundRecord, Run, RunSettings
 from homespun.training import (
@@ -31,6 +37,7 @@ from homespun.training import (
     reopen,
     results,
     separate_settings,
+    tested_part,
     training,
     user_vectors,
 )
@@ -39,6 +46,8 @@ RESULTS_FILE = "results.json"
 Event: TypeAlias = RoundRecord | Evaluated
 Following: TypeAlias = Callable[[Run, str], AbstractContextManager[Callable[[Event], None]]]
 MAPPED_USERS = 500  # at most so many points on a map
+COMPARED = ("test", "adapted", "newcomers")  # whom a difference is stated for
+T = TypeVar("T")
 
 
 # It becomes the name of a folder.
@@ -51,12 +60,37 @@ class Configuration(Settings):
     settings: dict[str, Any] = Field(default_factory=dict)  # of the method and of the run
 
 
+class Draw(NamedTuple):
+    """What is random about a run: its seed and, with folds, who is withheld."""
+
+    seed: int
+    fold: int | None = None
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}" + ("" if self.fold is None else f", fold {self.fold}")
+
+    @property
+    def folder(self) -> str:
+        return f"seed-{self.seed}" + ("" if self.fold is None else f"-fold-{self.fold}")
+
+    @property
+    def settings(self) -> dict[str, int]:
+        return {"seed": self.seed} if self.fold is None else {"seed": self.seed, "fold": self.fold}
+
+
 class Experiment(Settings):
     name: str
     data: DataSettings
     seeds: tuple[int, ...] = (0,)
+    folds: PositiveInt | None = None  # of every seed; None: its newcomers are one random draw
     settings: dict[str, Any] = Field(default_factory=dict)  # of every run
     configurations: dict[ConfigurationName, Configuration]
+
+    @property
+    def draws(self) -> list[Draw]:
+        """The runs of every configuration."""
+        folds = [None] if self.folds is None else range(self.folds)
+        return [Draw(seed, fold) for seed in self.seeds for fold in folds]
 
 
 def read_experiment(path: Path) -> Experiment:
@@ -70,8 +104,8 @@ def read_experiment(path: Path) -> Experiment:
     return made.model_copy(update={"data": made.data.resolved()})
 
 
-def run_folder(folder: Path, configuration: str, seed: int) -> Path:
-    return folder / "runs" / configuration / f"seed-{seed}"
+def run_folder(folder: Path, configuration: str, draw: Draw) -> Path:
+    return folder / "runs" / configuration / draw.folder
 
 
 def train_all(experiment: Experiment, folder: Path, following: Following) -> None:
@@ -81,13 +115,14 @@ def train_all(experiment: Experiment, folder: Path, following: Following) -> Non
     """
     check_settings(experiment)
     federation = experiment.data.load()
-    for seed in experiment.seeds:
+    check_folds(experiment, federation)
+    for draw in experiment.draws:
         for name, configuration in experiment.configurations.items():
-            place, title = run_folder(folder, name, seed), configuration.title or name
-            with open_configuration(experiment, configuration, federation, place, seed) as run:
+            place, title = run_folder(folder, name, draw), configuration.title or name
+            with open_configuration(experiment, configuration, federation, place=place, draw=draw) as run:
                 if run.state.round >= run.total_rounds and (place / RESULTS_FILE).exists():
                     continue
-                with following(run, f"{title}, seed {seed}") as show:
+                with following(run, f"{title}, {draw}") as show:
                     for event in training(run):
                         show(event)
                 write_results(place, single_results(run, experiment.data, title=title))
@@ -102,17 +137,28 @@ def check_settings(experiment: Experiment) -> None:
         parse(method_module(configuration.method).Settings, method, where=f"configuration {name}")
 
 
+def check_folds(experiment: Experiment, federation: Federation) -> None:
+    """The last fold is drawn before the first trains: one too many would be found hours later."""
+    if experiment.folds is None:
+        return
+    for configuration in experiment.configurations.values():
+        values = {**experiment.settings, **configuration.settings}
+        run = RunSettings(**separate_settings(configuration.method, values)[0])
+        withhold(federation, share=run.withheld, seed=experiment.seeds[0], fold=experiment.folds - 1)
+
+
 def open_configuration(
-    experiment: Experiment, configuration: Configuration, federation: Federation, place: Path, seed: int
+    experiment: Experiment, configuration: Configuration, federation: Federation, *, place: Path, draw: Draw
 ) -> Run:
-    settings = {**experiment.settings, **configuration.settings, "seed": seed}
+    settings = {**experiment.settings, **configuration.settings, **draw.settings}
     return prepare(configuration.method, federation, folder=place, settings=settings, data=experiment.data)
 
 
 def single_results(run: Run, data: DataSettings, *, title: str) -> dict[str, Any]:
     """`results.json` of one run: a comparison with one configuration and one seed."""
     found = controls_of(run)
-    one = {**results(run), "seed": run.settings.seed, "maps": maps(run)}
+    drawn = {"seed": run.settings.seed, "fold": run.settings.fold}
+    one = {**results(run), **drawn, "positions": positions(run), "maps": maps(run)}
     described = {**describe(run.federation, data), "newcomers": len(run.newcomers.users)}
     return assemble(title, described, configurations={run.method.name: (title, [one])}, controls=[found])
 
@@ -124,16 +170,24 @@ def collect(experiment: Experiment, folder: Path) -> dict[str, Any]:
     first: dict[str, Any] = {}
     for name, configuration in experiment.configurations.items():
         runs = []
-        for seed in experiment.seeds:
-            single = read_results(run_folder(folder, name, seed))
+        for draw in experiment.draws:
+            single = read_results(run_folder(folder, name, draw))
             (only,) = single["configurations"].values()
             runs += only["runs"]
             first = first or single
             if name == next(iter(experiment.configurations)):
                 controls.append(single["controls"]["runs"][0])
         configurations[name] = (configuration.title or name, runs)
-    found = assemble(experiment.name, first["data"], configurations=configurations, controls=controls)
+    data = first["data"] if experiment.folds is None else folded(experiment, folder)
+    found = assemble(experiment.name, data, configurations=configurations, controls=controls)
     return {**found, "similarity": similarities(experiment, folder)}
+
+
+def folded(experiment: Experiment, folder: Path) -> dict[str, Any]:
+    """The data of a seed's folds together: the newcomers are those of all folds."""
+    name, seed = next(iter(experiment.configurations)), experiment.seeds[0]
+    of_each = [read_results(run_folder(folder, name, draw))["data"] for draw in experiment.draws if draw.seed == seed]
+    return {**of_each[0], "newcomers": sum(data["newcomers"] for data in of_each), "folds": experiment.folds}
 
 
 def assemble(
@@ -143,6 +197,8 @@ def assemble(
     configurations: Mapping[str, tuple[str, list[dict[str, Any]]]],
     controls: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
+    runs_of = {key: runs for key, (_, runs) in configurations.items()}
+    seeds = [run["seed"] for run in next(iter(runs_of.values()))]
     return {
         "schema": SCHEMA,
         "name": name,
@@ -152,7 +208,8 @@ def assemble(
             key: {"title": title, "method": runs[0]["method"], "summary": summary(runs), "runs": runs}
             for key, (title, runs) in configurations.items()
         },
-        "controls": {"runs": list(controls), "summary": control_summary(controls)},
+        "controls": {"runs": list(controls), "summary": control_summary(controls, seeds)},
+        "differences": differences(runs_of, controls),
         "similarity": [],
     }
 
@@ -169,9 +226,6 @@ def describe(federation: Federation, data: DataSettings) -> dict[str, Any]:
     }
 
 
-_COLUMNS = ("value", "user_mean", "user_worst_tenth", "loss")
-
-
 def _spread(values: Sequence[float]) -> dict[str, float | None]:
     mean, deviation = mean_and_deviation(values)
     return {"mean": mean, "std": None if np.isnan(deviation) else deviation}
@@ -180,57 +234,168 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
 def _summarized(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "metric": entries[0]["metric"],
-        **{column: _spread([entry[column] for entry in entries]) for column in _COLUMNS},
+        **{column: _spread([entry[column] for entry in entries]) for column in COLUMNS},
     }
+
+
+def by_seed(seeds: Sequence[int], entries: Sequence[T]) -> list[list[T]]:
+    """One entry per run; the folds of a seed together."""
+    together: dict[int, list[T]] = {}
+    for seed, entry in zip(seeds, entries, strict=True):
+        together.setdefault(seed, []).append(entry)
+    return list(together.values())
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Mean and standard deviation over seeds of what a table shows."""
+    """Mean and standard deviation over seeds of what a table shows.
+
+    The folds of a seed share most participants, whose evaluations are averaged; their newcomers are different
+    people and count as one evaluation.
+    """
+    seeds = by_seed([run["seed"] for run in runs], runs)
+
+    def known(*path: str) -> dict[str, Any]:
+        return _summarized([averaged([reduce(getitem, path, run) for run in folds]) for folds in seeds])
+
+    def new(*path: str) -> dict[str, Any]:
+        return _summarized([joined([reduce(getitem, path, run) for run in folds]) for folds in seeds])
+
+    def counts(who: str) -> Sequence[str]:
+        return list(runs[0].get(who) or {})
+
     return {
-        "eval": _summarized([run["eval"] for run in runs]),
-        "test": _summarized([run["test"] for run in runs]),
-        **{
-            who: {count: _summarized([run[who][count] for run in runs]) for count in runs[0][who]}
-            for who in ("adapted", "newcomers")
-        },
+        "eval": known("eval"),
+        "test": known("test"),
+        **{who: {count: known(who, count) for count in counts(who)} for who in ("adapted", "generated")},
+        **{who: {count: new(who, count) for count in counts(who)} for who in ("newcomers", "newcomers_generated")},
+        "newcomers_untouched": new("newcomers_untouched") if runs[0].get("newcomers_untouched") else None,
         "rounds": len(runs[0]["rounds"]),
         "seconds_per_round": _spread([float(np.mean([r["seconds"] for r in run["rounds"]])) for run in runs]),
     }
+
+
+def differences(
+    configurations: Mapping[str, Sequence[Mapping[str, Any]]], controls: Sequence[Mapping[str, Any]]
+) -> dict[str, Any] | None:
+    """The first configuration's perplexity against every other's and the untouched base; None for labels."""
+    ours, *others = configurations
+    runs = configurations[ours]
+    if runs[0]["test"]["metric"] != "perplexity":
+        return None
+    base = [
+        {**run, "test": control["untouched"], "adapted": {}, "newcomers": {"0": run.get("newcomers_untouched")}}
+        for run, control in zip(runs, controls, strict=True)
+    ]
+
+    def against(theirs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return {who: difference(runs, theirs, who=who) for who in COMPARED}
+
+    return {
+        "ours": ours,
+        "configurations": {key: against(configurations[key]) for key in others},
+        "controls": {"untouched": against(base)},
+    }
+
+
+def difference(
+    ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]], *, who: str
+) -> dict[str, Any] | None:
+    """In percent, with an interval over users; None where a side is missing or read other tokens."""
+    sides = []
+    for runs in (ours, theirs):
+        evaluations = [with_all_samples(run, who) for run in runs]
+        if any(one is None for one in evaluations):
+            return None
+        part = "newcomers" if who == "newcomers" else "participants"
+        people = [(run.get("positions") or {}).get(part) for run in runs]
+        sides.append(summed_by_user([one for one in evaluations if one is not None], people))
+    left, right = sides
+    if not left.users or left.user_tokens != right.user_tokens:
+        return None
+    found = asdict(language.compare(left, right))
+    if left.users < 2:  # nobody else to draw
+        found |= {"low": None, "high": None}
+    return {**found, "users": left.users}
+
+
+def with_all_samples(run: Mapping[str, Any], who: str) -> Mapping[str, Any] | None:
+    """What somebody reaches with all own samples; where samples change nothing, what they have anyway."""
+    if who == "test":
+        return run["test"]
+    found = run.get(who) or {}
+    return found.get("all") or found.get("0") or (run["test"] if who == "adapted" else None)
+
+
+def positions(run: Run) -> dict[str, list[int]] | None:
+    """Whom a text's evaluation is about, in its order, by position in the corpus; None for labels.
+
+    Seeds and folds withhold different people, so a place in an evaluation does not say who it is.
+    """
+    if run.method.predicts != "text":
+        return None
+
+    def scored(people: Federation) -> list[int]:
+        chosen = sample_users(people, at_most=run.settings.evaluate_users, seed=run.settings.seed)
+        able = [place for place in chosen if len(run.encode(people, place, tested_part(run))["length"])]
+        return [int(people.positions[place]) for place in able] if isinstance(people, Subset) else able
+
+    return {"participants": scored(run.federation), "newcomers": scored(run.newcomers)}
 
 
 def controls_of(run: Run) -> dict[str, Any]:
     return {name: found.to_dict() for name, found in evaluate_controls(run).items()}
 
 
-def control_summary(controls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: _summarized([one[name] for one in controls]) for name in controls[0]}
+def control_summary(controls: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dict[str, Any]:
+    return {
+        name: _summarized([averaged([one[name] for one in folds]) for folds in by_seed(seeds, controls)])
+        for name in controls[0]
+    }
 
 
 def maps(run: Run) -> dict[str, Any] | None:
     """Users' own vectors in the plane, by PCA and t-SNE, with what is known to color them by."""
+    positions = sample_users(run.federation, at_most=MAPPED_USERS, seed=run.settings.seed)
+    vectors = user_vectors(run, positions)
+    if vectors is None or len(vectors) < 5 or not np.ptp(vectors, axis=0).any():  # all at one point
+        return None
     from sklearn.decomposition import PCA  # takes a second, and only finished runs need it
     from sklearn.manifold import TSNE
 
-    positions = sample_users(run.federation, at_most=MAPPED_USERS, seed=run.settings.seed)
-    vectors = user_vectors(run, positions)
-    if vectors is None or len(vectors) < 5:
-        return None
     perplexity = min(30.0, (len(vectors) - 1) / 3)
     flat = TSNE(perplexity=perplexity, random_state=run.settings.seed, init="pca").fit_transform(vectors)
     spread = PCA(n_components=min(2, vectors.shape[1]), random_state=0).fit_transform(vectors)
     if spread.shape[1] == 1:
         spread = np.column_stack([spread, np.zeros(len(spread))])
-    labels = [np.asarray(run.federation.examples(position).labels) for position in positions]
-    classes = run.method.task.classes
     return {
         "users": len(positions),
         "of": len(run.federation.users),
         "pca": np.round(spread, 4).tolist(),
         "tsne": np.round(flat, 4).tolist(),
-        "group": [run.federation.group(position) for position in positions],
-        "label": [run.federation.labels[majority(one, classes=classes)] for one in labels],
-        "positive_rate": [float(np.mean(one == 1)) for one in labels] if classes == 2 else None,
+        **known_of(run.federation, positions),
     }
+
+
+def known_of(federation: Federation, positions: Sequence[int]) -> dict[str, Any]:
+    """A user's group, and their most frequent label and context; None for what the corpus does not have."""
+    examples = [federation.examples(position) for position in positions]
+    labels = [one.labels for one in examples]
+    two = len(federation.labels) == 2
+    return {
+        "group": [federation.group(position) for position in positions],
+        "label": most_frequent(labels, federation.labels),
+        "context": most_frequent([one.contexts for one in examples], federation.contexts),
+        "positive_rate": [None if one is None else float(np.mean(one == 1)) for one in labels] if two else None,
+    }
+
+
+def most_frequent(columns: Sequence[np.ndarray | None], names: Sequence[str]) -> list[str | None] | None:
+    if not names:
+        return None
+    return [
+        names[majority(column, classes=len(names))] if column is not None and len(column) else None
+        for column in columns
+    ]
 
 
 def similarities(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
@@ -239,11 +404,11 @@ def similarities(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
     from scipy.stats import spearmanr
 
     found = []
-    for seed in experiment.seeds:
+    for draw in [draw for draw in experiment.draws if not draw.fold]:  # one fold says it
         vectors: dict[str, np.ndarray] = {}
         for name in experiment.configurations:
-            with reopen(run_folder(folder, name, seed)) as run:
-                positions = sample_users(run.federation, at_most=MAPPED_USERS, seed=seed)
+            with reopen(run_folder(folder, name, draw)) as run:
+                positions = sample_users(run.federation, at_most=MAPPED_USERS, seed=draw.seed)
                 rows = user_vectors(run, positions)
             if rows is not None and len(rows) > 2:
                 vectors[name] = rows
@@ -251,7 +416,7 @@ def similarities(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
         for place, left in enumerate(names):
             for right in names[place + 1 :]:
                 correlation = spearmanr(pdist(vectors[left]), pdist(vectors[right])).statistic
-                found.append({"left": left, "right": right, "seed": seed, "correlation": float(correlation)})
+                found.append({"left": left, "right": right, "seed": draw.seed, "correlation": float(correlation)})
     return found
 
 

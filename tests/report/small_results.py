@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 
 def spread(mean: float | None, std: float | None = None) -> dict[str, Any]:
     return {"mean": mean, "std": std}
@@ -137,3 +139,81 @@ def single() -> dict[str, Any]:
     found["controls"]["runs"] = found["controls"]["runs"][:1]
     found["data"]["newcomers"] = 0
     return found | {"similarity": []}
+
+
+def perplexity(value: float | None, *, std: float | None = 0.5, tenth: float | None = 90.0) -> dict[str, Any]:
+    return {**summarized(value, std=std, tenth=tenth), "metric": "perplexity"}
+
+
+def text_evaluation(values: list[float]) -> dict[str, Any]:
+    """Ten tokens a user."""
+    return {
+        "users": len(values),
+        "examples": 2 * len(values),
+        "metric": "perplexity",
+        "value": float(np.exp(np.mean(np.log(values)))) if values else None,
+        "loss": float(np.mean(np.log(values))) if values else None,
+        "user_mean": float(np.mean(values)) if values else None,
+        "user_worst_tenth": max(values, default=None),
+        "user_values": values,
+        "tokens": 10 * len(values),
+        "user_loss": [10 * float(np.log(value)) for value in values],
+        "user_tokens": [10] * len(values),
+    }
+
+
+def text_run(method: str, seed: int, *, values: list[float], **more: Any) -> dict[str, Any]:
+    found = text_evaluation(values)
+    curve = [{"round": 0, "epoch": 0.0, "value": 60.0}, {"round": 2, "epoch": 2.0, "value": found["value"]}]
+    changed = {"eval": found, "test": found, "adapted": {}, "newcomers_untouched": None, "curve": curve}
+    return a_run(method, seed, value=0.0, **{**changed, **more})
+
+
+def text_results() -> dict[str, Any]:
+    """A personalized and a shared prefix before a frozen language model, over two seeds, no labels."""
+    shots = {"0": 50.0, "1": 48.0, "5": 45.0, "15": 42.5, "all": 40.0}
+    known = {number: perplexity(value) for number, value in shots.items()}
+    withheld = {number: perplexity(value + 5) for number, value in shots.items()}
+    drawn = {**a_map([None] * 5), "label": None, "context": ["spoken", "written", "written", "spoken", None]}
+    ours = {
+        **summary(None),
+        "eval": perplexity(49.0),
+        "test": perplexity(50.0),
+        "newcomers_untouched": perplexity(66.0),
+    }
+    theirs = {**ours, "test": perplexity(52.0), "adapted": {}, "newcomers": {"0": perplexity(56.0)}}
+    base = text_evaluation([60.0, 64.0])
+    found = results()
+    found["data"] |= {"name": "sotu", "labels": [], "contexts": 2}
+    found["data"]["check"] |= {"labels": 0, "users_with_several_contexts": 3, "own_majority_share": None}
+    return found | {
+        "configurations": {
+            "personal": configuration(
+                "FedPerC",
+                {**ours, "adapted": known, "newcomers": withheld},
+                [text_run("fedperc", seed, values=[40.0, 62.5], maps=drawn) for seed in (0, 1)],
+            ),
+            "shared": configuration(
+                "One prefix", theirs, [text_run("fedperc", seed, values=[41.0, 66.0]) for seed in (0, 1)]
+            ),
+        },
+        "controls": {"runs": [{"untouched": base}] * 2, "summary": {"untouched": perplexity(62.0)}},
+        "differences": {
+            "ours": "personal",
+            "configurations": {
+                "shared": {
+                    "test": {"percent": -3.85, "low": -5.0, "high": -2.5, "users": 2},
+                    "adapted": {"percent": -1.0, "low": -2.0, "high": 0.5, "users": 2},
+                    "newcomers": None,
+                }
+            },
+            "controls": {
+                "untouched": {
+                    "test": {"percent": -19.35, "low": -25.0, "high": -12.0, "users": 2},
+                    "adapted": {"percent": 1.5, "low": None, "high": None, "users": 1},
+                    "newcomers": {"percent": 3.0, "low": 1.0, "high": 5.0, "users": 2},
+                }
+            },
+        },
+        "similarity": [],
+    }

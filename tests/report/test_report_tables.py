@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from small_results import a_run, results, single, summarized
 
-from homespun.report import outcomes, traffic
-from homespun.report.cells import Table, byte_text, finite, percent, percent_spread, shorten
+from homespun.report import outcomes, samples, traffic
+from homespun.report.cells import ACCURACY, PERPLEXITY, Table, byte_text, finite, metric_named, percent, shorten
 from homespun.report.facts import sampled_users, settings_tables
 from homespun.report.sections import sections
-from homespun.report.tables import main_table, markdown, newcomer_table
+from homespun.report.tables import markdown, plain_tables
 
 
 def texts(table: Table | None) -> list[list[str]]:
@@ -45,7 +45,8 @@ def test_the_heading_names_a_control_that_does_better() -> None:
 
 
 def test_newcomers() -> None:
-    assert texts(outcomes.newcomers_table(results())) == [
+    found = samples.sample_table(results(), samples.NEWCOMERS)
+    assert texts(found) == [
         ["0", "31.00 ± 1.00", "30.00 ± 1.00"],
         ["5", "same", "50.00 ± 1.00"],
         ["20", "same", "–"],
@@ -114,7 +115,7 @@ def test_what_could_not_be_computed_is_a_dash() -> None:
 
 
 def test_plain_tables_for_a_terminal() -> None:
-    title, columns, rows = main_table(results())
+    (title, columns, rows), (newcomers, *_) = plain_tables(results())
     assert title == "small"
     assert columns == (
         "Configuration",
@@ -124,8 +125,8 @@ def test_plain_tables_for_a_terminal() -> None:
         "Eval accuracy, %",
     )
     assert rows[2][:2] == ("Personalized FL", "62.41 ± 1.00")
-    assert newcomer_table(results()) is not None
-    assert newcomer_table(single()) is None
+    assert newcomers == "Newcomers"
+    assert [title for title, *_ in plain_tables(single())] == ["small"]
 
 
 def test_settings_that_differ_stand_side_by_side() -> None:
@@ -156,6 +157,16 @@ def test_text_from_the_data_does_not_become_markup() -> None:
     assert "<" not in report
 
 
+def test_a_metric_knows_how_its_values_read() -> None:
+    assert (ACCURACY.said(0.5), ACCURACY.column("User mean")) == ("50.00 %", "User mean, %")
+    assert (PERPLEXITY.said(12.345), PERPLEXITY.column("User mean")) == ("12.35", "User mean")
+    assert PERPLEXITY.spread({"mean": 12.0, "std": 0.5}) == "12.00 ± 0.50"
+    assert [sorted([2.0, 1.0], key=metric.best_first)[0] for metric in (ACCURACY, PERPLEXITY)] == [2.0, 1.0]
+    assert [metric_named(name).sentence_title for name in ("auc", "perplexity", "f score")] == [
+        "AUC", "Perplexity", "F score",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("value", "text"), [(0.5, "50.00"), (1, "100.00"), (None, "–"), (float("nan"), "–"), (float("inf"), "–")]
 )
@@ -167,8 +178,8 @@ def test_numbers_as_people_say_them() -> None:
     assert [byte_text(size) for size in (0, 24, 999, 1000, 99_949, 318_976, 2_500_000, None)] == [
         "0 B", "24 B", "999 B", "1.0 kB", "99.9 kB", "319 kB", "2.5 MB", "–",
     ]  # fmt: skip
-    assert percent_spread(None) == "–"
-    assert percent_spread({"mean": 0.5, "std": None}) == "50.00"
+    assert ACCURACY.spread(None) == "–"
+    assert ACCURACY.spread({"mean": 0.5, "std": None}) == "50.00"
     assert finite("1") is None
     assert shorten("a\0b\n  c") == "a b c"
     assert len(shorten("x" * 300)) == 60

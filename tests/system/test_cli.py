@@ -73,9 +73,7 @@ def test_json_is_one_object_on_stdout_and_progress_is_on_stderr(tmp_path):
 def test_evaluate(run):
     found = json.loads(homespun("evaluate", run, "--json").stdout)
     assert found["round"] == 4
-    assert {"furl", "always the majority label", "newcomers, 0 examples", "newcomers, all examples"} <= set(
-        found["evaluations"]
-    )
+    assert {"furl", "Majority label", "newcomers, 0 examples", "newcomers, all examples"} <= set(found["evaluations"])
     assert "worst tenth" in homespun("evaluate", run).stdout
 
 

@@ -82,15 +82,14 @@ def train(
 
 def _show(found: Mapping[str, Any], report: Path, *, json_output: bool) -> None:
     from homespun.console import out, table
-    from homespun.report.tables import main_table, newcomer_table
+    from homespun.report.tables import plain_tables
 
     if json_output:
         print_json(found)
         return
-    for made in (main_table(found), newcomer_table(found)):
-        if made is not None:
-            out.print(table(*made))
-            out.print()
+    for made in plain_tables(found):
+        out.print(table(*made))
+        out.print()
     out.print(f"Report: {report}")
 
 
@@ -143,8 +142,8 @@ def evaluate(
     Example: homespun evaluate runs/furl-dialects
     """
     from homespun.console import out, table
+    from homespun.report.cells import metric_named
     from homespun.report.outcomes import CONTROLS
-    from homespun.report.tables import figure
     from homespun.training import evaluate as evaluate_run
     from homespun.training import evaluate_controls, evaluate_newcomers, reopen
 
@@ -168,16 +167,15 @@ def evaluate(
             }
         )
         return
-    metric = next(iter(found.values())).headline[0]
+    name, _ = next(iter(found.values())).headline
+    metric = metric_named(name)
     columns = ("value", "user_mean", "user_worst_tenth")
     shown = {name: one.to_dict() for name, one in found.items()}
-    rows = [
-        (name, *(figure(one[column], metric) for column in columns), str(one["users"])) for name, one in shown.items()
-    ]
+    rows = [(name, *(metric.text(one[column]) for column in columns), str(one["users"])) for name, one in shown.items()]
     out.print(
         table(
             f"{folder}, {part} part, after round {round}",
-            ("", metric, "user mean", "worst tenth", "users"),
+            ("", metric.column(metric.title), "user mean", "worst tenth", "users"),
             rows,
         )
     )

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
+from math import ceil, floor, log10
 from typing import Any, Literal
 
 import plotly.graph_objects as go
 
-from homespun.report.cells import shorten
+from homespun.report.cells import Metric, shorten
 
 CONFIGURATION_COLORS = (
     "#2563c9", "#d98200", "#0f8f6f", "#b0418f", "#6f52c4", "#a3542c", "#1192b8", "#5f6b7a",
@@ -21,6 +22,7 @@ CONFIGURATION_COLORS = (
 GROUP_COLORS = (
     "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#d4a900", "#b07aa1", "#8c6d5a",
 )  # fmt: skip
+LARGE_FACTOR = 8.0
 CONTROL_COLOR = "#9a9a9a"
 OTHER_COLOR = "#cfcfcf"
 TEXT_COLOR = "#1d2430"
@@ -34,7 +36,7 @@ class Key:
 
     label: str
     color: str
-    mark: Literal["line", "dashed", "dot"] = "line"
+    mark: Literal["line", "dashed", "dotted", "dot"] = "line"
 
 
 @dataclass(frozen=True)
@@ -61,18 +63,41 @@ def plain(text: Any, longest: int = 40) -> str:
     return escape(shorten(text, longest), quote=False).replace("%{", "% {")
 
 
-def fit_percentages(figure: go.Figure) -> None:
-    """Ten points at least from bottom to top, so that noise does not fill the figure."""
-    values = [value for trace in figure.data for value in _heights(trace)]
+def fit_values(figure: go.Figure, metric: Metric, *, axis: Literal["x", "y"] = "y") -> None:
+    """Room for every value, and enough of it from end to end that noise does not fill the figure.
+
+    Values that differ by a large factor stand on a logarithmic axis: the perplexity of a model that learned
+    nothing would leave no room for the others.
+    """
+    values = [value for trace in figure.data for value in _extent(trace, axis)]
     low, high = min(values), max(values)
-    lacking = max(0.0, 10 - (high - low)) / 2
-    margin = 0.05 * max(10.0, high - low)
-    figure.update_yaxes(range=[low - lacking - margin, high + lacking + margin])
+    update = figure.update_yaxes if axis == "y" else figure.update_xaxes
+    if not metric.percent and low > 0 and high / low > LARGE_FACTOR:
+        margin = 0.05 * log10(high / low)
+        ticks = _round_numbers(low, high)
+        names = [f"{tick:,}" for tick in ticks]  # whole: plotly would write 50,000 as a small 5
+        update(type="log", range=[log10(low) - margin, log10(high) + margin], tickvals=ticks, ticktext=names)
+        return
+    least = 10.0 if metric.percent else 0.05 * abs(high)
+    lacking = max(0.0, least - (high - low)) / 2
+    margin = 0.05 * max(least, high - low)
+    update(range=[low - lacking - margin, high + lacking + margin])
 
 
-def _heights(trace: Any) -> list[float]:
-    around = trace.error_y.array if trace.error_y.array is not None else [0.0] * len(trace.y)
-    return [value + sign * float(part) for value, part in zip(trace.y, around, strict=True) for sign in (-1, 1)]
+def _round_numbers(low: float, high: float) -> list[int | float]:
+    """1, 2, 5, 10, 20 ...; powers of ten alone where that would be many."""
+    first, last = floor(log10(low)), ceil(log10(high))
+    steps = (1, 2, 5) if last - first < 5 else (1,)
+    return [step * (10**power if power >= 0 else 10.0**power) for power in range(first, last + 1) for step in steps]
+
+
+def _extent(trace: Any, axis: str) -> list[float]:
+    """The values of a trace along an axis; of a box, its whiskers; with error bars, their ends."""
+    if trace.type == "box":
+        return [float(trace.lowerfence[0]), float(trace.upperfence[0])]
+    values, error = getattr(trace, axis), getattr(trace, f"error_{axis}")
+    around = error.array if error.array is not None else [0.0] * len(values)
+    return [value + sign * float(part) for value, part in zip(values, around, strict=True) for sign in (-1, 1)]
 
 
 def empty_figure(*, height: int) -> go.Figure:

@@ -9,7 +9,59 @@ from typing import Any
 
 MISSING = "–"
 LONGEST = 60  # characters of a text that comes from the data
-METRICS = {"accuracy": "accuracy", "auc": "AUC"}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a value is: its name, how it is written, and which way is better."""
+
+    title: str
+    percent: bool = True  # a share, shown in percent; otherwise shown as it is
+    lower_is_better: bool = False
+    digits: int = 2
+
+    @property
+    def unit(self) -> str:
+        return " %" if self.percent else ""
+
+    @property
+    def sentence_title(self) -> str:
+        """The name where a sentence begins; an abbreviation stays as it is."""
+        return self.title if self.title.isupper() else self.title.capitalize()
+
+    def column(self, title: str) -> str:
+        """The heading of a column or an axis with such values."""
+        return f"{title}, %" if self.percent else title
+
+    def shown(self, value: float) -> float:
+        return 100 * value if self.percent else value
+
+    def text(self, value: Any) -> str:
+        number = finite(value)
+        return MISSING if number is None else f"{self.shown(number):.{self.digits}f}"
+
+    def said(self, value: Any) -> str:
+        """The value inside a sentence, with its unit."""
+        return f"{self.text(value)}{self.unit}"
+
+    def spread(self, spread: Mapping[str, Any] | None) -> str:
+        """Mean ± standard deviation over seeds; with one seed the mean alone."""
+        middle, around = finite((spread or {}).get("mean")), finite((spread or {}).get("std"))
+        return self.text(middle) if middle is None or around is None else f"{self.text(middle)} ± {self.text(around)}"
+
+    def best_first(self, value: float) -> float:
+        """A key to sort by."""
+        return value if self.lower_is_better else -value
+
+
+ACCURACY = Metric("accuracy")
+PERPLEXITY = Metric("perplexity", percent=False, lower_is_better=True)
+METRICS = {"accuracy": ACCURACY, "auc": Metric("AUC"), "perplexity": PERPLEXITY}
+
+
+def metric_named(name: Any) -> Metric:
+    """A metric of results.json; one that nobody described is a share."""
+    return METRICS.get(str(name)) or Metric(shorten(name))
 
 
 @dataclass(frozen=True)
@@ -67,23 +119,9 @@ def deviation(values: Sequence[float]) -> float | None:
     return math.sqrt(sum((value - middle) ** 2 for value in values) / (len(values) - 1))
 
 
-def figure(value: Any, metric: str) -> str:
-    """A metric's value as people read it: shares in percent, perplexity as it is."""
-    number = finite(value)
-    return percent(value) if metric != "perplexity" else MISSING if number is None else f"{number:.2f}"
-
-
 def percent(value: Any) -> str:
     number = finite(value)
     return MISSING if number is None else f"{100 * number:.2f}"
-
-
-def percent_spread(spread: Mapping[str, Any] | None) -> str:
-    """Mean ± standard deviation over seeds; with one seed the mean alone."""
-    middle, around = finite((spread or {}).get("mean")), finite((spread or {}).get("std"))
-    if middle is None or around is None:
-        return percent(middle)
-    return f"{percent(middle)} ± {percent(around)}"
 
 
 def spread_text(middle: float | None, around: float | None, *, digits: int) -> str:
@@ -115,13 +153,13 @@ def shorten(text: Any, longest: int = LONGEST) -> str:
     return line if len(line) <= longest else line[: longest - 1] + "…"
 
 
-def mark_best(rows: Sequence[Sequence[Cell]], *, column: int, values: Sequence[float | None]) -> list[list[Cell]]:
-    """Mark the highest of several values in a column, unless all are the same."""
+def mark_best(cells: Sequence[Cell], values: Sequence[float | None], metric: Metric) -> list[Cell]:
+    """Mark the best of several values beside or below each other, unless all are the same.
+
+    Values that read the same are the same: a difference nobody sees makes none of them better.
+    """
     known = [value for value in values if value is not None]
-    marked = [list(row) for row in rows]
-    if len(set(known)) < 2:
-        return marked
-    for row, value in zip(marked, values, strict=True):
-        if value is not None and value == max(known):
-            row[column] = replace(row[column], best=True)
-    return marked
+    if len({metric.text(value) for value in known}) < 2:
+        return list(cells)
+    best = metric.text(min(known, key=metric.best_first))
+    return [replace(cell, best=metric.text(value) == best) for cell, value in zip(cells, values, strict=True)]

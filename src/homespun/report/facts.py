@@ -18,10 +18,10 @@ from homespun.report.cells import (
     spread_text,
     table,
 )
-from homespun.report.outcomes import seeds_of, title_of
+from homespun.report.outcomes import folds_of, seeds_of, title_of
 from homespun.report.traffic import pooled
 
-_ELSEWHERE = {"seed"}  # a run's own seed stands in the table of runs
+_ELSEWHERE = {"seed", "fold"}  # which differ from run to run of one configuration
 
 
 def sampled_users(results: Mapping[str, Any]) -> str:
@@ -38,22 +38,21 @@ def data_table(results: Mapping[str, Any]) -> Table:
     data = results.get("data") or {}
     seen = data.get("check") or {}
     inspected = f" (from {count(seen.get('inspected_users'))} users, sampled)" if seen.get("sampled") else ""
-    per_user = seen.get("examples_per_user") or {}
+    per_user, folds = seen.get("examples_per_user") or {}, folds_of(results)
     facts = [
         ("Corpus", shorten(data.get("name", MISSING))),
         ("Source", shorten(data.get("source", MISSING))),
         ("Settings", _value(data.get("settings") or None)),
         ("Columns", _value(data.get("columns") or None)),
         ("Fingerprint", shorten(data.get("fingerprint", MISSING), 17)),
-        ("Participants", count(data.get("users"))),
+        ("Participants of the first fold" if folds else "Participants", count(data.get("users"))),
         ("Newcomers, never in training", count(data.get("newcomers"))),
+        *([("Folds, each with other newcomers", count(folds))] if folds else []),
         ("Evaluated", sampled_users(results) or "all users with examples to spare"),
         ("Examples", count(seen.get("examples")) + inspected),
         ("Examples per user", _quantiles(per_user)),
-        ("Labels", count(seen.get("labels", len(data.get("labels") or [])))),
-        ("Contexts", count(data.get("contexts"))),
-        ("Share of the most frequent label, %", percent(seen.get("majority_label_share"))),
-        ("Share of a user's own most frequent label, %", percent(seen.get("own_majority_share"))),
+        *_labels(data),
+        *_contexts(data),
         ("Users with too few examples to be evaluated", count(seen.get("users_without_evaluation"))),
         ("Users left out", _left_out(seen.get("left_out_users"))),
         ("Examples left out", _left_out(seen.get("left_out_examples"))),
@@ -62,6 +61,25 @@ def data_table(results: Mapping[str, Any]) -> Table:
     ]
     note = " ".join(shorten(line, 400) for line in seen.get("policy") or [])
     return table([Column("What"), Column("Value", number=True)], facts, note=note)
+
+
+def _labels(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    seen = data.get("check") or {}
+    labels = seen.get("labels", len(data.get("labels") or []))
+    if not labels:
+        return [("Labels", "none")]
+    return [
+        ("Labels", count(labels)),
+        ("Share of the most frequent label, %", percent(seen.get("majority_label_share"))),
+        ("Share of a user's own most frequent label, %", percent(seen.get("own_majority_share"))),
+    ]
+
+
+def _contexts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if not data.get("contexts"):
+        return [("Contexts", "none")]
+    several = (data.get("check") or {}).get("users_with_several_contexts")
+    return [("Contexts", count(data["contexts"])), ("Users with several contexts", count(several))]
 
 
 def _quantiles(found: Mapping[str, Any]) -> str:

@@ -11,10 +11,14 @@ import plotly.graph_objects as go
 
 from homespun.report.canvas import GROUP_COLORS, OTHER_COLOR, Key, Plot, empty_figure, plain
 from homespun.report.cells import count, finite, shorten
-from homespun.report.outcomes import seeds_of, title_of
+from homespun.report.outcomes import folds_of, seeds_of, title_of
 
 NAMED = len(GROUP_COLORS)  # so many groups or labels have a colour, the others are grey
-LEGENDS = {"group": "Coloured by group:", "label": "Coloured by a user's most frequent label:"}
+LEGENDS = {
+    "group": "Coloured by group:",
+    "label": "Coloured by a user's most frequent label:",
+    "context": "Coloured by a user's most frequent context:",
+}
 POINT = {"size": 7, "opacity": 0.85}
 PROJECTIONS = {"pca": "PCA", "tsne": "t-SNE"}
 
@@ -29,12 +33,12 @@ def map_plots(results: Mapping[str, Any]) -> list[Plot]:
     column = _coloured_by(list(found.values()))
     shown: list[Any] = [name for drawn in found.values() for name in drawn.get(column) or []]
     names = _frequent(shown)
-    legend = _legend(shown, names, title=LEGENDS[column]) if column in LEGENDS else ()
+    legend = _legend(shown, names, title=LEGENDS[column]) if column in LEGENDS and names else ()
 
     def figure(drawn: Mapping[str, Any], projection: str) -> go.Figure:
         if column == "positive_rate":
             return _rates(drawn.get(column) or [], drawn[projection])
-        return _names(drawn[column], drawn[projection], names=names)
+        return _names(drawn.get(column) or [None] * len(drawn[projection]), drawn[projection], names=names)
 
     return [
         Plot(
@@ -50,7 +54,8 @@ def map_plots(results: Mapping[str, Any]) -> list[Plot]:
 
 def _first_of_several(results: Mapping[str, Any]) -> str:
     seeds = seeds_of(results)
-    return f", seed {seeds[0]}" if len(seeds) > 1 else ""
+    fold = ", fold 0" if folds_of(results) else ""
+    return (f", seed {seeds[0]}" if len(seeds) > 1 else "") + fold
 
 
 def _who(drawn: Mapping[str, Any]) -> str:
@@ -59,10 +64,12 @@ def _who(drawn: Mapping[str, Any]) -> str:
 
 
 def _coloured_by(drawn: Sequence[Mapping[str, Any]]) -> str:
-    """The known group; else the rate of positives of a two-class task; else the most frequent label."""
-    if any(group is not None for one in drawn for group in one.get("group") or []):
-        return "group"
-    return "positive_rate" if any(one.get("positive_rate") for one in drawn) else "label"
+    """The known group; else the rate of positives of a two-class task; else the most frequent label; else the
+    most frequent context."""
+    for column in ("group", "positive_rate", "label"):
+        if any(value is not None for one in drawn for value in one.get(column) or []):
+            return column
+    return "context"
 
 
 def _frequent(names: Sequence[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""How well it went: configurations and controls, newcomers, and how alike users' vectors are."""
+"""How well it went: configurations and controls, users, and how alike users' vectors are."""
 
 from __future__ import annotations
 
@@ -8,25 +8,23 @@ from typing import Any
 import numpy as np
 
 from homespun.report.cells import (
-    METRICS,
-    MISSING,
+    ACCURACY,
     Cell,
     Column,
+    Metric,
     Table,
     count,
     deviation,
     finite,
     mark_best,
     mean,
-    percent,
-    percent_spread,
+    metric_named,
     shorten,
     spread_text,
     table,
 )
 
 CONTROLS = {"majority": "Majority label", "own_majority": "Own majority label", "untouched": "Base model untouched"}
-SAME = "same"  # for a model that own examples do not change
 
 
 def title_of(results: Mapping[str, Any], key: str) -> str:
@@ -45,10 +43,21 @@ def control_summaries(results: Mapping[str, Any]) -> dict[str, Mapping[str, Any]
     return {name: found[name] for name in CONTROLS if name in found}
 
 
-def metric_of(results: Mapping[str, Any]) -> str:
+def control_title(name: str) -> str:
+    """In a row among configurations."""
+    return f"Control: {CONTROLS[name].lower()}"
+
+
+def metric_of(results: Mapping[str, Any]) -> Metric:
     for found in summaries(results, "test").values():
-        return METRICS.get(found.get("metric", ""), shorten(found.get("metric", "value")))
-    return "value"
+        return metric_named(found.get("metric", "value"))
+    return metric_named("value")
+
+
+def user_metric_of(results: Mapping[str, Any]) -> Metric:
+    """What a single user's value is: with labels always accuracy, because few users have an AUC of their own."""
+    metric = metric_of(results)
+    return ACCURACY if metric.percent else metric
 
 
 def middle(found: Mapping[str, Any], column: str = "value") -> float | None:
@@ -56,140 +65,108 @@ def middle(found: Mapping[str, Any], column: str = "value") -> float | None:
 
 
 def seeds_of(results: Mapping[str, Any]) -> list[Any]:
-    """The seeds of the first configuration; all have the same."""
+    """The seeds of the first configuration; all have the same. The folds of a seed count once."""
     for found in results.get("configurations", {}).values():
-        return [run.get("seed") for run in found["runs"]]
+        return list(dict.fromkeys(run.get("seed") for run in found["runs"]))
     return []
+
+
+def over_seeds(results: Mapping[str, Any]) -> str:
+    seeds = len(seeds_of(results))
+    return f"Mean ± standard deviation over {seeds} seeds." if seeds > 1 else "One seed, so no deviation."
+
+
+def folds_of(results: Mapping[str, Any]) -> int:
+    """In how many folds people were withheld in turn; 0 where the newcomers of a seed are one draw."""
+    return int(finite((results.get("data") or {}).get("folds")) or 0)
 
 
 def main_table(results: Mapping[str, Any]) -> Table:
     """Configurations and controls against what each reached."""
-    evaluated, tested = summaries(results, "eval"), summaries(results, "test")
-    controls = control_summaries(results)
+    metric, evaluated = metric_of(results), summaries(results, "eval")
     entries: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
-        (title_of(results, key), found, evaluated[key]) for key, found in tested.items()
+        (title_of(results, key), found, evaluated[key]) for key, found in summaries(results, "test").items()
     ]
-    entries += [(f"Control: {CONTROLS[name].lower()}", found, {}) for name, found in controls.items()]
-    rows: list[list[Cell]] = []
-    values: list[list[float | None]] = []
-    for title, test, held in entries:
-        spreads = [test.get("value"), test.get("user_mean"), test.get("user_worst_tenth"), held.get("value")]
-        rows.append([Cell(title), *(Cell(percent_spread(spread)) for spread in spreads)])
-        values.append([finite((spread or {}).get("mean")) for spread in spreads])
-    for column in range(4):
-        rows = mark_best(rows, column=column + 1, values=[row[column] for row in values])
-    metric = metric_of(results)
-    columns = [
-        Column("Configuration"),
-        Column(f"Test {metric}, %", number=True),
-        Column("User mean, %", number=True),
-        Column("Worst tenth, %", number=True),
-        Column(f"Eval {metric}, %", number=True),
-    ]
-    return table(columns, rows, note=_main_note(results, metric))
+    entries += [(control_title(name), found, {}) for name, found in control_summaries(results).items()]
+    shown = {
+        f"Test {metric.title}": [test.get("value") for _, test, _ in entries],
+        "User mean": [test.get("user_mean") for _, test, _ in entries],
+        "Worst tenth": [test.get("user_worst_tenth") for _, test, _ in entries],
+        f"Eval {metric.title}": [held.get("value") for *_, held in entries],
+    }
+    columns = [[Cell(title) for title, *_ in entries], *(_spread_cells(spreads, metric) for spreads in shown.values())]
+    headings = [Column("Configuration"), *(Column(metric.column(title), number=True) for title in shown)]
+    return table(headings, zip(*columns, strict=True), note=_main_note(results, metric))
 
 
-def _main_note(results: Mapping[str, Any], metric: str) -> str:
-    seeds = seeds_of(results)
-    over = f"Mean ± standard deviation over {len(seeds)} seeds. " if len(seeds) > 1 else "One seed, so no deviation. "
-    return over + (
-        f"Test {metric} is over all test examples. User mean is the mean of every user's own accuracy; worst "
-        "tenth is the mean over the tenth of users who fare worst. The controls do not read the text: they "
-        "always answer the label most frequent in everybody's training examples, or in the user's own. "
-        "The best value of a column is bold."
-    )
+def _spread_cells(spreads: Sequence[Mapping[str, Any] | None], metric: Metric) -> list[Cell]:
+    """Means and deviations, the best mean marked."""
+    means = [finite((spread or {}).get("mean")) for spread in spreads]
+    return mark_best([Cell(metric.spread(spread)) for spread in spreads], means, metric)
+
+
+def _main_note(results: Mapping[str, Any], metric: Metric) -> str:
+    about = _ABOUT_PERPLEXITY if metric.lower_is_better else _ABOUT_LABELS.format(metric=metric.title)
+    return f"{over_seeds(results)} {about} The best value of a column is bold."
+
+
+_ABOUT_LABELS = (
+    "Test {metric} is over all test examples. User mean is the mean of every user's own accuracy; worst "
+    "tenth is the mean over the tenth of users who fare worst. The controls do not read the text: they "
+    "always answer the label most frequent in everybody's training examples, or in the user's own."
+)
+_ABOUT_PERPLEXITY = (
+    "Perplexity, lower is better: as unsure as a model that picks each token out of so many equally likely "
+    "ones. The first three tokens of an utterance are given; all later ones of the test utterances count, "
+    "each the same. User mean is the mean of every user's own perplexity; worst tenth is the mean over the "
+    "tenth of users with the highest perplexity. The control is the pre-trained model as it came, which has "
+    "seen nobody's words."
+)
 
 
 QUANTILES = {"10th of 100": 0.1, "25th": 0.25, "Median": 0.5, "75th": 0.75, "90th": 0.9}
 
 
-def user_accuracies(results: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Every user's own test accuracy, all seeds together, by configuration or control; the empty left out."""
+def user_values(results: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Every user's own test value, all seeds together, by configuration; the empty left out."""
     found = {
-        key: _accuracies([run.get("test") for run in one["runs"]])
-        for key, one in results.get("configurations", {}).items()
+        key: _values([run.get("test") for run in one["runs"]]) for key, one in results.get("configurations", {}).items()
     }
     return {key: values for key, values in found.items() if values}
 
 
-def control_accuracies(results: Mapping[str, Any]) -> dict[str, list[float]]:
+def control_values(results: Mapping[str, Any]) -> dict[str, list[float]]:
     runs = (results.get("controls") or {}).get("runs") or []
-    found = {name: _accuracies([run.get(name) for run in runs]) for name in control_summaries(results)}
+    found = {name: _values([run.get(name) for run in runs]) for name in control_summaries(results)}
     return {name: values for name, values in found.items() if values}
 
 
-def _accuracies(evaluations: Sequence[Mapping[str, Any] | None]) -> list[float]:
+def _values(evaluations: Sequence[Mapping[str, Any] | None]) -> list[float]:
     values = (finite(value) for one in evaluations for value in (one or {}).get("user_values") or [])
     return [value for value in values if value is not None]
 
 
 def users_table(results: Mapping[str, Any]) -> Table:
-    """How accuracy is spread over users."""
-    entries = [(title_of(results, key), values) for key, values in user_accuracies(results).items()]
-    entries += [(f"Control: {CONTROLS[key].lower()}", values) for key, values in control_accuracies(results).items()]
+    """How the metric is spread over users."""
+    metric = user_metric_of(results)
+    entries = [(title_of(results, key), values) for key, values in user_values(results).items()]
+    entries += [(control_title(key), values) for key, values in control_values(results).items()]
     rows = [
         [
             title,
-            *(percent(float(value)) for value in np.quantile(values, list(QUANTILES.values()))),
+            *(metric.text(float(value)) for value in np.quantile(values, list(QUANTILES.values()))),
             count(len(values)),
         ]
         for title, values in entries
     ]
     columns = [
-        Column("Accuracy of users, %"),
+        Column(metric.column(f"{metric.sentence_title} of users")),
         *(Column(name, number=True) for name in QUANTILES),
         Column("Users", number=True),
     ]
-    note = "The 10th, 25th ... of every 100 users, from worst to best served; all seeds together."
-    return table(columns, rows, caption="How accuracy is spread over users", note=note, folded=True)
-
-
-def newcomer_counts(results: Mapping[str, Any]) -> list[str]:
-    """Numbers of own examples, ascending, `all` last."""
-    found = {number for summary in summaries(results, "newcomers").values() for number in summary}
-    return sorted(found, key=lambda text: (not text.isdigit(), int(text) if text.isdigit() else 0, text))
-
-
-def newcomer_summaries(results: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Configurations that can serve somebody who never took part."""
-    return {key: found for key, found in summaries(results, "newcomers").items() if found}
-
-
-def unchanged_by_examples(results: Mapping[str, Any], key: str) -> bool:
-    """Whether a newcomer's own examples make no difference: only zero of them was tried, of several."""
-    return list(newcomer_summaries(results)[key]) == ["0"] and newcomer_counts(results) != ["0"]
-
-
-def newcomers_table(results: Mapping[str, Any]) -> Table | None:
-    """The number of a newcomer's own examples against what they reach with it."""
-    able = newcomer_summaries(results)
-    if not able:
-        return None
-    tested = summaries(results, "test")
-
-    def cell(key: str, number: str) -> str:
-        if number in able[key]:
-            return percent_spread(able[key][number].get("value"))
-        return SAME if unchanged_by_examples(results, key) else MISSING
-
-    rows = [[number, *(cell(key, number) for key in able)] for number in newcomer_counts(results)]
-    rows.append(["Participants", *(percent_spread(tested[key].get("value")) for key in able)])
-    columns = [Column("Own examples"), *(Column(f"{title_of(results, key)}, %", number=True) for key in able)]
-    lacking = [title_of(results, key) for key in tested if key not in able]
-    return table(columns, rows, note=_newcomers_note(results, lacking))
-
-
-def _newcomers_note(results: Mapping[str, Any], lacking: Sequence[str]) -> str:
-    note = (
-        f"Test {metric_of(results)} of people who never took part in training, personalized at home from so "
-        "many examples of their own; the shared model does not change and nothing is sent. The test examples "
-        "are the same in every row but the last, which is the result of those who did take part."
-    )
-    if any(unchanged_by_examples(results, key) for key in newcomer_summaries(results)):
-        note += f" “{SAME.capitalize()}”: there is nothing to personalize, so own examples change nothing."
-    if lacking:
-        note += f" Not tried with newcomers: {', '.join(lacking)}."
-    return note
+    order = "from best to worst served" if metric.lower_is_better else "from worst to best served"
+    note = f"The 10th, 25th ... of every 100 users, {order}; all runs together."
+    return table(columns, rows, caption=f"How {metric.title} is spread over users", note=note, folded=True)
 
 
 def similarity_table(results: Mapping[str, Any]) -> Table | None:

@@ -17,25 +17,24 @@ from homespun.report.canvas import (
     colors_of,
     empty_figure,
     faded,
-    fit_percentages,
+    fit_values,
     plain,
 )
-from homespun.report.cells import byte_text, finite, percent
+from homespun.report.cells import Metric, byte_text, finite
 from homespun.report.maps import map_plots
 from homespun.report.outcomes import (
     CONTROLS,
     QUANTILES,
-    control_accuracies,
     control_summaries,
+    control_values,
     metric_of,
     middle,
-    newcomer_counts,
-    newcomer_summaries,
     summaries,
     title_of,
-    unchanged_by_examples,
-    user_accuracies,
+    user_metric_of,
+    user_values,
 )
+from homespun.report.samples import NEWCOMERS, Line, People, counts, lines, people_of, reference, unchanged
 from homespun.report.traffic import Traffic, federated_traffic
 
 MARK = {"size": 11, "line": {"color": "white", "width": 1}}
@@ -46,7 +45,7 @@ def plots(results: Mapping[str, Any]) -> dict[str, list[Plot]]:
     return {
         "curves": learning_curves(results),
         "users": user_distribution(results),
-        "newcomers": newcomers_curve(results),
+        "newcomers": sample_curves(results),
         "maps": map_plots(results),
         "homes": byte_bars(results),
     }
@@ -54,10 +53,10 @@ def plots(results: Mapping[str, Any]) -> dict[str, list[Plot]]:
 
 def learning_curves(results: Mapping[str, Any]) -> list[Plot]:
     """The metric on the evaluation set against epochs."""
-    figure, legend = empty_figure(height=400), []
+    figure, legend, metric = empty_figure(height=400), [], metric_of(results)
     for key, color in colors_of(results).items():
         title, runs = title_of(results, key), results["configurations"][key]["runs"]
-        curves = [curve for run in runs if (curve := _curve(run))]
+        curves = [curve for run in runs if (curve := _curve(run, metric))]
         if not curves:
             continue
         if len(curves) > 1:
@@ -69,23 +68,30 @@ def learning_curves(results: Mapping[str, Any]) -> list[Plot]:
         figure.add_scatter(
             x=[epoch for epoch, _ in points], y=[value for _, value in points], name=plain(title),
             mode="lines+markers", line={"color": color, "width": 2.5}, marker={"size": 5},
-            hovertemplate="%{y:.2f} % after %{x:.4~g} epochs<extra>" + plain(title) + "</extra>",
+            hovertemplate=f"{_value_shown(metric)} after %{{x:.4~g}} epochs<extra>{plain(title)}</extra>",
         )  # fmt: skip
         legend.append(Key(title, color))
     if not legend:
         return []
     figure.update_xaxes(title_text="Epochs", rangemode="tozero")
-    figure.update_yaxes(title_text=f"Evaluation {metric_of(results)}, %")
-    fit_percentages(figure)
+    figure.update_yaxes(title_text=metric.column(f"Evaluation {metric.title}"))
+    fit_values(figure, metric)
     return [Plot(figure, "Learning curves on the evaluation set", legend=tuple(legend))]
 
 
-def _curve(run: Mapping[str, Any]) -> list[tuple[int, float, float]]:
-    """Round, epoch and percentage of every point that has a value."""
+def _value_shown(metric: Metric) -> str:
+    """A point's value, for plotly to fill in."""
+    return f"%{{y:.{metric.digits}f}}{metric.unit}"
+
+
+def _curve(run: Mapping[str, Any], metric: Metric) -> list[tuple[int, float, float]]:
+    """Round, epoch and value, as it is shown, of every point that has a value."""
     points = (
         (entry["round"], finite(entry.get("epoch")), finite(entry.get("value"))) for entry in run.get("curve") or []
     )
-    return [(round, epoch, 100 * value) for round, epoch, value in points if epoch is not None and value is not None]
+    return [
+        (round, epoch, metric.shown(value)) for round, epoch, value in points if epoch is not None and value is not None
+    ]
 
 
 def _mean_curve(curves: Sequence[Sequence[tuple[int, float, float]]]) -> list[tuple[float, float]]:
@@ -102,8 +108,8 @@ def _mean_curve(curves: Sequence[Sequence[tuple[int, float, float]]]) -> list[tu
 
 
 def user_distribution(results: Mapping[str, Any]) -> list[Plot]:
-    """Every user's own test accuracy: a box per configuration and control, mean and worst tenth marked."""
-    rows = _user_rows(results)
+    """Every user's own test value: a box per configuration and control, mean and worst tenth marked."""
+    rows, metric = _user_rows(results), user_metric_of(results)
     if not rows:
         return []
     figure = empty_figure(height=70 + 46 * len(rows))
@@ -120,26 +126,29 @@ def user_distribution(results: Mapping[str, Any]) -> list[Plot]:
             value = middle(found, column)
             if value is not None:
                 figure.add_scatter(
-                    x=[100 * value], y=[place], mode="markers",
+                    x=[metric.shown(value)], y=[place], mode="markers",
                     marker={**MARK, "symbol": symbol, "color": color},
-                    hovertemplate=f"{name}: {percent(value)} %<extra>{plain(title)}</extra>",
+                    hovertemplate=f"{name}: {metric.said(value)}<extra>{plain(title)}</extra>",
                 )  # fmt: skip
-    figure.update_xaxes(title_text="A user's own test accuracy, %", range=[-3, 103])
+    figure.update_xaxes(title_text=metric.column(f"A user's own test {metric.title}"))
+    if metric.percent:
+        figure.update_xaxes(range=[-3, 103])
+    else:
+        fit_values(figure, metric, axis="x")
     _name_rows(figure, [title for title, *_ in rows])
     marks = (Key("◆ mean over users", ""), Key("▲ worst tenth", ""))
-    return [Plot(figure, "Distribution of accuracy over users", legend=marks)]
+    return [Plot(figure, f"Distribution of {metric.title} over users", legend=marks)]
 
 
 def _user_rows(results: Mapping[str, Any]) -> list[tuple[str, str, list[float], Mapping[str, Any]]]:
-    """Title, colour, percentages of all users of all seeds, and summary."""
+    """Title, colour, values, as they are shown, of all users of all seeds, and summary."""
     tested, controls, colors = summaries(results, "test"), control_summaries(results), colors_of(results)
-    rows = [
-        (title_of(results, key), colors[key], values, tested[key]) for key, values in user_accuracies(results).items()
-    ]
+    rows = [(title_of(results, key), colors[key], values, tested[key]) for key, values in user_values(results).items()]
     rows += [
-        (CONTROLS[name], CONTROL_COLOR, values, controls[name]) for name, values in control_accuracies(results).items()
+        (CONTROLS[name], CONTROL_COLOR, values, controls[name]) for name, values in control_values(results).items()
     ]
-    return [(title, color, [100 * value for value in values], found) for title, color, values, found in rows]
+    shown = user_metric_of(results).shown
+    return [(title, color, [shown(value) for value in values], found) for title, color, values, found in rows]
 
 
 def _name_rows(figure: go.Figure, names: Sequence[str]) -> None:
@@ -164,48 +173,69 @@ def _folded(name: str) -> str:
     return " ".join(words[:cut]) + "<br>" + " ".join(words[cut:])
 
 
-def newcomers_curve(results: Mapping[str, Any]) -> list[Plot]:
-    """What newcomers reach against how many examples of their own they have."""
-    able, counts, colors = newcomer_summaries(results), newcomer_counts(results), colors_of(results)
-    figure, legend = empty_figure(height=380), []
-    tested = summaries(results, "test")
-    for key, found in able.items():
-        title = title_of(results, key)
-        known = {count: value for count in counts if (value := middle(found.get(count) or {})) is not None}
-        if not known:
-            continue
-        if unchanged_by_examples(results, key):
-            _reference(figure, known["0"], color=colors[key], title=title)
-            legend.append(Key(f"{title}, whatever their number", colors[key], "dashed"))
-            continue
-        spread = [finite((found[count].get("value") or {}).get("std")) for count in known]
-        figure.add_scatter(
-            x=[counts.index(count) for count in known], y=[100 * value for value in known.values()],
-            error_y={"array": [100 * (value or 0) for value in spread], "thickness": 1.2, "width": 4},
-            mode="lines+markers", line={"color": colors[key], "width": 2.5}, marker={"size": 8},
-            hovertemplate="%{y:.2f} %<extra>" + plain(title) + "</extra>",
-        )  # fmt: skip
-        legend.append(Key(title, colors[key]))
-        took_part = middle(tested[key])
-        if took_part is not None:
-            _reference(figure, took_part, color=colors[key], title=f"{title}, participants")
-            legend.append(Key(f"{title}, participants", colors[key], "dashed"))
+def sample_curves(results: Mapping[str, Any]) -> list[Plot]:
+    """What people reach against how many samples of their own they have."""
+    return [plot for people in people_of(results) for plot in _samples_plot(results, people)]
+
+
+def _samples_plot(results: Mapping[str, Any], people: People) -> list[Plot]:
+    shown, metric, colors = lines(results, people), metric_of(results), colors_of(results)
+    numbers, figure, legend = counts(shown), empty_figure(height=380), []
+    for line in shown:
+        legend += _draw(figure, line, numbers, color=colors[line.key], metric=metric)
     if not legend:
         return []
+    for title, color, value in _references(results, people, shown):
+        if value is not None:
+            _level(figure, value, color=color, title=title, metric=metric)
+            legend.append(Key(title, color, "dashed"))
     figure.update_xaxes(
-        title_text="Own examples", tickvals=list(range(len(counts))), ticktext=list(map(plain, counts)),
-        range=[-0.3, len(counts) - 0.7], showgrid=False,
+        title_text=people.samples, tickvals=list(range(len(numbers))), ticktext=list(map(plain, numbers)),
+        range=[-0.3, len(numbers) - 0.7], showgrid=False,
     )  # fmt: skip
-    figure.update_yaxes(title_text=f"Newcomers' test {metric_of(results)}, %")
-    fit_percentages(figure)
-    return [Plot(figure, "Newcomers' result by number of own examples", legend=tuple(legend))]
+    figure.update_yaxes(title_text=metric.column(f"{people.title}' test {metric.title}"))
+    fit_values(figure, metric)
+    described = f"{people.title}' result by number of own samples"
+    return [Plot(figure, described, title=people.title if people.captioned else "", legend=tuple(legend))]
 
 
-def _reference(figure: go.Figure, value: float, *, color: str, title: str) -> None:
+def _draw(figure: go.Figure, line: Line, numbers: Sequence[str], *, color: str, metric: Metric) -> list[Key]:
+    """A configuration's line; one level for a model that own samples do not change."""
+    known = {number: value for number in numbers if (value := middle(line.at(number))) is not None}
+    if not known:
+        return []
+    if unchanged(line, numbers):
+        _level(figure, known["0"], color=color, title=line.title, metric=metric)
+        return [Key(f"{line.title}, whatever their number", color, "dashed")]
+    around = [finite((line.at(number).get("value") or {}).get("std")) or 0.0 for number in known]
+    figure.add_scatter(
+        x=[numbers.index(number) for number in known], y=[metric.shown(value) for value in known.values()],
+        error_y={"array": [metric.shown(value) for value in around], "thickness": 1.2, "width": 4},
+        mode="lines+markers", marker={"size": 8},
+        line={"color": color, "width": 2.5, "dash": "dot" if line.generated else "solid"},
+        hovertemplate=f"{_value_shown(metric)}<extra>{plain(line.title)}</extra>",
+    )  # fmt: skip
+    return [Key(line.title, color, "dotted" if line.generated else "line")]
+
+
+def _references(
+    results: Mapping[str, Any], people: People, shown: Sequence[Line]
+) -> list[tuple[str, str, float | None]]:
+    """Title, colour and value of what the lines are compared with: one control, or each one's participants."""
+    if people is not NEWCOMERS:
+        return [(people.reference, CONTROL_COLOR, middle(reference(results, people, shown[0].key)))]
+    return [
+        (f"{line.title}, participants", colors_of(results)[line.key], middle(reference(results, people, line.key)))
+        for line in shown
+        if not unchanged(line, counts(shown))
+    ]
+
+
+def _level(figure: go.Figure, value: float, *, color: str, title: str, metric: Metric) -> None:
     # A trace rather than a shape: shapes do not take part in the range of the axis, nor do they hover.
     figure.add_scatter(
-        x=[-1, 100], y=[100 * value] * 2, mode="lines", line={"color": color, "width": 1.5, "dash": "dash"},
-        hovertemplate=f"{percent(value)} %<extra>{plain(title)}</extra>",
+        x=[-1, 100], y=[metric.shown(value)] * 2, mode="lines", line={"color": color, "width": 1.5, "dash": "dash"},
+        hovertemplate=f"{metric.said(value)}<extra>{plain(title)}</extra>",
     )  # fmt: skip
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from homespun.report import facts, outcomes, traffic
-from homespun.report.cells import METRICS, Table, byte_text, count, percent, shorten
+from homespun.report import facts, outcomes, samples, traffic
+from homespun.report.cells import Table, byte_text, count, shorten
+from homespun.report.differences import difference_table
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,12 @@ def report_title(results: Mapping[str, Any]) -> str:
 
 def subtitle(results: Mapping[str, Any]) -> str:
     data = results.get("data") or {}
-    seeds = outcomes.seeds_of(results)
+    seeds, folds = outcomes.seeds_of(results), outcomes.folds_of(results)
     parts = [
         f"corpus {shorten(data.get('name', '?'))}",
-        f"{count(data.get('users'))} participants",
+        "" if folds else f"{count(data.get('users'))} participants",
         f"{count(data['newcomers'])} newcomers" if data.get("newcomers") else "",
+        f"{folds} folds" if folds else "",
         f"{len(seeds)} seeds" if len(seeds) > 1 else "1 seed",
         f"homespun {shorten((results.get('versions') or {}).get('homespun', '?'))}",
     ]
@@ -43,7 +45,7 @@ def sections(results: Mapping[str, Any]) -> list[Section]:
         _result(results),
         _curves(results),
         _users(results),
-        _newcomers(results),
+        _samples(results),
         _maps(results),
         _homes(results),
         _data(results),
@@ -56,30 +58,37 @@ def _known(results: Mapping[str, Any], part: str, column: str = "value") -> list
     """Configurations' titles and means, where there is one; best first. Two may have the same title."""
     means = {key: outcomes.middle(found, column) for key, found in outcomes.summaries(results, part).items()}
     known = [(outcomes.title_of(results, key), value) for key, value in means.items() if value is not None]
-    return sorted(known, key=lambda item: -item[1])
+    best_first = outcomes.metric_of(results).best_first
+    return sorted(known, key=lambda item: best_first(item[1]))
 
 
 def _result(results: Mapping[str, Any]) -> Section:
     metric, known = outcomes.metric_of(results), _known(results, "test")
     if not known:
-        heading = f"No {metric} on the test set could be computed"
+        heading = f"No {metric.title} on the test set could be computed"
     else:
         title, value = known[0]
         best = f"{title} does best: " if len(known) > 1 else f"{title}: "
-        heading = f"{best}{percent(value)} % {metric} on the test set{_beaten(results, value)}"
+        reached = f"{metric.said(value)} {metric.title}" if metric.percent else f"{metric.title} {metric.said(value)}"
+        heading = f"{best}{reached} on the test set{_beaten(results, value)}"
     sampled = facts.sampled_users(results)
     text = (f"Evaluated on {sampled}.",) if sampled else ()
-    return Section("result", "Result", heading, text=text, tables=(outcomes.main_table(results),))
+    differences = difference_table(results)
+    tables = (outcomes.main_table(results), *((differences,) if differences else ()))
+    return Section("result", "Result", heading, text=text, tables=tables)
 
 
 def _beaten(results: Mapping[str, Any], best: float) -> str:
-    """Says so where a control that reads no text does better than every configuration."""
+    """Says so where a control, which learned from nobody, does better than every configuration."""
+    metric = outcomes.metric_of(results)
     found = {key: outcomes.middle(one) for key, one in outcomes.control_summaries(results).items()}
-    better = {key: value for key, value in found.items() if value is not None and value > best}
+    rank = {key: metric.best_first(value) for key, value in found.items() if value is not None}
+    better = [key for key in rank if rank[key] < metric.best_first(best)]
     if not better:
         return ""
-    key = max(better, key=lambda name: better[name])
-    return f", less than the control “{outcomes.CONTROLS[key].lower()}” ({percent(better[key])} %)"
+    key = min(better, key=lambda name: rank[name])
+    side = "more" if metric.lower_is_better else "less"
+    return f", {side} than the control “{outcomes.CONTROLS[key].lower()}” ({metric.said(found[key])})"
 
 
 def _curves(results: Mapping[str, Any]) -> Section | None:
@@ -87,54 +96,82 @@ def _curves(results: Mapping[str, Any]) -> Section | None:
     known = _known(results, "eval")
     if not known or not any(run.get("curve") for run in runs):
         return None
-    (top, high), (bottom, low) = known[0], known[-1]
-    name = outcomes.metric_of(results)
-    metric = name if name in METRICS.values() and name.isupper() else name.capitalize()
+    metric = outcomes.metric_of(results)
+    (bottom, low), *_, (top, high) = sorted([known[0], known[-1]], key=lambda item: item[1])
     span = (
-        f"between {percent(low)} % ({bottom}) and {percent(high)} % ({top})"
+        f"between {metric.said(low)} ({bottom}) and {metric.said(high)} ({top})"
         if len(known) > 1
-        else f"at {percent(high)} %"
+        else f"at {metric.said(high)}"
     )
-    several = " Thick: the mean over seeds; thin: each seed." if len(outcomes.seeds_of(results)) > 1 else ""
+    several = " Thick: the mean over all runs; thin: each run." if len(runs) > len(known) else ""
     text = (
         f"While it learns, on examples that were set aside from training.{several} One epoch is every "
         "training example used once."
     )
-    return Section("curves", "Learning", f"{metric} on the evaluation set ends {span}", about_figures=text)
+    return Section(
+        "curves", "Learning", f"{metric.sentence_title} on the evaluation set ends {span}", about_figures=text
+    )
 
 
 def _users(results: Mapping[str, Any]) -> Section | None:
     known = _known(results, "test", "user_worst_tenth")
     if not known:
         return None
-    title, value = known[0]
+    (title, value), metric = known[0], outcomes.user_metric_of(results)
     sampled = facts.sampled_users(results)
     text = (f"Shown: {sampled}.",) if sampled else ()
     boxes = (
         "A mean hides whom a model fails. Each box holds the middle half of the users, its line is the "
         "median, and the whiskers reach from the 10th to the 90th of every 100 users. ◆ is the mean over "
-        "users; ▲ is the worst tenth: the mean over the tenth of users who fare worst, those beyond the left "
-        "whisker."
+        "users; ▲ is the worst tenth: the mean over the tenth of users who fare worst, those beyond the "
+        f"{'right' if metric.lower_is_better else 'left'} whisker."
     )
-    heading = f"For the worst-served tenth of users, {title} is right {percent(value)} % of the time"
+    reaches = (
+        f"has a perplexity of {metric.said(value)}"
+        if metric.lower_is_better
+        else f"is right {metric.said(value)} of the time"
+    )
+    heading = f"For the worst-served tenth of users, {title} {reaches}"
     found = outcomes.users_table(results)
     return Section("users", "Users", heading, text=text, tables=(found,), about_figures=boxes)
 
 
-def _newcomers(results: Mapping[str, Any]) -> Section | None:
-    found = outcomes.newcomers_table(results)
-    if found is None:
+def _samples(results: Mapping[str, Any]) -> Section | None:
+    """Newcomers, and for text also participants, by number of own samples."""
+    tables = samples.sample_tables(results)
+    if not tables:
         return None
-    heading = "People who never took part"
-    able = outcomes.newcomer_summaries(results)
-    key = max(able, key=lambda name: len(able[name]))
-    values = {int(number): outcomes.middle(one) for number, one in able[key].items() if number.isdigit()}
+    several = samples.NEWCOMERS not in samples.people_of(results)
+    heading, short = (
+        (_samples_heading(results), "Own samples") if several else (_newcomers_heading(results), "Newcomers")
+    )
+    return Section("newcomers", short, heading, tables=tuple(tables))
+
+
+def _samples_heading(results: Mapping[str, Any]) -> str:
+    """The best of each kind of people with all samples of their own."""
+    metric, reached = outcomes.metric_of(results), []
+    for people in samples.people_of(results):
+        shown = samples.lines(results, people)
+        most = samples.counts(shown)[-1:]
+        known = [
+            (value, line.title) for line in shown for at in most if (value := outcomes.middle(line.at(at))) is not None
+        ]
+        if known:
+            value, title = min(known, key=lambda item: metric.best_first(item[0]))
+            reached.append(f"{people.title.lower()} {metric.said(value)} ({title})")
+    return f"With all samples of their own, at best: {', '.join(reached)}" if reached else "What own samples bring"
+
+
+def _newcomers_heading(results: Mapping[str, Any]) -> str:
+    fullest = max(samples.lines(results, samples.NEWCOMERS), key=lambda line: len(line.found))
+    values = {int(number): outcomes.middle(one) for number, one in fullest.found.items() if number.isdigit()}
     known = {number: value for number, value in values.items() if value is not None}
-    if known:
-        most = max(known)
-        examples = f"{most} examples of their own" if most > 1 else f"{most or 'no'} example of their own"
-        heading = f"Newcomers reach {percent(known[most])} % with {examples}"
-    return Section("newcomers", "Newcomers", heading, tables=(found,))
+    if not known:
+        return "People who never took part"
+    most = max(known)
+    examples = f"{most} examples of their own" if most > 1 else f"{most or 'no'} example of their own"
+    return f"Newcomers reach {outcomes.metric_of(results).said(known[most])} with {examples}"
 
 
 def _maps(results: Mapping[str, Any]) -> Section | None:
@@ -181,9 +218,11 @@ def _homes(results: Mapping[str, Any]) -> Section:
 
 
 def _data(results: Mapping[str, Any]) -> Section:
-    data = results.get("data") or {}
+    data, folds = results.get("data") or {}, outcomes.folds_of(results)
     users = f"{count(data.get('users'))} people took part"
     rest = f", {count(data['newcomers'])} did not" if data.get("newcomers") else ""
+    if folds:
+        users, rest = f"{count(data.get('newcomers'))} people were withheld in one of {folds} folds each", ""
     heading = f"The data: in {shorten(data.get('name', 'this corpus'))}, {users}{rest}"
     return Section("data", "Data", heading, tables=(facts.data_table(results),))
 

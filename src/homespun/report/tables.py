@@ -6,28 +6,34 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from homespun.report import outcomes
-from homespun.report.cells import Cell, Table, figure, percent
+from homespun.report.cells import Cell, Table
+from homespun.report.differences import difference_table
+from homespun.report.samples import sample_tables
 from homespun.report.sections import report_title, sections, subtitle
-
-__all__ = ["PlainTable", "figure", "main_table", "markdown", "markdown_table", "newcomer_table", "percent"]
 
 PlainTable: TypeAlias = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # title, columns, rows
 
 
-def main_table(results: Mapping[str, Any]) -> PlainTable:
-    """Configurations and controls: test metric, mean over users, worst tenth, evaluation metric."""
-    return _plain(report_title(results), outcomes.main_table(results))
+def central_tables(results: Mapping[str, Any]) -> list[tuple[str, Table]]:
+    """The tables that answer how well it went, by title: all, by number of own samples, and differences."""
+    differences = difference_table(results)
+    return [
+        (report_title(results), outcomes.main_table(results)),
+        *((made.caption or "Newcomers", made) for made in sample_tables(results)),
+        *([(differences.caption, differences)] if differences else []),
+    ]
 
 
-def newcomer_table(results: Mapping[str, Any]) -> PlainTable | None:
-    """What newcomers reach by number of own examples; None where nobody was withheld."""
-    found = outcomes.newcomers_table(results)
-    return None if found is None else _plain("Newcomers", found)
-
-
-def _plain(title: str, table: Table) -> PlainTable:
-    columns = tuple(column.title for column in table.columns)
-    return title, columns, [tuple(cell.text for cell in row) for row in table.rows]
+def plain_tables(results: Mapping[str, Any]) -> list[PlainTable]:
+    """The same for a terminal."""
+    return [
+        (
+            title,
+            tuple(column.title for column in table.columns),
+            [tuple(cell.text for cell in row) for row in table.rows],
+        )
+        for title, table in central_tables(results)
+    ]
 
 
 def markdown(results: Mapping[str, Any]) -> str:

@@ -119,6 +119,8 @@ def released_table(results: Mapping[str, Any]) -> Table:
 
 
 def _everything(results: Mapping[str, Any]) -> str:
-    characters = ((results.get("data") or {}).get("check") or {}).get("characters")
+    data = results.get("data") or {}
+    characters = (data.get("check") or {}).get("characters")
     size = f", {count(characters)} characters" if characters else ""
-    return f"central training: the server has every training example, text and label (whole corpus{size})"
+    parts = "text and label" if data.get("labels") else "its whole text"
+    return f"central training: the server has every training example, {parts} (whole corpus{size})"

@@ -1,0 +1,81 @@
+"""Evaluations of several runs as one: the folds of a seed, and one user's losses over seeds.
+
+An evaluation here is its dict in `results.json`; a value that could not be computed is None there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from homespun.evaluation import metrics
+from homespun.evaluation.language import TextEvaluation
+
+COLUMNS = ("value", "user_mean", "user_worst_tenth", "loss")  # what a table shows of an evaluation
+
+
+def averaged(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The mean over evaluations of much the same people: the participants of a seed's folds."""
+    return {
+        "metric": evaluations[0]["metric"],
+        **{column: _mean([one[column] for one in evaluations]) for column in COLUMNS},
+    }
+
+
+def joined(evaluations: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """One evaluation over different people: the newcomers of a seed's folds, each of them once."""
+    if len(evaluations) == 1:
+        return evaluations[0]
+    if evaluations[0]["metric"] == "perplexity":
+        return TextEvaluation(
+            examples=sum(one["examples"] for one in evaluations),
+            user_loss=tuple(loss for one in evaluations for loss in _numbers(one["user_loss"])),
+            user_tokens=tuple(tokens for one in evaluations for tokens in one["user_tokens"]),
+        ).to_dict()
+    values = [value for one in evaluations for value in one["user_values"]]
+    examples = [one["examples"] for one in evaluations]
+    return {
+        "metric": evaluations[0]["metric"],
+        "users": len(values),
+        "examples": sum(examples),
+        # Exact for accuracy and loss. An AUC over all folds would need every score; this is the folds' mean.
+        **{name: _mean([one[name] for one in evaluations], examples) for name in ("value", "loss")},
+        "user_mean": _mean(values),
+        "user_worst_tenth": metrics.worst_tenth(values),
+        "user_values": values,
+    }
+
+
+def _numbers(values: Sequence[float | None]) -> list[float]:
+    return [float("nan") if value is None else value for value in values]
+
+
+def _mean(values: Sequence[float | None], weights: Sequence[int] | None = None) -> float:
+    if not values or (weights is not None and not sum(weights)):
+        return float("nan")
+    kept = [place for place in range(len(values)) if weights is None or weights[place]]
+    numbers = np.asarray([values[place] for place in kept], dtype=float)
+    return float(np.average(numbers, weights=None if weights is None else [weights[place] for place in kept]))
+
+
+def summed_by_user(evaluations: Sequence[Mapping[str, Any]], people: Sequence[Sequence[int] | None]) -> TextEvaluation:
+    """Every user's losses and tokens over all runs that scored them.
+
+    `people` has the users of each evaluation in its order, or None where they are not known: then each counts
+    as somebody else. Users are what a bootstrap draws, and one who is in three seeds is still one person.
+    """
+    loss: dict[tuple[int, int], float] = {}
+    tokens: dict[tuple[int, int], int] = {}
+    for run, (one, users) in enumerate(zip(evaluations, people, strict=True)):
+        names = [(run, place) for place in range(one["users"])] if users is None else [(-1, user) for user in users]
+        for who, more_loss, more_tokens in zip(names, _numbers(one["user_loss"]), one["user_tokens"], strict=True):
+            loss[who] = loss.get(who, 0.0) + more_loss
+            tokens[who] = tokens.get(who, 0) + more_tokens
+    order = sorted(loss)
+    return TextEvaluation(
+        examples=sum(one["examples"] for one in evaluations),
+        user_loss=tuple(loss[who] for who in order),
+        user_tokens=tuple(tokens[who] for who in order),
+    )

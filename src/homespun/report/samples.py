@@ -1,0 +1,164 @@
+"""What own samples bring: to newcomers, and to participants who adapt at home."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from homespun.report.cells import MISSING, PERPLEXITY, Cell, Column, Table, mark_best, table
+from homespun.report.outcomes import (
+    CONTROLS,
+    control_summaries,
+    folds_of,
+    metric_of,
+    middle,
+    over_seeds,
+    summaries,
+    title_of,
+)
+
+SAME = "same"  # for a model that own samples do not change
+
+
+@dataclass(frozen=True)
+class People:
+    """Whose samples they are, under which names a summary has what they reach, and what to compare it with."""
+
+    title: str
+    part: str
+    about: str
+    reference: str
+    samples: str = "Own samples"
+    generated: str = ""  # where an embedding is generated from the samples rather than learned
+    captioned: bool = True  # one of several tables
+
+
+KNOWN = People(
+    "Known users",
+    part="adapted",
+    generated="generated",
+    about="of people who took part in training and adapt at home to so many new utterances of their own",
+    reference=CONTROLS["untouched"],
+)
+WITHHELD = People(
+    "Withheld users",
+    part="newcomers",
+    generated="newcomers_generated",
+    about="of people who never took part in training, personalized at home from so many utterances of their own",
+    reference=CONTROLS["untouched"],
+)
+NEWCOMERS = People(
+    "Newcomers",
+    part="newcomers",
+    about="of people who never took part in training, personalized at home from so many examples of their own",
+    reference="Participants",
+    samples="Own examples",
+    captioned=False,
+)
+
+
+def people_of(results: Mapping[str, Any]) -> tuple[People, ...]:
+    """For text, known and withheld users; for labels, newcomers."""
+    return (KNOWN, WITHHELD) if metric_of(results) == PERPLEXITY else (NEWCOMERS,)
+
+
+@dataclass(frozen=True)
+class Line:
+    """What one configuration reaches by number of own samples: a column of a table, a line of a figure."""
+
+    key: str
+    title: str
+    found: Mapping[str, Mapping[str, Any]]
+    generated: bool = False
+
+    def at(self, number: str) -> Mapping[str, Any]:
+        return self.found.get(number) or {}
+
+
+def lines(results: Mapping[str, Any], people: People) -> list[Line]:
+    """Of every configuration that can serve these people."""
+    reached = summaries(results, people.part)
+    made = []
+    for key, found in reached.items():
+        title, summary = title_of(results, key), results["configurations"][key]["summary"]
+        if people is KNOWN and not found and any(reached.values()):
+            found = {"0": summary["test"]}  # nothing to adapt: they have what training gave them
+        if found:
+            made.append(Line(key, title, found))
+        if summary.get(people.generated):
+            made.append(Line(key, f"{title}, generated", summary[people.generated], generated=True))
+    return made
+
+
+def counts(shown: Sequence[Line]) -> list[str]:
+    """Numbers of own samples, ascending, `all` last."""
+    found = {number for line in shown for number in line.found}
+    return sorted(found, key=lambda text: (not text.isdigit(), int(text) if text.isdigit() else 0, text))
+
+
+def unchanged(line: Line, numbers: Sequence[str]) -> bool:
+    """Whether own samples make no difference: only zero of them was tried, of several."""
+    return list(line.found) == ["0"] and list(numbers) != ["0"]
+
+
+def reference(results: Mapping[str, Any], people: People, key: str) -> Mapping[str, Any]:
+    """What a configuration is compared with: the pre-trained model, or those who did take part."""
+    summary = results["configurations"][key]["summary"]
+    if people is KNOWN:
+        return control_summaries(results).get("untouched") or {}
+    return summary.get("newcomers_untouched" if people is WITHHELD else "test") or {}
+
+
+def sample_tables(results: Mapping[str, Any]) -> list[Table]:
+    found = [sample_table(results, people) for people in people_of(results)]
+    return [made for made in found if made is not None]
+
+
+def sample_table(results: Mapping[str, Any], people: People) -> Table | None:
+    """The number of own samples against what people reach with it."""
+    shown, metric = lines(results, people), metric_of(results)
+    if not shown:
+        return None
+    rows = [[Cell(number), *_row(results, shown, number)] for number in counts(shown)]
+    compared = [reference(results, people, line.key).get("value") for line in shown]
+    rows.append([Cell(people.reference), *(Cell(metric.spread(value)) for value in compared)])
+    columns = [Column(people.samples), *(Column(metric.column(line.title), number=True) for line in shown)]
+    caption = people.title if people.captioned else ""
+    return table(columns, rows, caption=caption, note=_note(results, people, shown))
+
+
+def _row(results: Mapping[str, Any], shown: Sequence[Line], number: str) -> list[Cell]:
+    metric, numbers = metric_of(results), counts(shown)
+
+    def cell(line: Line) -> Cell:
+        if number in line.found:
+            return Cell(metric.spread(line.at(number).get("value")))
+        return Cell(SAME if unchanged(line, numbers) else MISSING)
+
+    means = [middle(line.at("0" if unchanged(line, numbers) else number)) for line in shown]
+    return mark_best([cell(line) for line in shown], means, metric)
+
+
+def _note(results: Mapping[str, Any], people: People, shown: Sequence[Line]) -> str:
+    served = {line.key for line in shown}
+    lacking = [title_of(results, key) for key in results.get("configurations", {}) if key not in served]
+    folds, same = folds_of(results), any(unchanged(line, counts(shown)) for line in shown)
+    parts = [
+        f"Test {metric_of(results).title} {people.about}; the shared model does not change and nothing is sent. "
+        f"What is tested is the same in every row{_but_the_last(people)}. The best value of a row is bold.",
+        f"{folds} folds withhold everybody once, and their newcomers count together."
+        if folds and people is not KNOWN
+        else "",
+        f"“{SAME.capitalize()}”: there is nothing to personalize, so own samples change nothing." if same else "",
+        "“Generated”: the embedding is generated from the samples, without a step of training."
+        if any(line.generated for line in shown)
+        else "",
+        f"Not tried with newcomers: {', '.join(lacking)}." if lacking else "",
+        over_seeds(results),
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def _but_the_last(people: People) -> str:
+    return " but the last, which is the result of those who did take part" if people is NEWCOMERS else ""

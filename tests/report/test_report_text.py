@@ -1,0 +1,182 @@
+"""The report of language models: perplexity, where lower is better."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from small_results import perplexity, single, text_results
+from test_report_tables import texts
+
+from homespun.report import html, outcomes, samples
+from homespun.report.differences import difference_table
+from homespun.report.facts import data_table
+from homespun.report.html import page
+from homespun.report.tables import markdown, plain_tables
+
+
+@pytest.fixture(autouse=True)
+def small_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(html, "get_plotlyjs", lambda: "/* plotly.js */")
+
+
+def figures(text: str) -> dict[str, Any]:
+    blocks = re.findall(r'<script type="application/json" id="([^"]+)">(.*?)</script>', text, re.DOTALL)
+    return {name: json.loads(block) for name, block in blocks}
+
+
+def test_perplexity_is_plain_and_the_lowest_is_best() -> None:
+    found = outcomes.main_table(text_results())
+    assert [column.title for column in found.columns][1:] == [
+        "Test perplexity", "User mean", "Worst tenth", "Eval perplexity",
+    ]  # fmt: skip
+    assert texts(found) == [
+        ["FedPerC", "50.00 ± 0.50", "50.00 ± 0.50", "90.00 ± 0.50", "49.00 ± 0.50"],
+        ["One prefix", "52.00 ± 0.50", "52.00 ± 0.50", "90.00 ± 0.50", "49.00 ± 0.50"],
+        ["Control: base model untouched", "62.00 ± 0.50", "62.00 ± 0.50", "90.00 ± 0.50", "–"],
+    ]
+    assert [row[1].best for row in found.rows] == [True, False, False]
+    assert "The first three tokens of an utterance are given" in found.note
+
+
+def test_known_and_withheld_users_by_number_of_own_samples() -> None:
+    known, withheld = samples.sample_tables(text_results())
+    assert texts(known) == [
+        ["0", "50.00 ± 0.50", "52.00 ± 0.50"],
+        ["1", "48.00 ± 0.50", "same"],
+        ["5", "45.00 ± 0.50", "same"],
+        ["15", "42.50 ± 0.50", "same"],
+        ["all", "40.00 ± 0.50", "same"],
+        ["Base model untouched", "62.00 ± 0.50", "62.00 ± 0.50"],
+    ]
+    assert [row[1].best for row in known.rows] == [True] * 5 + [False]
+    assert texts(withheld)[-2:] == [
+        ["all", "45.00 ± 0.50", "same"],
+        ["Base model untouched", "66.00 ± 0.50", "66.00 ± 0.50"],
+    ]
+    assert (known.caption, withheld.caption) == ("Known users", "Withheld users")
+
+
+def test_what_is_generated_has_its_own_line() -> None:
+    found = text_results()
+    found["configurations"]["personal"]["summary"]["generated"] = {"5": perplexity(44.0), "all": perplexity(41.0)}
+    known, withheld = samples.sample_tables(found)
+    assert [column.title for column in known.columns] == ["Own samples", "FedPerC", "FedPerC, generated", "One prefix"]
+    assert [row[2] for row in texts(known)] == ["–", "–", "44.00 ± 0.50", "–", "41.00 ± 0.50", "62.00 ± 0.50"]
+    assert len(withheld.columns) == 3
+    assert [trace["y"] for trace in figures(page(found))["newcomers-0"]["data"]][1] == [44.0, 41.0]
+
+
+def test_a_method_that_nobody_adapts_has_no_table_of_known_users() -> None:
+    found = text_results()
+    del found["configurations"]["personal"]
+    assert [made.caption for made in samples.sample_tables(found)] == ["Withheld users"]
+
+
+def test_differences_are_signed_and_bold_where_the_interval_excludes_zero() -> None:
+    found = difference_table(text_results())
+    assert texts(found) == [
+        ["One prefix", "−3.85 [−5.00, −2.50]", "−1.00 [−2.00, +0.50]", "–"],
+        ["Base model untouched", "−19.35 [−25.00, −12.00]", "+1.50", "+3.00 [+1.00, +5.00]"],
+    ]
+    assert found is not None
+    assert [[cell.best for cell in row] for row in found.rows] == [
+        [False, True, False, False],
+        [False, True, False, True],
+    ]
+    assert difference_table(single()) is None
+
+
+def test_a_difference_that_reads_as_zero_is_none() -> None:
+    results = text_results()
+    results["differences"]["configurations"]["shared"]["test"] = {"percent": -0.002, "low": -0.004, "high": -0.001}
+    found = difference_table(results)
+    assert found is not None
+    assert (found.rows[0][1].text, found.rows[0][1].best) == ("0.00 [0.00, 0.00]", False)
+
+
+def test_values_that_read_the_same_are_equally_good() -> None:
+    found = text_results()
+    found["configurations"]["shared"]["summary"]["test"] = perplexity(50.001)
+    assert [row[1].best for row in outcomes.main_table(found).rows] == [True, True, False]
+
+
+def test_the_headings_read_right() -> None:
+    report = markdown(text_results())
+    assert "## FedPerC does best: perplexity 50.00 on the test set\n" in report
+    assert "## For the worst-served tenth of users, FedPerC has a perplexity of 90.00\n" in report
+    best = "known users 40.00 (FedPerC), withheld users 45.00 (FedPerC)"
+    assert f"## With all samples of their own, at best: {best}\n" in report
+    assert "from best to worst served" in report
+    for wrong in ("accuracy", "is right", "do not read the text", "Perplexity, %"):
+        assert wrong not in report
+
+
+def test_a_base_model_that_does_better_is_named() -> None:
+    found = text_results()
+    found["controls"]["summary"]["untouched"] = perplexity(45.0)
+    assert "on the test set, more than the control “base model untouched” (45.00)" in markdown(found)
+
+
+def test_every_figure_shows_every_value() -> None:
+    drawn = figures(page(text_results()))
+    assert list(drawn) == [
+        "curves-0",
+        "users-0",
+        "newcomers-0",
+        "newcomers-1",
+        "maps-0",
+        "maps-1",
+        "homes-0",
+        "homes-1",
+    ]
+    assert drawn["curves-0"]["layout"]["yaxis"]["title"]["text"] == "Evaluation perplexity"
+    low, high = drawn["users-0"]["layout"]["xaxis"]["range"]
+    assert low < 40 and high > 90
+    assert drawn["newcomers-0"]["layout"]["yaxis"]["range"] == pytest.approx([39.5 - 1.15, 62.0 + 1.15 + 0.0], abs=0.5)
+    assert "type" not in drawn["users-0"]["layout"]["xaxis"]
+
+
+def test_values_that_differ_by_a_large_factor_stand_on_a_logarithmic_axis() -> None:
+    found = text_results()
+    for run in found["configurations"]["personal"]["runs"]:
+        run["curve"][0]["value"] = 50_000.0
+    axis = figures(page(found))["curves-0"]["layout"]["yaxis"]
+    assert axis["type"] == "log"
+    assert {"50", "500", "50,000"} <= set(axis["ticktext"])
+    assert axis["range"][1] == pytest.approx(4.7 + 0.05 * 3, abs=0.1)
+
+
+def test_maps_are_coloured_by_context_where_there_are_no_labels() -> None:
+    text = page(text_results())
+    assert "most frequent context" in text
+    assert len(figures(text)["maps-0"]["data"]) == 3  # two contexts, and one user without any
+    found = text_results()
+    found["configurations"]["personal"]["runs"][0]["maps"]["context"] = None
+    assert len(figures(page(found))["maps-0"]["data"]) == 1
+
+
+def test_a_corpus_without_labels() -> None:
+    facts = dict(texts(data_table(text_results())))
+    assert (facts["Labels"], facts["Contexts"], facts["Users with several contexts"]) == ("none", "2", "3")
+    assert not any("frequent label" in name for name in facts)
+
+
+def test_the_folds_of_a_seed_count_once() -> None:
+    found = text_results()
+    found["data"] |= {"folds": 3, "newcomers": 7}
+    for configuration in found["configurations"].values():
+        configuration["runs"] = [{**run, "fold": fold} for run in configuration["runs"] for fold in range(3)]
+    report = markdown(found)
+    assert "7 newcomers · 3 folds · 2 seeds" in report
+    assert "Mean ± standard deviation over 2 seeds." in report
+    assert "7 people were withheld in one of 3 folds each" in report
+    assert "3 folds withhold everybody once" in samples.sample_tables(found)[1].note
+
+
+def test_the_terminal_has_the_same_tables() -> None:
+    assert [title for title, *_ in plain_tables(text_results())] == [
+        "small", "Known users", "Withheld users", "Difference to each configuration",
+    ]  # fmt: skip

@@ -1,0 +1,196 @@
+"""Several configurations, seeds and folds side by side."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from language_models import write_gpt2
+
+from homespun.core.errors import SettingsError
+from homespun.data.federation import Examples
+from homespun.evaluation.metrics import mean_and_deviation
+from homespun.experiment import (
+    Draw,
+    Experiment,
+    by_seed,
+    collect,
+    differences,
+    known_of,
+    maps,
+    run_folder,
+    single_results,
+    summary,
+    train_all,
+)
+from homespun.files import DataSettings
+from homespun.methods.furl import SMALL
+from homespun.report.tables import markdown
+from homespun.training import prepare, training
+
+
+class Silent:
+    def __init__(self):
+        self.titles = []
+
+    def __call__(self, run, title):
+        self.titles.append(title)
+        return self
+
+    def __enter__(self):
+        return lambda event: None
+
+    def __exit__(self, *problem):
+        return None
+
+
+def experiment(**more):
+    return Experiment(
+        name="small",
+        data=DataSettings(source="dialects", settings={"users": 5, "examples": 10}),
+        settings={"rounds": 1, "workers": 0, "withheld": 2 / 5},
+        configurations={"furl": {"method": "furl", "settings": {**SMALL, "personalize_epochs": 1}}},
+        **more,
+    )
+
+
+def evaluation(losses):
+    return {
+        "metric": "perplexity", "value": float(np.exp(np.mean(losses) / 10)), "loss": float(np.mean(losses) / 10),
+        "user_mean": 1.0, "user_worst_tenth": 1.0, "users": len(losses), "examples": len(losses),
+        "user_loss": losses, "user_tokens": [10] * len(losses),
+    }  # fmt: skip
+
+
+def a_run(losses, *, seed=0, adapted=None, **more):
+    own = evaluation(losses)
+    return {
+        "seed": seed, "method": "x", "eval": own, "test": own, "newcomers": {}, "newcomers_untouched": None,
+        "adapted": {} if adapted is None else {"0": own, "all": evaluation(adapted)},
+        "rounds": [{"seconds": 1.0}], **more,
+    }  # fmt: skip
+
+
+def test_without_folds_a_run_lies_where_it_always_did(tmp_path):
+    assert experiment(seeds=(3, 4)).draws == [Draw(3), Draw(4)]
+    assert run_folder(tmp_path, "furl", Draw(3)) == tmp_path / "runs" / "furl" / "seed-3"
+    assert run_folder(tmp_path, "furl", Draw(3, 0)) == tmp_path / "runs" / "furl" / "seed-3-fold-0"
+    assert by_seed([3, 3, 4], "abc") == [["a", "b"], ["c"]]
+
+
+def test_fold_after_fold_everybody_is_withheld_once(tmp_path):
+    chosen, shown = experiment(seeds=(0, 1), folds=3), Silent()
+    train_all(chosen, tmp_path, shown)
+    assert shown.titles[:2] == ["furl, seed 0, fold 0", "furl, seed 0, fold 1"]
+    assert sorted(place.name for place in (tmp_path / "runs" / "furl").iterdir()) == [
+        f"seed-{seed}-fold-{fold}" for seed in (0, 1) for fold in range(3)
+    ]
+    found = collect(chosen, tmp_path)
+    assert (found["data"]["newcomers"], found["data"]["folds"]) == (5, 3)
+    runs = found["configurations"]["furl"]["runs"]
+    assert [(run["seed"], run["fold"]) for run in runs] == [(seed, fold) for seed in (0, 1) for fold in range(3)]
+
+    def over_all_newcomers(seed):
+        of_each = [run["newcomers"]["all"] for run in runs if run["seed"] == seed]
+        assert sum(one["users"] for one in of_each) == 5
+        return sum(one["value"] * one["examples"] for one in of_each) / sum(one["examples"] for one in of_each)
+
+    made = found["configurations"]["furl"]["summary"]
+    mean, deviation = mean_and_deviation([over_all_newcomers(0), over_all_newcomers(1)])
+    assert made["newcomers"]["all"]["value"] == {"mean": pytest.approx(mean), "std": pytest.approx(deviation)}
+    tested = [np.mean([run["test"]["value"] for run in runs if run["seed"] == seed]) for seed in (0, 1)]
+    assert made["test"]["value"]["mean"] == pytest.approx(np.mean(tested))
+    assert found["differences"] is None  # labels
+    assert "5 newcomers · 3 folds · 2 seeds" in markdown(found)
+    train_all(chosen, tmp_path, shown)
+    assert len(shown.titles) == 6  # nothing is trained again
+
+
+def test_a_fold_too_many_is_found_before_the_first_trains(tmp_path):
+    with pytest.raises(SettingsError, match="there is no fold 3"):
+        train_all(experiment(folds=4), tmp_path, Silent())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_differences_are_over_users_of_all_seeds():
+    people = [{"participants": [0, 1, 2]}, {"participants": [1, 2, 3]}]
+    ours = [a_run([10.0, 20.0, 30.0], seed=seed, positions=people[seed], adapted=[8.0, 18.0, 28.0]) for seed in (0, 1)]
+    theirs = [a_run([11.0, 21.0, 31.0], seed=seed, positions=people[seed]) for seed in (0, 1)]
+    controls = [{"untouched": evaluation([10.0, 20.0, 30.0])}] * 2
+    found = differences({"ours": ours, "theirs": theirs}, controls)
+    test = found["configurations"]["theirs"]["test"]
+    # Everybody has 0.1 less per token, so the interval has no width.
+    assert test["users"] == 4
+    assert [test[name] for name in ("percent", "low", "high")] == pytest.approx([100 * (math.exp(-0.1) - 1)] * 3)
+    # Theirs does not adapt, and has what training gave it: 0.3 less per token.
+    assert found["configurations"]["theirs"]["adapted"]["percent"] == pytest.approx(100 * (math.exp(-0.3) - 1))
+    assert found["controls"]["untouched"]["test"]["percent"] == 0.0
+    assert found["controls"]["untouched"]["newcomers"] is None
+
+
+def test_what_was_not_scored_on_the_same_tokens_is_not_compared():
+    other = a_run([1.0, 2.0])
+    other["test"] = {**other["test"], "user_tokens": [10, 11]}
+    controls = [{"untouched": evaluation([1.0, 2.0])}]
+    found = differences({"ours": [a_run([1.0, 2.0])], "theirs": [other]}, controls)
+    assert found["configurations"]["theirs"]["test"] is None
+    alone = differences({"ours": [a_run([1.0])]}, [{"untouched": evaluation([2.0])}])
+    assert (alone["controls"]["untouched"]["test"]["low"], alone["configurations"]) == (None, {})
+
+
+def test_what_is_generated_is_summed_up_like_what_is_adapted():
+    runs = [a_run([10.0], seed=seed, generated={"5": evaluation([10.0 + seed])}) for seed in (0, 1)]
+    found = summary(runs)
+    assert found["generated"]["5"]["loss"] == {"mean": pytest.approx(1.05), "std": pytest.approx(0.1 / math.sqrt(2))}
+    assert (found["adapted"], found["newcomers_untouched"]) == ({}, None)
+
+
+class Unlabelled:
+    """Two people and a context; no labels."""
+
+    labels, contexts = (), ("spoken", "written")
+
+    def examples(self, user):
+        return Examples(["a", "b", "c"], contexts=np.array([1, 1, 0]) if user else np.empty(0, dtype=np.int64))
+
+    def group(self, user):
+        return None
+
+
+def test_without_labels_the_context_is_known():
+    assert known_of(Unlabelled(), [0, 1]) == {
+        "group": [None, None], "label": None, "context": [None, "written"], "positive_rate": None,
+    }  # fmt: skip
+
+
+def utterances(path):
+    """Three people who wrote twenty utterances each, at home and at work, without labels."""
+    lines = [
+        {"user": user, "text": f"{user} says what the people ask {place}", "context": ("home", "work")[place % 2]}
+        for user in ("ann", "bob", "cem")
+        for place in range(20)
+    ]
+    path.write_text("\n".join(json.dumps(line) for line in lines))
+    return DataSettings(source=str(path))
+
+
+def test_a_language_model_from_training_to_report(tmp_path):
+    data = utterances(tmp_path / "u.jsonl")
+    settings = {
+        "base": str(write_gpt2(tmp_path / "base")), "rounds": 1, "length": 8, "local_steps": 1,
+        "personalize_steps": 1, "workers": 0, "withheld": 1 / 3,
+    }  # fmt: skip
+    with prepare("fedperc", data.load(), folder=tmp_path / "run", settings=settings) as run:
+        for _ in training(run):
+            pass
+        assert maps(run) is None  # two participants
+        found = single_results(run, data, title="fedperc")
+    only = found["configurations"]["fedperc"]
+    known, new = (only["runs"][0]["positions"][who] for who in ("participants", "newcomers"))
+    assert (len(known), len(new), sorted(known + new)) == (2, 1, [0, 1, 2])
+    assert set(only["summary"]["adapted"]) == {"0", "1", "5", "15", "all"}
+    assert only["summary"]["newcomers_untouched"]["metric"] == "perplexity"
+    base = found["differences"]["controls"]["untouched"]
+    assert [base[who]["users"] for who in ("test", "adapted", "newcomers")] == [2, 2, 1]
+    assert "### Withheld users" in markdown(found)
+    assert found["data"]["check"]["users_with_several_contexts"] == 2
