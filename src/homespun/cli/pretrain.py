@@ -53,7 +53,7 @@ def pretrain(
     )  # fmt: skip
     say = console.print
     run = open_run(folder, request, cache=cache or CACHE, say=say)
-    with _following(console, begun=run.session.step, steps=run.session.steps) as show:
+    with _following(console, begun=run.state.step, steps=run.state.steps) as show:
         for progress in run.train():
             show(progress)
     results = finish(run, say=say)

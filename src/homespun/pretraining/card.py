@@ -33,6 +33,8 @@ def write_model(folder: Path, *, network: Any, corpus: Corpus, card: str) -> Non
         clean_up_tokenization_spaces=False,
     ).save_pretrained(draft)
     (draft / "README.md").write_text(card, encoding="utf-8")
+    for path in draft.iterdir():
+        path.chmod(0o644)  # safetensors writes for the owner alone, but a model is for everybody
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(draft, folder)
 

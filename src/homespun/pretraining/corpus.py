@@ -103,7 +103,8 @@ def build_corpus(texts: Sequence[Text], evaluated: Sequence[str], *, settings: C
         sequences[text.name] = pack(documents, settings.sequence + 1)
         away = [one for one in kept[text.name] if _is_held_out(one, settings, seed)]
         away_documents = _documents(away, tokenizer, limit=settings.sequence, seed=seed)
-        held_out[text.name] = _rows(away_documents[: settings.held_out_documents], settings.sequence + 1)
+        apart = -(-len(away_documents) // settings.held_out_documents) or 1  # spread over the whole source
+        held_out[text.name] = _rows(away_documents[::apart], settings.sequence + 1)
         facts.append(
             SourceFacts(
                 **{name: getattr(text, name) for name in ("name", "what", "licence", "origin", "weight")},
@@ -176,14 +177,12 @@ def _documents(paragraphs: Sequence[str], tokenizer: Tokenizer, *, limit: int, s
     generator = numpy_generator(seed, "documents")
     documents: list[list[int]] = []
     for paragraph in paragraphs:
-        sentences = split_sentences(paragraph)
-        # the space belongs to the word after it, so pieces can be put together
-        pieces = [one.ids for one in tokenizer.encode_batch([f" {sentence}" for sentence in sentences])]
-        first = [one.ids for one in tokenizer.encode_batch(sentences)]
         wanted, count = 0, 0
-        for place, piece in enumerate(pieces):
+        for sentence in split_sentences(paragraph):
+            # the space belongs to the word after it, so sentences can be put together
+            piece = tokenizer.encode(f" {sentence}").ids
             if count == wanted or len(documents[-1]) + len(piece) > limit:
-                documents.append([END_ID, *first[place]][:limit])
+                documents.append([END_ID, *tokenizer.encode(sentence).ids][:limit])
                 wanted, count = int(generator.choice(LENGTHS, p=LENGTH_SHARES)), 1
             else:
                 documents[-1].extend(piece)

@@ -90,7 +90,4 @@ def _run(package: Package, command: Sequence[str], *, cwd: Path) -> bytes:
 
 
 def _unfetched(package: Package, why: str) -> DataError:
-    return DataError(
-        f"package {package} cannot be fetched: {why}. Leave its source out with --without, "
-        "or give text of your own with --text FILE."
-    )
+    return DataError(f"package {package} cannot be fetched: {why.rstrip('.')}.")

@@ -63,10 +63,10 @@ class Pretraining:
     folder: Path
     request: Request
     corpus: Corpus
-    session: training.Session
+    state: training.State
 
     def train(self) -> Iterator[Progress]:
-        return training.train(self.session, self.corpus, self.request.settings, folder=self.folder)
+        return training.train(self.state, self.corpus, self.request.settings, folder=self.folder)
 
 
 def open_run(folder: Path, request: Request, *, cache: Path, say: Callable[[str], None]) -> Pretraining:
@@ -84,31 +84,33 @@ def open_run(folder: Path, request: Request, *, cache: Path, say: Callable[[str]
     recorded = read_json(place, missing="") if place.exists() else None
     if recorded is not None and {name: recorded.get(name) for name in asked} != asked:
         raise RunError(f"{folder}: there is a run with other settings or texts here. Name another --folder.")
-    corpus = _corpus(folder, request, cache=cache, say=say)
+    if recorded is None:  # a corpus without it is half made, or of other settings
+        corpus = _make_corpus(request, cache=cache, say=say)
+        save_corpus(corpus, folder / "corpus")
+    else:
+        corpus = load_corpus(folder / "corpus")
     steps = recorded.get("steps") if recorded else None
     if steps is None:
+        # before the steps are known too: a run that is stopped now need not read the texts again
+        write_json(place, {**asked, "steps": None})
         steps = training.count_steps(corpus, request.settings)
         write_json(place, {**asked, "steps": steps, "fingerprint": corpus.fingerprint, "versions": versions()})
     checkpoint = folder / training.CHECKPOINT
     if checkpoint.exists():
-        session = training.load_checkpoint(checkpoint, corpus, request.settings)
-        say(f"{folder}: going on after step {session.step}")
+        state = training.load_checkpoint(checkpoint, corpus, request.settings)
+        say(f"{folder}: going on after step {state.step}")
     else:
-        session = training.begin(corpus, request.settings, steps=steps)
-    return Pretraining(folder, request, corpus, session)
+        state = training.begin(corpus, request.settings, steps=steps)
+    return Pretraining(folder, request, corpus, state)
 
 
-def _corpus(folder: Path, request: Request, *, cache: Path, say: Callable[[str], None]) -> Corpus:
-    place = folder / "corpus"
-    if (place / "corpus.json").exists():
-        return load_corpus(place)
+def _make_corpus(request: Request, *, cache: Path, say: Callable[[str], None]) -> Corpus:
     texts = [read_given(Path(name)) for name in request.texts]  # first: their faults are found at once
     for source in select(request.without):
         say(f"reading {source.name}: {source.package}")
         texts.append(read_source(source, cache))
     say("looking for evaluated text, cutting into tokens")
     corpus = build_corpus(texts, evaluated_sentences(), settings=request.settings.corpus, seed=request.settings.seed)
-    save_corpus(corpus, place)
     tokens = sum(one.tokens for one in corpus.facts)
     say(f"{tokens:,} tokens; overlap with evaluated sentences {corpus.overlap.share:.3%}")
     return corpus
@@ -117,8 +119,8 @@ def _corpus(folder: Path, request: Request, *, cache: Path, say: Callable[[str],
 def finish(run: Pretraining, *, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure the model as it is going to be stored, write it with its card, and give the figures."""
     say("measuring")
-    session, corpus = run.session, run.corpus
-    network = session.network.to(torch.float16).to(torch.float32).eval()
+    state, corpus = run.state, run.corpus
+    network = state.network.to(torch.float16).to(torch.float32).eval()
     by_source = {name: training.measure_documents(network, rows) for name, rows in corpus.held_out.items()}
     by_source["all"] = _pooled(list(by_source.values()))
     evaluated = training.measure_documents(network, corpus.evaluated)
@@ -126,9 +128,9 @@ def finish(run: Pretraining, *, say: Callable[[str], None]) -> dict[str, Any]:
         "schema": SCHEMA,
         "command": run.request.command(),
         "settings": run.request.settings.model_dump(mode="json"),
-        "steps": session.steps,
-        "tokens": session.tokens,
-        "seconds": session.seconds,
+        "steps": state.steps,
+        "tokens": state.tokens,
+        "seconds": state.seconds,
         "network": {
             **run.request.settings.network.model_dump(),
             "positions": network.config.n_positions,

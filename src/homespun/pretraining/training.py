@@ -10,14 +10,14 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -32,6 +32,8 @@ CHECKPOINT = "checkpoint.safetensors"
 TIMED_STEPS = 6  # to see how many steps fit into the minutes asked for
 MEASURED_ROWS = 32
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
 
 class PretrainSettings(Settings):
     """Everything a run is started with; the table of sources and their weights are recorded with the corpus."""
@@ -41,11 +43,11 @@ class PretrainSettings(Settings):
     steps: PositiveInt | None = None  # instead of minutes
     batch: PositiveInt = 8  # sequences a step
     rate: PositiveFloat = 1.5e-3  # of learning, at its peak
-    warm_up: NonNegativeFloat = 0.03  # share of the steps in which the rate rises
-    final_rate: NonNegativeFloat = 0.05  # of the peak, where the cosine ends
+    warm_up: Share = 0.03  # share of the steps in which the rate rises
+    final_rate: Share = 0.05  # of the peak, where the cosine ends
     betas: tuple[float, float] = (0.9, 0.98)  # the second is slow because a step reads little
-    decay: float = 0.1
-    clip: float = 1.0
+    decay: NonNegativeFloat = 0.1
+    clip: PositiveFloat = 1.0
     checkpoint_minutes: NonNegativeFloat = 3.0
     checkpoint_steps: PositiveInt | None = None  # instead of minutes
     corpus: CorpusSettings = CorpusSettings()
@@ -63,8 +65,8 @@ class Progress:
 
 
 @dataclass
-class Session:
-    """One run's state between steps."""
+class State:
+    """Where a run is between two steps. Steps change it in place: copies of all weights would cost time."""
 
     network: Any
     optimizer: torch.optim.AdamW
@@ -102,7 +104,7 @@ def schedule(sizes: Mapping[str, int], weights: Mapping[str, float], *, count: i
     return order
 
 
-def begin(corpus: Corpus, settings: PretrainSettings, *, steps: int) -> Session:
+def begin(corpus: Corpus, settings: PretrainSettings, *, steps: int) -> State:
     network = build_network(
         settings.network,
         vocabulary=corpus.tokenizer.get_vocab_size(),
@@ -113,7 +115,7 @@ def begin(corpus: Corpus, settings: PretrainSettings, *, steps: int) -> Session:
     others = [one for one in network.parameters() if one.ndim == 1]
     groups = [{"params": matrices, "weight_decay": settings.decay}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=settings.rate, betas=settings.betas, fused=True)
-    return Session(network, optimizer, steps)
+    return State(network, optimizer, steps)
 
 
 def count_steps(corpus: Corpus, settings: PretrainSettings) -> int:
@@ -129,58 +131,58 @@ def count_steps(corpus: Corpus, settings: PretrainSettings) -> int:
     return max(1, round(settings.minutes * 60 / ((time.perf_counter() - started) / TIMED_STEPS)))
 
 
-def take_step(session: Session, batch: Tensor, settings: PretrainSettings) -> float:
-    for group in session.optimizer.param_groups:
-        group["lr"] = rate_at(session.step, session.steps, settings)
-    loss = mean_loss(session.network, batch)
+def take_step(state: State, batch: Tensor, settings: PretrainSettings) -> float:
+    for group in state.optimizer.param_groups:
+        group["lr"] = rate_at(state.step, state.steps, settings)
+    loss = mean_loss(state.network, batch)
     loss.backward()
-    torch.nn.utils.clip_grad_norm_(session.network.parameters(), settings.clip)
-    session.optimizer.step()
-    session.optimizer.zero_grad()
-    session.step += 1
-    session.tokens += int((batch[:, 1:] != PADDING).sum())
+    torch.nn.utils.clip_grad_norm_(state.network.parameters(), settings.clip)
+    state.optimizer.step()
+    state.optimizer.zero_grad()
+    state.step += 1
+    state.tokens += int((batch[:, 1:] != PADDING).sum())
     return loss.item()
 
 
-def train(session: Session, corpus: Corpus, settings: PretrainSettings, *, folder: Path) -> Iterator[Progress]:
+def train(state: State, corpus: Corpus, settings: PretrainSettings, *, folder: Path) -> Iterator[Progress]:
     """Take the steps that are left. Checkpoints are written by the way and at the end."""
     rows = np.concatenate(list(corpus.sequences.values()))
     order = schedule(
         {name: len(one) for name, one in corpus.sequences.items()},
         {one.name: one.weight for one in corpus.facts},
-        count=session.steps * settings.batch,
+        count=state.steps * settings.batch,
         seed=settings.seed,
     )
     saved = time.perf_counter()
-    while session.step < session.steps:
-        started, step = time.perf_counter(), session.step
+    while state.step < state.steps:
+        started, step = time.perf_counter(), state.step
         chosen = order[step * settings.batch : (step + 1) * settings.batch]
-        loss = take_step(session, torch.from_numpy(rows[chosen]).long(), settings)
+        loss = take_step(state, torch.from_numpy(rows[chosen]).long(), settings)
         now = time.perf_counter()
-        session.seconds += now - started
+        state.seconds += now - started
         if settings.checkpoint_steps is not None:
-            due = session.step % settings.checkpoint_steps == 0
+            due = state.step % settings.checkpoint_steps == 0
         else:
             due = now - saved > 60 * settings.checkpoint_minutes
-        if due or session.step == session.steps:
-            save_checkpoint(session, folder / CHECKPOINT)
+        if due or state.step == state.steps:
+            save_checkpoint(state, folder / CHECKPOINT)
             saved = time.perf_counter()
-        yield Progress(session.step, session.steps, loss, session.seconds)
+        yield Progress(state.step, state.steps, loss, state.seconds)
 
 
-def save_checkpoint(session: Session, path: Path) -> None:
+def save_checkpoint(state: State, path: Path) -> None:
     """One file, whole or not at all: tensors, and the counts as JSON in its header."""
-    moments = session.optimizer.state_dict()["state"]
-    tensors = {f"network/{name}": value.detach() for name, value in session.network.named_parameters()}
+    moments = state.optimizer.state_dict()["state"]
+    tensors = {f"network/{name}": value.detach() for name, value in state.network.named_parameters()}
     tensors |= {f"optimizer/{place}/{name}": value for place, own in moments.items() for name, value in own.items()}
-    counts = {name: getattr(session, name) for name in ("step", "steps", "seconds", "tokens")}
+    counts = {name: getattr(state, name) for name in ("step", "steps", "seconds", "tokens")}
     draft = path.with_name(f".{path.name}.part")
     save_file(tensors, draft, metadata={"counts": json.dumps(counts)})
     os.replace(draft, path)
 
 
-def load_checkpoint(path: Path, corpus: Corpus, settings: PretrainSettings) -> Session:
-    """A session as it was when the checkpoint was written."""
+def load_checkpoint(path: Path, corpus: Corpus, settings: PretrainSettings) -> State:
+    """A run as it was when the checkpoint was written."""
     try:
         with safe_open(path, framework="pt") as file:
             counts = json.loads(file.metadata()["counts"])
@@ -188,20 +190,20 @@ def load_checkpoint(path: Path, corpus: Corpus, settings: PretrainSettings) -> S
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except Exception as error:
         raise RunError(f"{path}: cannot be read: {error}. Remove it to begin again.") from None
-    session = begin(corpus, settings, steps=counts["steps"])
+    state = begin(corpus, settings, steps=counts["steps"])
     with torch.no_grad():
-        for name, value in session.network.named_parameters():
+        for name, value in state.network.named_parameters():
             value.copy_(tensors[f"network/{name}"])
-    state: dict[int, dict[str, Tensor]] = {}
+    moments: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         kind, _, rest = key.partition("/")
         if kind == "optimizer":
             place, _, name = rest.partition("/")
-            state.setdefault(int(place), {})[name] = value
-    groups = session.optimizer.state_dict()["param_groups"]
-    session.optimizer.load_state_dict({"state": state, "param_groups": groups})
-    session.step, session.seconds, session.tokens = counts["step"], counts["seconds"], counts["tokens"]
-    return session
+            moments.setdefault(int(place), {})[name] = value
+    groups = state.optimizer.state_dict()["param_groups"]
+    state.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+    state.step, state.seconds, state.tokens = counts["step"], counts["seconds"], counts["tokens"]
+    return state
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,7 @@ class Measured:
         return math.exp(self.loss / self.tokens) if self.tokens else math.nan
 
 
-def measure_documents(network: Any, documents: np.ndarray, *, heard: Callable[[], None] = lambda: None) -> Measured:
+def measure_documents(network: Any, documents: np.ndarray) -> Measured:
     """The loss of every token of documents that begin with END, each read alone."""
     lengths = (documents != PADDING).sum(1)
     loss, tokens = 0.0, 0
@@ -229,5 +231,4 @@ def measure_documents(network: Any, documents: np.ndarray, *, heard: Callable[[]
             if count:
                 loss += float(mean_loss(network, torch.from_numpy(rows).long())) * count
                 tokens += count
-            heard()
     return Measured(loss, tokens)
