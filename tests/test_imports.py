@@ -27,6 +27,7 @@ ALLOWED = {
     "experiment": {"core", "data", "evaluation", "run", "files", "training"},
     "contract": {"core", "data", "engines", "run"},
     "bench": {"core"},
+    "pretraining": {"core", "data", "files"},
     "report": {"core", "experiment"},
     "console": {"report", "run", "training"},
 }

@@ -12,7 +12,7 @@ import sys
 import click
 import typer
 
-from homespun.cli import people, training, voices
+from homespun.cli import people, pretrain, training, voices
 from homespun.cli.corpora import data_app
 from homespun.core.errors import HomespunError
 
@@ -23,7 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (training.train, training.compare, training.demo, training.evaluate, people.personalize, people.predict,
-                voices.generate, voices.export, training.report, training.check, training.bench):  # fmt: skip
+                voices.generate, voices.export, training.report, training.check, training.bench,
+                pretrain.pretrain):  # fmt: skip
     app.command()(command)
 app.add_typer(data_app, name="data")
 app.add_typer(people.vault_app, name="vault")

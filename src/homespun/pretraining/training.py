@@ -1,0 +1,234 @@
+"""Training: the steps of one run, checkpoints a killed run goes on from, and measures.
+
+A step's sequences follow from the seed and its number, and nothing is drawn elsewhere. So a checkpoint needs the
+weights, the optimizer's moments and the number of steps done; there is no generator whose state could be lost.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from homespun.core.errors import RunError
+from homespun.core.seeds import numpy_generator
+from homespun.core.settings import Settings
+from homespun.pretraining.corpus import PADDING, Corpus, CorpusSettings
+from homespun.pretraining.network import NetworkSettings, build_network, mean_loss
+
+CHECKPOINT = "checkpoint.safetensors"
+TIMED_STEPS = 6  # to see how many steps fit into the minutes asked for
+MEASURED_ROWS = 32
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class PretrainSettings(Settings):
+    """Everything a run is started with; the table of sources and their weights are recorded with the corpus."""
+
+    seed: int = 0
+    minutes: PositiveFloat = 65.0  # of training; how many steps that is, is found out at the start
+    steps: PositiveInt | None = None  # instead of minutes
+    batch: PositiveInt = 8  # sequences a step
+    rate: PositiveFloat = 1.5e-3  # of learning, at its peak
+    warm_up: Share = 0.03  # share of the steps in which the rate rises
+    final_rate: Share = 0.05  # of the peak, where the cosine ends
+    betas: tuple[float, float] = (0.9, 0.98)  # the second is slow because a step reads little
+    decay: NonNegativeFloat = 0.1
+    clip: PositiveFloat = 1.0
+    checkpoint_minutes: NonNegativeFloat = 3.0
+    checkpoint_steps: PositiveInt | None = None  # instead of minutes
+    corpus: CorpusSettings = CorpusSettings()
+    network: NetworkSettings = NetworkSettings()
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A step that was done."""
+
+    step: int
+    steps: int
+    loss: float
+    seconds: float  # of training so far, over all times the run was started
+
+
+@dataclass
+class State:
+    """Where a run is between two steps. Steps change it in place: copies of all weights would cost time."""
+
+    network: Any
+    optimizer: torch.optim.AdamW
+    steps: int
+    step: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+
+
+def rate_at(step: int, steps: int, settings: PretrainSettings) -> float:
+    """The learning rate: a straight rise, then half a cosine down."""
+    rise = max(1, round(settings.warm_up * steps))
+    if step < rise:
+        return settings.rate * (step + 1) / rise
+    done = (step - rise) / max(1, steps - rise)
+    return settings.rate * (settings.final_rate + (1 - settings.final_rate) * (1 + math.cos(math.pi * done)) / 2)
+
+
+def schedule(sizes: Mapping[str, int], weights: Mapping[str, float], *, count: int, seed: int) -> np.ndarray:
+    """Which sequence is read when: `count` numbers of sequences, counted through the sources one after another.
+
+    Sources take turns by weight times size; a source is read to its end before any of it is read again.
+    """
+    names = list(sizes)
+    shares = np.array([sizes[name] * weights[name] for name in names], dtype=np.float64)
+    turns = numpy_generator(seed, "turns").choice(len(names), size=count, p=shares / shares.sum())
+    order, begin = np.empty(count, dtype=np.int64), 0
+    for place, name in enumerate(names):
+        mine = np.flatnonzero(turns == place)
+        for time_through, start in enumerate(range(0, len(mine), sizes[name])):
+            shuffled = numpy_generator(seed, "order", name, time_through).permutation(sizes[name])
+            part = mine[start : start + sizes[name]]
+            order[part] = begin + shuffled[: len(part)]
+        begin += sizes[name]
+    return order
+
+
+def begin(corpus: Corpus, settings: PretrainSettings, *, steps: int) -> State:
+    network = build_network(
+        settings.network,
+        vocabulary=corpus.tokenizer.get_vocab_size(),
+        positions=settings.corpus.sequence,
+        seed=settings.seed,
+    )
+    matrices = [one for one in network.parameters() if one.ndim > 1]
+    others = [one for one in network.parameters() if one.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": settings.decay}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=settings.rate, betas=settings.betas, fused=True)
+    return State(network, optimizer, steps)
+
+
+def count_steps(corpus: Corpus, settings: PretrainSettings) -> int:
+    """As many steps as were asked for, or as fit into the minutes asked for."""
+    if settings.steps is not None:
+        return settings.steps
+    trial = begin(corpus, settings, steps=TIMED_STEPS + 1)
+    batch = torch.from_numpy(np.concatenate(list(corpus.sequences.values()))[: settings.batch]).long()
+    take_step(trial, batch, settings)  # the first one also sets things up
+    started = time.perf_counter()
+    for _ in range(TIMED_STEPS):
+        take_step(trial, batch, settings)
+    return max(1, round(settings.minutes * 60 / ((time.perf_counter() - started) / TIMED_STEPS)))
+
+
+def take_step(state: State, batch: Tensor, settings: PretrainSettings) -> float:
+    for group in state.optimizer.param_groups:
+        group["lr"] = rate_at(state.step, state.steps, settings)
+    loss = mean_loss(state.network, batch)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(state.network.parameters(), settings.clip)
+    state.optimizer.step()
+    state.optimizer.zero_grad()
+    state.step += 1
+    state.tokens += int((batch[:, 1:] != PADDING).sum())
+    return loss.item()
+
+
+def train(state: State, corpus: Corpus, settings: PretrainSettings, *, folder: Path) -> Iterator[Progress]:
+    """Take the steps that are left. Checkpoints are written by the way and at the end."""
+    rows = np.concatenate(list(corpus.sequences.values()))
+    order = schedule(
+        {name: len(one) for name, one in corpus.sequences.items()},
+        {one.name: one.weight for one in corpus.facts},
+        count=state.steps * settings.batch,
+        seed=settings.seed,
+    )
+    saved = time.perf_counter()
+    while state.step < state.steps:
+        started, step = time.perf_counter(), state.step
+        chosen = order[step * settings.batch : (step + 1) * settings.batch]
+        loss = take_step(state, torch.from_numpy(rows[chosen]).long(), settings)
+        now = time.perf_counter()
+        state.seconds += now - started
+        if settings.checkpoint_steps is not None:
+            due = state.step % settings.checkpoint_steps == 0
+        else:
+            due = now - saved > 60 * settings.checkpoint_minutes
+        if due or state.step == state.steps:
+            save_checkpoint(state, folder / CHECKPOINT)
+            saved = time.perf_counter()
+        yield Progress(state.step, state.steps, loss, state.seconds)
+
+
+def save_checkpoint(state: State, path: Path) -> None:
+    """One file, whole or not at all: tensors, and the counts as JSON in its header."""
+    moments = state.optimizer.state_dict()["state"]
+    tensors = {f"network/{name}": value.detach() for name, value in state.network.named_parameters()}
+    tensors |= {f"optimizer/{place}/{name}": value for place, own in moments.items() for name, value in own.items()}
+    counts = {name: getattr(state, name) for name in ("step", "steps", "seconds", "tokens")}
+    draft = path.with_name(f".{path.name}.part")
+    save_file(tensors, draft, metadata={"counts": json.dumps(counts)})
+    os.replace(draft, path)
+
+
+def load_checkpoint(path: Path, corpus: Corpus, settings: PretrainSettings) -> State:
+    """A run as it was when the checkpoint was written."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            counts = json.loads(file.metadata()["counts"])
+            # copies: the file's own memory is not aligned, and products of other alignment round otherwise
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except Exception as error:
+        raise RunError(f"{path}: cannot be read: {error}. Remove it to begin again.") from None
+    state = begin(corpus, settings, steps=counts["steps"])
+    with torch.no_grad():
+        for name, value in state.network.named_parameters():
+            value.copy_(tensors[f"network/{name}"])
+    moments: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        kind, _, rest = key.partition("/")
+        if kind == "optimizer":
+            place, _, name = rest.partition("/")
+            moments.setdefault(int(place), {})[name] = value
+    groups = state.optimizer.state_dict()["param_groups"]
+    state.optimizer.load_state_dict({"state": moments, "param_groups": groups})
+    state.step, state.seconds, state.tokens = counts["step"], counts["seconds"], counts["tokens"]
+    return state
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Sum of the losses of so many tokens, in nats."""
+
+    loss: float
+    tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.loss / self.tokens) if self.tokens else math.nan
+
+
+def measure_documents(network: Any, documents: np.ndarray) -> Measured:
+    """The loss of every token of documents that begin with END, each read alone."""
+    lengths = (documents != PADDING).sum(1)
+    loss, tokens = 0.0, 0
+    with torch.no_grad():
+        ordered = documents[np.argsort(lengths, kind="stable")]  # rows of like length need little padding
+        for start in range(0, len(ordered), MEASURED_ROWS):
+            rows = ordered[start : start + MEASURED_ROWS]
+            rows = rows[:, : int((rows != PADDING).sum(1).max())]
+            count = int((rows[:, 1:] != PADDING).sum())
+            if count:
+                loss += float(mean_loss(network, torch.from_numpy(rows).long())) * count
+                tokens += count
+    return Measured(loss, tokens)
