@@ -41,7 +41,7 @@ check: $(READY)
 reproduce: $(READY)
 	$(BIN)/homespun compare experiments/furl-dialects.toml
 	$(BIN)/homespun compare experiments/furl-sticker.toml
-	$(BIN)/homespun compare experiments/sweep-furl-reddit.toml
+	$(BIN)/homespun compare experiments/furl-reddit.toml
 	$(BIN)/python docs/generate.py docs/methods/furl.md
 
 # Without its dependencies: the file with the weights is wanted, the code around it is not.
