@@ -76,8 +76,8 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 ```
 
 It was trained for {results["seconds"] / 60:.0f} minutes with one thread. It writes sentences that sound like a message
-to Congress and mean little; do not ask it anything. It is small enough to be fine-tuned on one core in seconds, which
-is what it is for.
+to Congress and mean little; do not ask it anything. It is small enough to be fine-tuned on one core, which is
+what it is for.
 
 ## Text
 
