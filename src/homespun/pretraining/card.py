@@ -63,9 +63,10 @@ pipeline_tag: text-generation
 # tiny
 
 A small English language model to try personalization with: GPT-2's architecture with {network["layers"]} layers,
-width {network["width"]}, {network["heads"]} heads, {network["positions"]} positions and tied embeddings:
-{network["parameters"]:,} parameters, stored as float16. The vocabulary is its own: byte-level BPE,
-{network["vocabulary"]} pieces; `<|endoftext|>` begins and ends every text. Put it first, the tokenizer does not.
+width {network["width"]}, {network["heads"]} heads, {network["positions"]} positions and tied embeddings, which makes
+{network["parameters"]:,} parameters, stored as float16. The vocabulary is its own: byte-level BPE, \
+{network["vocabulary"]} pieces;
+`<|endoftext|>` begins and ends every text. Put it first, the tokenizer does not.
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -74,9 +75,9 @@ model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
 tokenizer = AutoTokenizer.from_pretrained(folder)
 ```
 
-It was trained for {results["seconds"] / 60:.0f} minutes on one core. It writes sentences that sound like a message to
-Congress and mean little; do not ask it anything. It is small enough to be fine-tuned on one core in seconds,
-which is what it is for.
+It was trained for {results["seconds"] / 60:.0f} minutes with one thread. It writes sentences that sound like a message
+to Congress and mean little; do not ask it anything. It is small enough to be fine-tuned on one core, which is
+what it is for.
 
 ## Text
 
@@ -109,8 +110,8 @@ with such words were dropped ({dropped} of them), it was {before["found"]} sente
 - Perplexity on evaluated text, {evaluated["tokens"]:,} tokens of {evaluated["sentences"]:,} sentences drawn from all:
   **{evaluated["perplexity"]:.1f}**, {evaluated["bits_per_byte"]:.3f} bits a byte.
 
-Perplexity is exp(mean loss of a token), a document or sentence at a time, with `<|endoftext|>` before it and not
-predicted after it in the evaluated sentences, with the weights as they are stored here.
+Perplexity is exp(mean loss of a token), each document or sentence read alone with `<|endoftext|>` before it (the one
+after it is not counted), with the weights as they are stored here.
 
 Again:
 

@@ -80,7 +80,7 @@ SOURCES: tuple[Source, ...] = (
     Source(
         name="anarchist-faq",
         what="An Anarchist FAQ: political theory and history",
-        licence="GPL-2.0 or GFDL",
+        licence="GPL-2.0-or-later",
         weight=1.0,
         package=_apt("anarchism", "15.3-3"),
         files=("*/html/*.html",),
