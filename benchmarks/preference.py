@@ -94,7 +94,7 @@ def compare(data: reference.Data, start: reference.Start, *, rounds: int, client
     """Both sides from the same start, with the same cohorts and batches; each takes its own steps."""
     model = reference.make_model()
     ours, theirs = Cohort(data, start), start
-    ours.round(reference.make_plan(10**6, data, clients=clients))  # workers start and warm up
+    ours.round(reference.make_plan(10**6, data, clients=min(clients, default_workers())))  # workers start and warm up
     ours.state = replace(start)
     seconds: dict[str, list[float]] = {"loop, 1 thread": [], "loop, 2 threads": [], "cohort": []}
     peaks, flops = [], []
