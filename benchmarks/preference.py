@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
+import shutil
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
+from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -23,65 +21,80 @@ import reference_w2 as reference
 from gemm import gemm_peak_gflops
 from memory import peak_rss_mb
 
-from homespun.engines.cohort import WORKER_ENVIRONMENT, default_workers
-from homespun.models.frozen_gpt2 import FrozenGpt2, prefix_losses, prepare
+from homespun.core import seeds
+from homespun.core.batches import plan_batches
+from homespun.core.method import Task, build, load_method
+from homespun.engines.cohort import CohortEngine, default_workers
+from homespun.engines.engine import Client
+from homespun.models.pretrained import TINY
 
-_weights: FrozenGpt2 | None = None  # of this worker process
-
-
-def start_worker() -> None:
-    global _weights
-    torch.set_num_threads(1)
-    _weights = prepare(reference.make_model())
+SEED = 0
 
 
-def train_client(
-    context: Tensor, personal: Tensor, *, data: reference.Data, batches: Sequence[np.ndarray]
-) -> tuple[Tensor, Tensor]:
-    """`reference.train_client` with the model's losses from `prefix_losses`; `data` has one user."""
-    assert _weights is not None
-    broadcast = context
-    context, personal = context.clone().requires_grad_(), personal.clone().requires_grad_()
-    optimizer = torch.optim.Adam((context, personal), lr=reference.RATE)
-    for batch in batches:
-        rows = torch.from_numpy(batch)
-        tokens, lengths = data.tokens[0][rows], data.lengths[0][rows]
-        prefix = personal * context[data.contexts[0][rows]]
-        optimizer.zero_grad(set_to_none=True)
-        loss = prefix_losses(_weights, prefix[:, None], tokens=tokens, lengths=lengths).sum() / lengths.sum()
-        (loss + reference.PROXIMAL / 2 * (context - broadcast).square().sum()).backward()
-        optimizer.step()
-    return context.detach(), personal.detach()
+def write_base(folder: Path) -> str:
+    """The reference's random model as a base model that a method can name; its tokenizer is never asked."""
+    logging.disable_progress_bar()
+    reference.make_model().save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY / name, folder / name)
+    return str(folder)
+
+
+def user_name(user: int) -> str:
+    return f"user-{user:04d}"
 
 
 class Cohort:
-    """homespun's side: clients in worker processes with one thread each."""
+    """homespun's side: the method `fedperc` on the default engine."""
 
-    def __init__(self, data: reference.Data, start: reference.Start) -> None:
-        self.data, self.state = data, start
-        os.environ.update(WORKER_ENVIRONMENT)  # read when a process starts
-        self.pool = ProcessPoolExecutor(
-            default_workers(), mp_context=multiprocessing.get_context("spawn"), initializer=start_worker
-        )
-
-    def round(self, plan: reference.Plan) -> None:
-        state = self.state
-        tasks = [
-            self.pool.submit(train_client, state.context, state.personal[user], data=own, batches=batches)
-            for user, batches, own in zip(plan.cohort, plan.batches, self._own(plan.cohort), strict=True)
+    def __init__(self, data: reference.Data, start: reference.Start, base: str) -> None:
+        settings = {
+            "base": base,
+            "length": reference.POSITIONS - 1,
+            "local_steps": reference.STEPS,
+            "batch": reference.BATCH,
+            "rate": reference.RATE,
+            "proximal": reference.PROXIMAL,
+            "prior": "none",
+        }
+        self.built = build(load_method("fedperc", settings, Task(contexts=len(start.context))), seed=SEED)
+        self.engine = CohortEngine(self.built, SEED)
+        self.data = [
+            {"tokens": tokens.int(), "length": lengths, "context": contexts}
+            for tokens, lengths, contexts in zip(data.tokens, data.lengths, data.contexts, strict=True)
         ]
-        total, personal = torch.zeros_like(state.context), state.personal.clone()
-        for user, task in zip(plan.cohort, tasks, strict=True):
-            context, personal[user] = task.result()
-            total += context - state.context
-        self.state = reference.Start(state.context + total / len(plan.cohort), personal)
+        self.begin(start)
 
-    def _own(self, cohort: Sequence[int]) -> list[reference.Data]:
-        data = self.data
-        return [reference.Data([data.tokens[user]], [data.lengths[user]], [data.contexts[user]]) for user in cohort]
+    def begin(self, start: reference.Start) -> None:
+        fresh = self.built.start()
+        self.state = replace(fresh, keyed={"context.table": start.context[:, None].clone()})
+        self.personal = start.personal.clone()
 
-    def close(self) -> None:
-        self.pool.shutdown()
+    def plan(self, cohort: Sequence[int]) -> reference.Plan:
+        """The batches this side will draw, for the other side to follow."""
+        phase = self.built.method.phases[0]
+        batches = [
+            plan_batches(
+                len(self.data[user]["length"]),
+                phase,
+                seeds.numpy_generator(SEED, "phases", self.state.round, user_name(user)),
+            )
+            for user in cohort
+        ]
+        return reference.Plan(cohort, batches)
+
+    def round(self, cohort: Sequence[int]) -> None:
+        clients = [
+            Client(user_name(user), {"personal.embedding": self.personal[user][None]}, self.data[user])
+            for user in cohort
+        ]
+        outcome = self.engine.work(self.state.broadcast(), clients)
+        self.state = self.built.method.server(self.state, outcome.update)
+        for user in cohort:
+            self.personal[user] = outcome.private[user_name(user)]["personal.embedding"][0]
+
+    def reached(self) -> reference.Start:
+        return reference.Start(self.state.keyed["context.table"][:, 0], self.personal)
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -92,14 +105,15 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 def compare(data: reference.Data, start: reference.Start, *, rounds: int, clients: int) -> dict[str, float | int]:
     """Both sides from the same start, with the same cohorts and batches; each takes its own steps."""
-    model = reference.make_model()
-    ours, theirs = Cohort(data, start), start
-    ours.round(reference.make_plan(10**6, data, clients=min(clients, default_workers())))  # workers start and warm up
-    ours.state = replace(start)
+    model, theirs = reference.make_model(), start
+    folder = tempfile.TemporaryDirectory(prefix="homespun-bench-")
+    ours = Cohort(data, start, write_base(Path(folder.name)))
+    ours.round(reference.make_plan(10**6, data, clients=min(clients, default_workers())).cohort)  # workers warm up
+    ours.begin(start)
     seconds: dict[str, list[float]] = {"loop, 1 thread": [], "loop, 2 threads": [], "cohort": []}
     peaks, flops = [], []
     for round_number in range(rounds):
-        plan = reference.make_plan(round_number, data, clients=clients)
+        plan = ours.plan(reference.make_plan(round_number, data, clients=clients).cohort)
         after = theirs
         for threads, name in ((1, "loop, 1 thread"), (2, "loop, 2 threads")):
             torch.set_num_threads(threads)
@@ -107,11 +121,11 @@ def compare(data: reference.Data, start: reference.Start, *, rounds: int, client
             seconds[name].append(took)
         theirs = after
         torch.set_num_threads(1)
-        seconds["cohort"].append(timed(lambda: ours.round(plan))[0])  # noqa: B023
+        seconds["cohort"].append(timed(lambda: ours.round(plan.cohort))[0])  # noqa: B023
         peaks.append(gemm_peak_gflops(default_workers()))
         flops.append(reference.plan_flop(data, plan))
     memory = peak_rss_mb()
-    ours.close()
+    folder.cleanup()
     loop_1, loop_2, cohort_s = (statistics.median(values) for values in seconds.values())
     loop_s, peak = min(loop_1, loop_2), max(peaks)
     gflop = statistics.mean(flops) / 1e9
@@ -128,5 +142,5 @@ def compare(data: reference.Data, start: reference.Start, *, rounds: int, client
         "gemm_share": gflop / cohort_s / peak,
         "loop_gemm_share": gflop / loop_s / peak,
         "peak_rss_mb": memory,
-        "max_abs_difference": reference.max_abs_difference(theirs, ours.state),
+        "max_abs_difference": reference.max_abs_difference(theirs, ours.reached()),
     }

@@ -176,16 +176,22 @@ def evaluate(run: Run, part: Part = "test") -> Evaluation | TextEvaluation:
     return judge(run, (clients(block) for block in blocks(positions)))
 
 
-def evaluate_adapted(run: Run, counts: Sequence[int | None] = SHOTS) -> dict[str, Evaluation | TextEvaluation]:
+def shot_counts(method: Method) -> tuple[int | None, ...]:
+    """How many examples of one's own are tried: those of the method's paper."""
+    return TEXT_SHOTS if method.predicts == "text" else SHOTS
+
+
+def evaluate_adapted(run: Run, counts: Sequence[int | None] | None = None) -> dict[str, Evaluation | TextEvaluation]:
     """Participants who adapt at home to so many new examples of their own; the scored ones are always the same."""
     if not adapts(run.method):
         return {}
     positions = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
     private = run.private([run.federation.users[position] for position in positions])
+    counts = counts or shot_counts(run.method)
     return _adapted(run, run.federation, positions, counts=counts, learns_from="adapt", private=private)
 
 
-def evaluate_newcomers(run: Run, counts: Sequence[int | None] = SHOTS) -> dict[str, Evaluation | TextEvaluation]:
+def evaluate_newcomers(run: Run, counts: Sequence[int | None] | None = None) -> dict[str, Evaluation | TextEvaluation]:
     """Users who never took part, personalized at home from so many of their own examples.
 
     The test examples are the same for every count. A method without private parameters has nothing to
@@ -195,8 +201,7 @@ def evaluate_newcomers(run: Run, counts: Sequence[int | None] = SHOTS) -> dict[s
     if "author" in run.method.keys.values() or not len(run.newcomers.users):
         return {}
     positions = sample_users(run.newcomers, at_most=run.settings.evaluate_users, seed=run.settings.seed)
-    if not adapts(run.method):
-        counts = (0,)
+    counts = (counts or shot_counts(run.method)) if adapts(run.method) else (0,)
     new = {run.newcomers.users[position]: run.new_private(run.newcomers.users[position]) for position in positions}
     return _adapted(run, run.newcomers, positions, counts=counts, learns_from="train", private=new)
 
@@ -379,9 +384,7 @@ def user_vectors(run: Run, positions: Sequence[int]) -> np.ndarray | None:
 def results(run: Run) -> dict[str, Any]:
     """All that `results.json` says of a finished run."""
     history = run.history()
-    text = run.method.predicts == "text"
-    counts = TEXT_SHOTS if text else SHOTS
-    adapted = evaluate_adapted(run, counts) if text else {}
+    adapted = evaluate_adapted(run) if run.method.predicts == "text" else {}
     return {
         "method": run.method.name,
         "pooled": run.method.pooled,
@@ -394,7 +397,7 @@ def results(run: Run) -> dict[str, Any]:
         "eval": evaluate(run, "eval").to_dict(),
         "test": evaluate(run, tested_part(run)).to_dict(),
         "adapted": {count: found.to_dict() for count, found in adapted.items()},
-        "newcomers": {count: found.to_dict() for count, found in evaluate_newcomers(run, counts).items()},
+        "newcomers": {count: found.to_dict() for count, found in evaluate_newcomers(run).items()},
         "newcomers_untouched": newcomers_untouched(run),
         "released": ["parameter updates", "weight", *run.method.statistics, *run.method.releases],
     }

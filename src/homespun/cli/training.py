@@ -145,12 +145,13 @@ def evaluate(
     from homespun.report.cells import metric_named
     from homespun.report.outcomes import CONTROLS
     from homespun.training import evaluate as evaluate_run
-    from homespun.training import evaluate_controls, evaluate_newcomers, reopen
+    from homespun.training import evaluate_controls, evaluate_newcomers, reopen, tested_part
 
     if part not in ("train", "eval", "test"):
         raise SettingsError(f"--part is train, eval or test, not {part!r}")
     with reopen(folder) as run:
         newcomers = evaluate_newcomers(run) if part == "test" else {}
+        part = tested_part(run) if part == "test" else part
         controls = evaluate_controls(run, part)  # type: ignore[arg-type]
         found = {
             run.method.name: evaluate_run(run, part),  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from homespun.core.errors import WorkerError
 from homespun.core.messages import Broadcast, pack, prefixed, strip, unpack, update_from_tensors
-from homespun.core.method import Built
+from homespun.core.method import Built, Stackable
 from homespun.core.tree import Tree
 from homespun.engines.engine import Client, Outcome, Work, empty_update, in_user_order
 from homespun.engines.stacked import merge_private, predict_together, sum_updates, work_together
@@ -64,7 +64,7 @@ class CohortEngine:
     workers: int = field(default_factory=default_workers)
 
     def work(self, broadcast: Broadcast, clients: Sequence[Client], *, work: Work = "phases") -> Outcome:
-        chunks = chunked(by_size(in_user_order(clients)))
+        chunks = chunked(by_size(in_user_order(clients)), self._chunk)
         if self.workers == 0:
             outcomes = [work_together(self.built, broadcast, chunk, work=work, seed=self.seed) for chunk in chunks]
         else:
@@ -75,13 +75,18 @@ class CohortEngine:
 
     def predict(self, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
         order = sorted(range(len(clients)), key=lambda position: -clients[position].examples)
-        chunks = chunked([clients[position] for position in order])
+        chunks = chunked([clients[position] for position in order], self._chunk)
         if self.workers == 0:
             outputs = [predict_together(self.built, broadcast, chunk) for chunk in chunks]
         else:
             outputs = self._distribute(broadcast, chunks, header={"kind": "predict"}, read=_read_outputs)
         flat = dict(zip(order, [output for chunk in outputs for output in chunk], strict=True))
         return [flat[position] for position in range(len(clients))]
+
+    @property
+    def _chunk(self) -> int:
+        """Who is trained alone anyway is handed out alone, so that no worker waits for the other's long texts."""
+        return CHUNK if isinstance(self.built.model, Stackable) else 1
 
     def close(self) -> None:
         """The workers stay for the next run of this process; they end with it."""
@@ -109,11 +114,11 @@ def by_size(clients: Sequence[Client]) -> list[Client]:
     return sorted(clients, key=lambda client: -client.examples)
 
 
-def chunked(clients: Sequence[Client]) -> list[list[Client]]:
+def chunked(clients: Sequence[Client], size: int = CHUNK) -> list[list[Client]]:
     """Even chunks, an even number of them: the cohort alone decides, so that the sums do not depend on the workers."""
     if not clients:
         return []
-    count = min(len(clients), 2 * ceil(len(clients) / (2 * CHUNK)))
+    count = min(len(clients), 2 * ceil(len(clients) / (2 * size)))
     ends = [round(len(clients) * place / count) for place in range(count + 1)]
     return [list(clients[start:end]) for start, end in pairwise(ends)]
 

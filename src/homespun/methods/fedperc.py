@@ -34,15 +34,15 @@ from homespun.core.roles import Role, Rules
 from homespun.core.server import Denominator, FedAdam, FedAvg
 from homespun.core.tree import Tree
 from homespun.models.language import PreferenceModel, Prefix
-from homespun.models.pretrained import load_pretrained, with_lora
-from homespun.models.utterances import encode
+from homespun.models.pretrained import BaseName, load_pretrained, with_lora
+from homespun.models.utterances import UtteranceLength, encode
 
 
 class Settings(core_settings.Settings):
-    base: str = "tiny"  # tiny, smollm2, a folder, or a name on the hub
+    base: BaseName = "tiny"  # tiny, smollm2, a folder, or a name on the hub
     prefix: Prefix = "personal x context"  # what stands before an utterance; the other kinds are controls
     virtual_tokens: PositiveInt = 1
-    length: PositiveInt = 64  # tokens read of an utterance
+    length: UtteranceLength = 64  # tokens read of an utterance
     lora: NonNegativeInt = 0  # rank of an adapter that is trained with everybody; 0: none
     layers: str = ""  # layers of the language model that are trained with everybody, as a glob; empty: none
 
@@ -53,9 +53,9 @@ class Settings(core_settings.Settings):
     personal_rate: NonNegativeFloat | None = None  # None: the same
     proximal: NonNegativeFloat = 1.0
 
-    # Where new users start: a prior that clients train for so many steps a round, or the average of personal
-    # embeddings, which every client then tells of, clipped and noised
-    prior: Literal["learned", "average"] = "learned"
+    # Where new users start: a prior that clients train for so many steps a round; the average of personal
+    # embeddings, which every client then tells of, clipped and noised; or where everybody started
+    prior: Literal["learned", "average", "none"] = "learned"
     prior_steps: PositiveInt = 2
     average_clip: PositiveFloat = 1.0  # longest step away from the average so far that a client tells
     average_noise: NonNegativeFloat = 0.1  # standard deviation of every number's noise

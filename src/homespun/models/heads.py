@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from homespun.core import settings as core_settings
 from homespun.core.errors import InputError
 from homespun.core.server import Denominator, FedAdam, FedAvg
-from homespun.models.pretrained import Pretrained
+from homespun.models.pretrained import BaseName, Pretrained
+from homespun.models.utterances import UtteranceLength
 
 # A batch of always the same shape, so that an utterance's features do not depend on who is read with it, to the bit:
 # whether they are remembered, and from which batch, then changes no number.
@@ -30,8 +31,8 @@ ROWS = 128  # tokens whose logits are worked out together: 4 MB with 8192 words
 class HeadSettings(core_settings.Settings):
     """What methods that train output heads have in common; the names and values are FedPerC's."""
 
-    base: str = "tiny"  # tiny, smollm2, a folder, or a name on the hub
-    length: PositiveInt = 64  # tokens read of an utterance
+    base: BaseName = "tiny"  # tiny, smollm2, a folder, or a name on the hub
+    length: UtteranceLength = 64  # tokens read of an utterance
 
     # Local training (appendix B)
     local_steps: PositiveInt = 10

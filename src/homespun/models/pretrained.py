@@ -10,8 +10,9 @@ import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
+from pydantic import AfterValidator
 from torch import Tensor, nn
 
 from homespun.core.errors import InputError
@@ -19,6 +20,14 @@ from homespun.core.errors import InputError
 TINY = Path(__file__).parent / "tiny"
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FORMAT_FILES = ("config.json", "model.safetensors", "tokenizer.json")
+
+
+def _lasting(name: str) -> str:
+    """A folder's whole path, so that a run can be opened from anywhere."""
+    return str(Path(name).resolve()) if name not in ("tiny", "smollm2") and Path(name).is_dir() else name
+
+
+BaseName: TypeAlias = Annotated[str, AfterValidator(_lasting)]
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, TypeAlias
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from homespun.core.errors import SettingsError
 from homespun.core.method import Batch
@@ -13,6 +15,7 @@ from homespun.models.pretrained import Pretrained
 
 PROMPT = 3  # tokens of an utterance that are given; what follows is scored
 SHORTEST = PROMPT + 1  # an utterance needs one token to score
+UtteranceLength: TypeAlias = Annotated[int, Field(ge=SHORTEST)]
 
 
 def encode(
