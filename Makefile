@@ -26,8 +26,9 @@ setup: $(READY)
 demo: $(READY)
 	$(BIN)/homespun demo
 
+# Two at a time, file by file: most tests wait for processes they started.
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 unit: $(READY)
 	$(BIN)/python -m pytest -m "not system"

@@ -223,7 +223,8 @@ def test_chosen_layers_or_an_adapter_can_be_trained_by_everybody(gpt2):
         assert any(bool(delta.abs().max() > 0) for name, delta in update.federated.items() if "backbone" in name)
 
 
-def test_a_base_model_that_is_not_there_says_how_to_get_one(tmp_path):
+def test_a_base_model_that_is_not_there_says_how_to_get_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # or it tries for most of a minute
     with pytest.raises(InputError, match=r"no such folder.*make smollm2"):
         load_pretrained("no/such-model")
     with pytest.raises(InputError, match=r"config\.json, model\.safetensors, tokenizer\.json missing"):
@@ -237,6 +238,5 @@ def test_a_text_longer_than_the_model_can_read_is_refused(gpt2):
 
 @pytest.mark.system
 @pytest.mark.parametrize("method", ["fedperc", "fedperc_generated"])
-def test_the_contract_holds_on_another_base(gpt2, llama, method):
-    for base in (gpt2, llama):
-        check_method(method, {"base": base})
+def test_the_contract_holds_on_another_architecture(llama, method):
+    check_method(method, {"base": llama})

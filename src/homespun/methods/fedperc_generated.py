@@ -42,6 +42,9 @@ class Settings(fedperc.Settings):
     evidence_words: PositiveInt = 256  # at most so many tokens of them
 
 
+# Generators start with gradients that are zero but for rounding, which Adam would blow up to whole steps.
+SMALLEST = 1e-6
+
 RUN = fedperc.RUN
 SMALL = {**fedperc.SMALL, "evidence_words": 16}
 
@@ -96,7 +99,7 @@ def method(settings: Settings, task: Task) -> Method:
         return with_evidence(plain.encode(examples), counts=settings.evidence, words=settings.evidence_words)
 
     shared: Sequence[str] = ("generators.*", "prior.embedding", "context.table")
-    joint = replace(plain.phases[0], trains={name: Adam(settings.rate) for name in shared})
+    joint = replace(plain.phases[0], trains={name: Adam(settings.rate, epsilon=SMALLEST) for name in shared})
     return replace(
         plain,
         name="fedperc_generated",
