@@ -31,7 +31,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 unit: $(READY)
-	$(BIN)/python -m pytest -m "not system"
+	$(BIN)/python -m pytest -m "not system" -n 2 --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff check .
