@@ -6,20 +6,17 @@ import shutil
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import torch
 from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import reference_w2 as reference
-from gemm import gemm_peak_gflops
-from memory import peak_rss_mb
+from alternating import Alternating
 
 from homespun.core import seeds
 from homespun.core.batches import plan_batches
@@ -97,12 +94,6 @@ class Cohort:
         return reference.Start(self.state.keyed["context.table"][:, 0], self.personal)
 
 
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    begin = time.perf_counter()
-    result = work()
-    return time.perf_counter() - begin, result
-
-
 def compare(data: reference.Data, start: reference.Start, *, rounds: int, clients: int) -> dict[str, float | int]:
     """Both sides from the same start, with the same cohorts and batches; each takes its own steps."""
     model, theirs = reference.make_model(), start
@@ -110,37 +101,14 @@ def compare(data: reference.Data, start: reference.Start, *, rounds: int, client
     ours = Cohort(data, start, write_base(Path(folder.name)))
     ours.round(reference.make_plan(10**6, data, clients=min(clients, default_workers())).cohort)  # workers warm up
     ours.begin(start)
-    seconds: dict[str, list[float]] = {"loop, 1 thread": [], "loop, 2 threads": [], "cohort": []}
-    peaks, flops = [], []
+    watch, flops = Alternating(), []
     for round_number in range(rounds):
         plan = ours.plan(reference.make_plan(round_number, data, clients=clients).cohort)
-        after = theirs
-        for threads, name in ((1, "loop, 1 thread"), (2, "loop, 2 threads")):
-            torch.set_num_threads(threads)
-            took, after = timed(lambda: reference.run_round(model, theirs, data=data, plan=plan))  # noqa: B023
-            seconds[name].append(took)
-        theirs = after
-        torch.set_num_threads(1)
-        seconds["cohort"].append(timed(lambda: ours.round(plan.cohort))[0])  # noqa: B023
-        peaks.append(gemm_peak_gflops(default_workers()))
+        theirs = watch.round(
+            loop=partial(reference.run_round, model, theirs, data=data, plan=plan),
+            cohort=partial(ours.round, plan.cohort),
+        )
         flops.append(reference.plan_flop(data, plan))
-    memory = peak_rss_mb()
     folder.cleanup()
-    loop_1, loop_2, cohort_s = (statistics.median(values) for values in seconds.values())
-    loop_s, peak = min(loop_1, loop_2), max(peaks)
-    gflop = statistics.mean(flops) / 1e9
-    return {
-        "rounds": rounds,
-        "clients": clients,
-        "loop_s_per_round": loop_s,
-        "loop_threads": 1 if loop_1 <= loop_2 else 2,
-        "cohort_s_per_round": cohort_s,
-        "ratio": loop_s / cohort_s,
-        "loop_clients_per_s": clients / loop_s,
-        "cohort_clients_per_s": clients / cohort_s,
-        "gemm_peak_gflops": peak,
-        "gemm_share": gflop / cohort_s / peak,
-        "loop_gemm_share": gflop / loop_s / peak,
-        "peak_rss_mb": memory,
-        "max_abs_difference": reference.max_abs_difference(theirs, ours.reached()),
-    }
+    difference = reference.max_abs_difference(theirs, ours.reached())
+    return watch.figures(clients=clients, flop=statistics.mean(flops), max_abs_difference=difference)

@@ -10,12 +10,9 @@ use nominal FLOPs.
 
 from __future__ import annotations
 
-import statistics
 import sys
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,14 +20,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 import reference_w1 as reference
-from gemm import gemm_peak_gflops
-from memory import peak_rss_mb
+from alternating import Alternating
 
 from homespun.core import seeds
 from homespun.core.batches import plan_batches
 from homespun.core.messages import ServerState
 from homespun.core.method import Batch, Task, build, load_method
-from homespun.engines.cohort import CohortEngine, default_workers
+from homespun.engines.cohort import CohortEngine
 from homespun.engines.engine import Client
 
 SEED = 0
@@ -48,12 +44,6 @@ SETTINGS = {
 
 def user_name(user: int) -> str:
     return f"user-{user:04d}"
-
-
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    begin = time.perf_counter()
-    result = work()
-    return time.perf_counter() - begin, result
 
 
 class Cohort:
@@ -95,36 +85,18 @@ def measure(rounds: int = 5) -> dict[str, float | int]:
     ours, theirs = Cohort(data, start), start
     ours.round(list(reference.make_plan(10**6).cohort))  # workers start and warm up
     ours = Cohort(data, start)
-    seconds: dict[str, list[float]] = {"loop, 1 thread": [], "loop, 2 threads": [], "cohort": []}
-    peaks = []
+    watch = Alternating()
     for round_number in range(rounds):
         cohort = list(reference.make_plan(round_number).cohort)
         plan = reference.Plan(cohort, np.stack([ours.order(user) for user in cohort]))
-        after = theirs
-        for threads, name in ((1, "loop, 1 thread"), (2, "loop, 2 threads")):
-            torch.set_num_threads(threads)
-            took, after = timed(lambda: reference.run_round(model, theirs, data=data, plan=plan))  # noqa: B023
-            seconds[name].append(took)
-        theirs = after
-        torch.set_num_threads(1)
-        seconds["cohort"].append(timed(lambda: ours.round(cohort))[0])  # noqa: B023
-        peaks.append(gemm_peak_gflops(default_workers()))
-    loop_1, loop_2, cohort_s = (statistics.median(values) for values in seconds.values())
-    loop_s, peak = min(loop_1, loop_2), max(peaks)
-    return {
-        "rounds": rounds,
-        "loop_s_per_round": loop_s,
-        "loop_threads": 1 if loop_1 <= loop_2 else 2,
-        "cohort_s_per_round": cohort_s,
-        "ratio": loop_s / cohort_s,
-        "loop_clients_per_s": reference.COHORT / loop_s,
-        "cohort_clients_per_s": reference.COHORT / cohort_s,
-        "gemm_peak_gflops": peak,
-        "gemm_share": reference.ROUND_FLOP / cohort_s / 1e9 / peak,
-        "loop_gemm_share": reference.ROUND_FLOP / loop_s / 1e9 / peak,
-        "peak_rss_mb": peak_rss_mb(),
-        "max_abs_difference": max(
+        theirs = watch.round(
+            loop=partial(reference.run_round, model, theirs, data=data, plan=plan), cohort=partial(ours.round, cohort)
+        )
+    return watch.figures(
+        clients=reference.COHORT,
+        flop=reference.ROUND_FLOP,
+        max_abs_difference=max(
             reference.max_abs_difference(theirs.weights, dict(ours.state.federated)),
             float((theirs.embeddings - ours.embeddings).abs().max()),
         ),
-    }
+    )
