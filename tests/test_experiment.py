@@ -20,7 +20,6 @@ from homespun.experiment import (
     maps,
     run_folder,
     single_results,
-    summary,
     train_all,
 )
 from homespun.files import DataSettings
@@ -136,13 +135,6 @@ def test_what_was_not_scored_on_the_same_tokens_is_not_compared():
     assert found["configurations"]["theirs"]["test"] is None
     alone = differences({"ours": [a_run([1.0])]}, [{"untouched": evaluation([2.0])}])
     assert (alone["controls"]["untouched"]["test"]["low"], alone["configurations"]) == (None, {})
-
-
-def test_what_is_generated_is_summed_up_like_what_is_adapted():
-    runs = [a_run([10.0], seed=seed, generated={"5": evaluation([10.0 + seed])}) for seed in (0, 1)]
-    found = summary(runs)
-    assert found["generated"]["5"]["loss"] == {"mean": pytest.approx(1.05), "std": pytest.approx(0.1 / math.sqrt(2))}
-    assert (found["adapted"], found["newcomers_untouched"]) == ({}, None)
 
 
 class Unlabelled:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -25,9 +24,9 @@ from homespun.core.settings import Settings, parse
 from homespun.data.check import check
 from homespun.data.federation import Federation
 from homespun.data.splits import Subset, sample_users, withhold
-from homespun.evaluation import language
+from homespun.evaluation.differences import differences
 from homespun.evaluation.metrics import majority, mean_and_deviation
-from homespun.evaluation.pooling import COLUMNS, averaged, joined, summed_by_user
+from homespun.evaluation.pooling import COLUMNS, averaged, joined
 from homespun.files import SCHEMA, DataSettings, read_json, versions, write_json
 from homespun.run import RoundRecord, Run, RunSettings
 from homespun.training import (
@@ -46,7 +45,6 @@ RESULTS_FILE = "results.json"
 Event: TypeAlias = RoundRecord | Evaluated
 Following: TypeAlias = Callable[[Run, str], AbstractContextManager[Callable[[Event], None]]]
 MAPPED_USERS = 500  # at most so many points on a map
-COMPARED = ("test", "adapted", "newcomers")  # whom a difference is stated for
 T = TypeVar("T")
 
 
@@ -260,70 +258,15 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     def new(*path: str) -> dict[str, Any]:
         return _summarized([joined([reduce(getitem, path, run) for run in folds]) for folds in seeds])
 
-    def counts(who: str) -> Sequence[str]:
-        return list(runs[0].get(who) or {})
-
     return {
         "eval": known("eval"),
         "test": known("test"),
-        **{who: {count: known(who, count) for count in counts(who)} for who in ("adapted", "generated")},
-        **{who: {count: new(who, count) for count in counts(who)} for who in ("newcomers", "newcomers_generated")},
+        "adapted": {count: known("adapted", count) for count in runs[0]["adapted"]},
+        "newcomers": {count: new("newcomers", count) for count in runs[0]["newcomers"]},
         "newcomers_untouched": new("newcomers_untouched") if runs[0].get("newcomers_untouched") else None,
         "rounds": len(runs[0]["rounds"]),
         "seconds_per_round": _spread([float(np.mean([r["seconds"] for r in run["rounds"]])) for run in runs]),
     }
-
-
-def differences(
-    configurations: Mapping[str, Sequence[Mapping[str, Any]]], controls: Sequence[Mapping[str, Any]]
-) -> dict[str, Any] | None:
-    """The first configuration's perplexity against every other's and the untouched base; None for labels."""
-    ours, *others = configurations
-    runs = configurations[ours]
-    if runs[0]["test"]["metric"] != "perplexity":
-        return None
-    base = [
-        {**run, "test": control["untouched"], "adapted": {}, "newcomers": {"0": run.get("newcomers_untouched")}}
-        for run, control in zip(runs, controls, strict=True)
-    ]
-
-    def against(theirs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        return {who: difference(runs, theirs, who=who) for who in COMPARED}
-
-    return {
-        "ours": ours,
-        "configurations": {key: against(configurations[key]) for key in others},
-        "controls": {"untouched": against(base)},
-    }
-
-
-def difference(
-    ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]], *, who: str
-) -> dict[str, Any] | None:
-    """In percent, with an interval over users; None where a side is missing or read other tokens."""
-    sides = []
-    for runs in (ours, theirs):
-        evaluations = [with_all_samples(run, who) for run in runs]
-        if any(one is None for one in evaluations):
-            return None
-        part = "newcomers" if who == "newcomers" else "participants"
-        people = [(run.get("positions") or {}).get(part) for run in runs]
-        sides.append(summed_by_user([one for one in evaluations if one is not None], people))
-    left, right = sides
-    if not left.users or left.user_tokens != right.user_tokens:
-        return None
-    found = asdict(language.compare(left, right))
-    if left.users < 2:  # nobody else to draw
-        found |= {"low": None, "high": None}
-    return {**found, "users": left.users}
-
-
-def with_all_samples(run: Mapping[str, Any], who: str) -> Mapping[str, Any] | None:
-    """What somebody reaches with all own samples; where samples change nothing, what they have anyway."""
-    if who == "test":
-        return run["test"]
-    found = run.get(who) or {}
-    return found.get("all") or found.get("0") or (run["test"] if who == "adapted" else None)
 
 
 def positions(run: Run) -> dict[str, list[int]] | None:

@@ -59,16 +59,6 @@ def test_known_and_withheld_users_by_number_of_own_samples() -> None:
     assert (known.caption, withheld.caption) == ("Known users", "Withheld users")
 
 
-def test_what_is_generated_has_its_own_line() -> None:
-    found = text_results()
-    found["configurations"]["personal"]["summary"]["generated"] = {"5": perplexity(44.0), "all": perplexity(41.0)}
-    known, withheld = samples.sample_tables(found)
-    assert [column.title for column in known.columns] == ["Own samples", "FedPerC", "FedPerC, generated", "One prefix"]
-    assert [row[2] for row in texts(known)] == ["–", "–", "44.00 ± 0.50", "–", "41.00 ± 0.50", "62.00 ± 0.50"]
-    assert len(withheld.columns) == 3
-    assert [trace["y"] for trace in figures(page(found))["newcomers-0"]["data"]][1] == [44.0, 41.0]
-
-
 def test_a_method_that_nobody_adapts_has_no_table_of_known_users() -> None:
     found = text_results()
     del found["configurations"]["personal"]

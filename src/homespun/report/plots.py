@@ -212,10 +212,10 @@ def _draw(figure: go.Figure, line: Line, numbers: Sequence[str], *, color: str, 
         x=[numbers.index(number) for number in known], y=[metric.shown(value) for value in known.values()],
         error_y={"array": [metric.shown(value) for value in around], "thickness": 1.2, "width": 4},
         mode="lines+markers", marker={"size": 8},
-        line={"color": color, "width": 2.5, "dash": "dot" if line.generated else "solid"},
+        line={"color": color, "width": 2.5},
         hovertemplate=f"{_value_shown(metric)}<extra>{plain(line.title)}</extra>",
     )  # fmt: skip
-    return [Key(line.title, color, "dotted" if line.generated else "line")]
+    return [Key(line.title, color, "line")]
 
 
 def _references(

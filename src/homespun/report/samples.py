@@ -30,21 +30,18 @@ class People:
     about: str
     reference: str
     samples: str = "Own samples"
-    generated: str = ""  # where an embedding is generated from the samples rather than learned
     captioned: bool = True  # one of several tables
 
 
 KNOWN = People(
     "Known users",
     part="adapted",
-    generated="generated",
     about="of people who took part in training and adapt at home to so many new utterances of their own",
     reference=CONTROLS["untouched"],
 )
 WITHHELD = People(
     "Withheld users",
     part="newcomers",
-    generated="newcomers_generated",
     about="of people who never took part in training, personalized at home from so many utterances of their own",
     reference=CONTROLS["untouched"],
 )
@@ -70,7 +67,6 @@ class Line:
     key: str
     title: str
     found: Mapping[str, Mapping[str, Any]]
-    generated: bool = False
 
     def at(self, number: str) -> Mapping[str, Any]:
         return self.found.get(number) or {}
@@ -86,8 +82,6 @@ def lines(results: Mapping[str, Any], people: People) -> list[Line]:
             found = {"0": summary["test"]}  # nothing to adapt: they have what training gave them
         if found:
             made.append(Line(key, title, found))
-        if summary.get(people.generated):
-            made.append(Line(key, f"{title}, generated", summary[people.generated], generated=True))
     return made
 
 
@@ -151,9 +145,6 @@ def _note(results: Mapping[str, Any], people: People, shown: Sequence[Line]) -> 
         if folds and people is not KNOWN
         else "",
         f"“{SAME.capitalize()}”: there is nothing to personalize, so own samples change nothing." if same else "",
-        "“Generated”: the embedding is generated from the samples, without a step of training."
-        if any(line.generated for line in shown)
-        else "",
         f"Not tried with newcomers: {', '.join(lacking)}." if lacking else "",
         over_seeds(results),
     ]

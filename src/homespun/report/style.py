@@ -35,7 +35,6 @@ summary {{ cursor: pointer; font-size: 15px; font-weight: 600; }}
 .legend li {{ display: flex; align-items: center; gap: 7px; }}
 .swatch {{ display: inline-block; flex: none; width: 20px; border-top: 3px solid; }}
 .swatch.dashed {{ border-top: 2px dashed; }}
-.swatch.dotted {{ border-top: 3px dotted; }}
 .swatch.dot {{ width: 11px; height: 11px; border: 0; border-radius: 50%; background: currentColor; }}
 .figures {{ margin: 6px 0 18px; }}
 .pairs {{ display: grid; grid-template-columns: 1fr 1fr; gap: 18px 24px; }}
