@@ -33,6 +33,18 @@ def table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]) -> T
     return made
 
 
+def bar(console: Console) -> Progress:
+    """A progress bar whose tasks have a note."""
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
 @dataclass
 class Reporter:
     """Shows the events of one run after another. With `to_stderr`, stdout stays free for results."""
@@ -53,14 +65,7 @@ class Reporter:
         if not self.console.is_terminal:
             yield lambda event: self._line(run, title, event, begun=begun)
             return
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=self.console) as progress:
+        with bar(self.console) as progress:
             task = progress.add_task(title, total=run.total_rounds, completed=begun, note="")
 
             def show(event: RoundRecord | Evaluated) -> None:

@@ -106,24 +106,14 @@ def _request(
 @contextmanager
 def _following(console: Console, *, begun: int, steps: int) -> Iterator[Callable[[Progress], None]]:
     """Give a function that shows each step: a bar on a terminal, a plain line now and then elsewhere."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    from homespun.console import LINES
+    from homespun.console import LINES, bar
 
     if not console.is_terminal:
         yield _plain_lines(console, begun=begun, every=max(1, steps // (5 * LINES)))
         return
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-        TimeRemainingColumn(),
-    )
-    with Bar(*columns, console=console) as bar:
-        task = bar.add_task("tiny", total=steps, completed=begun, note="")
-        yield lambda done: bar.update(task, completed=done.step, note=f"loss {done.loss:.3f}")
+    with bar(console) as shown:
+        task = shown.add_task("tiny", total=steps, completed=begun, note="")
+        yield lambda done: shown.update(task, completed=done.step, note=f"loss {done.loss:.3f}")
 
 
 def _plain_lines(console: Console, *, begun: int, every: int) -> Callable[[Progress], None]:
