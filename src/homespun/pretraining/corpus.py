@@ -36,6 +36,7 @@ class CorpusSettings(Settings):
 
     vocabulary: int = 8192
     sequence: int = 128  # tokens a network reads at once
+    stretch: int = 40_000  # characters of a source, about, that are one voice and have one vector; see `network`
     held_out: float = 0.01  # of the paragraphs
     held_out_documents: int = 250  # of each source at most, so that measuring is quick
     evaluated_sentences: int = 3_000  # drawn from all, for the perplexity on them
@@ -59,10 +60,14 @@ class SourceFacts:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Token ids by source: `sequences` to train on; `held_out` and `evaluated` with one document a row."""
+    """Token ids by source: `sequences` to train on; `held_out` and `evaluated` with one document a row.
+
+    `stretches` says for every sequence which stretch of its source it is from, counted from 0 in each source.
+    """
 
     tokenizer: Tokenizer
     sequences: Mapping[str, np.ndarray]
+    stretches: Mapping[str, np.ndarray]
     held_out: Mapping[str, np.ndarray]
     evaluated: np.ndarray
     evaluated_bytes: int
@@ -75,7 +80,7 @@ class Corpus:
         """Changes when what is trained on does."""
         digest = hashlib.sha256(self.tokenizer.to_str().encode())
         for name, rows in self.sequences.items():
-            digest.update(json.dumps([name, rows.shape]).encode() + rows.tobytes())
+            digest.update(json.dumps([name, rows.shape]).encode() + rows.tobytes() + self.stretches[name].tobytes())
         return digest.hexdigest()
 
 
@@ -97,10 +102,15 @@ def build_corpus(texts: Sequence[Text], evaluated: Sequence[str], *, settings: C
     if empty := [name for name, paragraphs in trained.items() if not paragraphs]:
         raise DataError(f"nothing is left to train on of: {', '.join(empty)}. Leave these out, or give more text.")
     tokenizer = train_tokenizer((one for paragraphs in trained.values() for one in paragraphs), settings.vocabulary)
-    sequences, held_out, facts = {}, {}, []
+    sequences, stretches, held_out, facts = {}, {}, {}, []
     for text in texts:
-        documents = _documents(trained[text.name], tokenizer, limit=settings.sequence, seed=seed)
-        sequences[text.name] = pack(documents, settings.sequence + 1)
+        documents = [
+            _documents(one, tokenizer, limit=settings.sequence, seed=derive(seed, text.name, number))
+            for number, one in enumerate(_stretches(trained[text.name], settings.stretch))
+        ]
+        packed = [pack(one, settings.sequence + 1) for one in documents]
+        sequences[text.name] = np.concatenate(packed)
+        stretches[text.name] = np.repeat(np.arange(len(packed), dtype=np.int32), [len(one) for one in packed])
         away = [one for one in kept[text.name] if _is_held_out(one, settings, seed)]
         away_documents = _documents(away, tokenizer, limit=settings.sequence, seed=seed)
         apart = -(-len(away_documents) // settings.held_out_documents) or 1  # spread over the whole source
@@ -109,7 +119,7 @@ def build_corpus(texts: Sequence[Text], evaluated: Sequence[str], *, settings: C
             SourceFacts(
                 **{name: getattr(text, name) for name in ("name", "what", "licence", "origin", "weight")},
                 characters=sum(map(len, trained[text.name])),
-                tokens=sum(map(len, documents)),
+                tokens=sum(len(one) for stretch in documents for one in stretch),
                 dropped=len(unique[text.name]) - len(kept[text.name]),
                 repeated=len(text.paragraphs) - len(unique[text.name]),
             )
@@ -120,6 +130,7 @@ def build_corpus(texts: Sequence[Text], evaluated: Sequence[str], *, settings: C
     return Corpus(
         tokenizer=tokenizer,
         sequences=sequences,
+        stretches=stretches,
         held_out=held_out,
         evaluated=_rows(encoded, settings.sequence + 1),
         evaluated_bytes=read_bytes,
@@ -170,6 +181,20 @@ def train_tokenizer(paragraphs: Iterable[str], vocabulary: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator(paragraphs, trainer)
     return tokenizer
+
+
+def _stretches(paragraphs: Sequence[str], characters: int) -> list[list[str]]:
+    """Paragraphs in their order, cut into runs of about as many characters each."""
+    count = max(1, round(sum(map(len, paragraphs)) / characters))
+    each = -(-sum(map(len, paragraphs)) // count)
+    found: list[list[str]] = []
+    begun = 0
+    for paragraph in paragraphs:
+        if begun // each >= len(found):
+            found.append([])
+        found[-1].append(paragraph)
+        begun += len(paragraph)
+    return found
 
 
 def _documents(paragraphs: Sequence[str], tokenizer: Tokenizer, *, limit: int, seed: int) -> list[list[int]]:
@@ -231,6 +256,7 @@ def save_corpus(corpus: Corpus, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     corpus.tokenizer.save(str(folder / "tokenizer.json"))
     arrays = {f"sequences/{name}": rows for name, rows in corpus.sequences.items()}
+    arrays |= {f"stretches/{name}": rows for name, rows in corpus.stretches.items()}
     arrays |= {f"held_out/{name}": rows for name, rows in corpus.held_out.items()}
     save_file({**arrays, "evaluated": corpus.evaluated}, folder / "tokens.safetensors")
     content: dict[str, Any] = {
@@ -255,6 +281,7 @@ def load_corpus(folder: Path) -> Corpus:
     corpus = Corpus(
         tokenizer=Tokenizer.from_file(str(folder / "tokenizer.json")),
         sequences={name: arrays[f"sequences/{name}"] for name in names},
+        stretches={name: arrays[f"stretches/{name}"] for name in names},
         held_out={name: arrays[f"held_out/{name}"] for name in names},
         evaluated=arrays["evaluated"],
         evaluated_bytes=content["evaluated_bytes"],

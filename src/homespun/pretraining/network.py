@@ -1,4 +1,10 @@
-"""The network, as Hugging Face's GPT-2 has it, and a loss that does not hold all logits at once."""
+"""The network, as Hugging Face's GPT-2 has it, and a loss that does not hold all logits at once.
+
+Voices: while it is trained, most sequences have a vector added to the embedding of END, one for the source and one
+for the stretch of it they are from, and these vectors are learned along. So the network learns what a vector in the
+first place can tell it about the words to come, which is what a personal embedding is later going to do. The vectors
+are not part of the model; the sequences without them keep END alone what it is to any other language model.
+"""
 
 from __future__ import annotations
 
@@ -73,10 +79,16 @@ class _MeanLoss(torch.autograd.Function):
         return hidden_gradient * gradients[0], weight_gradient * gradients[0], None
 
 
-def mean_loss(network: nn.Module, rows: Tensor) -> Tensor:
-    """Mean loss of every token of `rows` after the first; padding is neither read nor predicted."""
-    targets = rows[:, 1:]
+def mean_loss(network: nn.Module, rows: Tensor, voices: Tensor | None = None) -> Tensor:
+    """Mean loss of every token of `rows` after the first; padding is neither read nor predicted.
+
+    `voices` has a vector for each row.
+    """
+    read, targets = rows[:, :-1], rows[:, 1:]
     there = targets != PADDING
     body: Any = network.transformer
-    hidden = body(rows[:, :-1].clamp(min=0), use_cache=False).last_hidden_state
+    embedded = body.wte(read.clamp(min=0))
+    if voices is not None:
+        embedded = embedded + (read == END_ID)[..., None] * voices[:, None]
+    hidden = body(inputs_embeds=embedded, use_cache=False).last_hidden_state
     return _MeanLoss.apply(hidden[there], body.wte.weight, targets[there])

@@ -48,6 +48,7 @@ class PretrainSettings(Settings):
     betas: tuple[float, float] = (0.9, 0.98)  # the second is slow because a step reads little
     decay: NonNegativeFloat = 0.1
     clip: PositiveFloat = 1.0
+    voiceless: Share = 0.25  # sequences that are read without the vectors of their source and stretch
     checkpoint_minutes: NonNegativeFloat = 3.0
     checkpoint_steps: PositiveInt | None = None  # instead of minutes
     corpus: CorpusSettings = CorpusSettings()
@@ -69,6 +70,7 @@ class State:
     """Where a run is between two steps. Steps change it in place: copies of all weights would cost time."""
 
     network: Any
+    voices: torch.nn.Parameter  # a vector for each source, then one for each stretch; see `network`
     optimizer: torch.optim.AdamW
     steps: int
     step: int = 0
@@ -104,6 +106,37 @@ def schedule(sizes: Mapping[str, int], weights: Mapping[str, float], *, count: i
     return order
 
 
+@dataclass(frozen=True)
+class Reading:
+    """The sequences of some steps, in the order they are read, and the voices of each; -1: none."""
+
+    rows: np.ndarray
+    order: np.ndarray
+    voices: np.ndarray  # [sequences read, 2]: of the source, of the stretch
+
+    def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
+        part = slice(step * size, (step + 1) * size)
+        return torch.from_numpy(self.rows[self.order[part]]).long(), torch.from_numpy(self.voices[part])
+
+
+def reading(corpus: Corpus, settings: PretrainSettings, *, steps: int) -> Reading:
+    count = steps * settings.batch
+    order = schedule(
+        {name: len(one) for name, one in corpus.sequences.items()},
+        {one.name: one.weight for one in corpus.facts},
+        count=count,
+        seed=settings.seed,
+    )
+    sizes = [len(one) for one in corpus.sequences.values()]
+    stretches = [int(one.max()) + 1 for one in corpus.stretches.values()]
+    first = len(sizes) + np.concatenate([[0], np.cumsum(stretches)[:-1]])
+    of_source = np.repeat(np.arange(len(sizes)), sizes)
+    of_stretch = np.concatenate([begin + one for begin, one in zip(first, corpus.stretches.values(), strict=True)])
+    voices = np.stack([of_source, of_stretch], axis=1)[order].astype(np.int64)
+    voices[numpy_generator(settings.seed, "voiceless").random(count) < settings.voiceless] = -1
+    return Reading(np.concatenate(list(corpus.sequences.values())), order, voices)
+
+
 def begin(corpus: Corpus, settings: PretrainSettings, *, steps: int) -> State:
     network = build_network(
         settings.network,
@@ -113,9 +146,11 @@ def begin(corpus: Corpus, settings: PretrainSettings, *, steps: int) -> State:
     )
     matrices = [one for one in network.parameters() if one.ndim > 1]
     others = [one for one in network.parameters() if one.ndim == 1]
-    groups = [{"params": matrices, "weight_decay": settings.decay}, {"params": others, "weight_decay": 0.0}]
+    count = sum(1 + int(one.max()) + 1 for one in corpus.stretches.values())
+    voices = torch.nn.Parameter(torch.zeros(count, settings.network.width))
+    groups = [{"params": matrices, "weight_decay": settings.decay}, {"params": [*others, voices], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=settings.rate, betas=settings.betas, fused=True)
-    return State(network, optimizer, steps)
+    return State(network, voices, optimizer, steps)
 
 
 def count_steps(corpus: Corpus, settings: PretrainSettings) -> int:
@@ -123,18 +158,19 @@ def count_steps(corpus: Corpus, settings: PretrainSettings) -> int:
     if settings.steps is not None:
         return settings.steps
     trial = begin(corpus, settings, steps=TIMED_STEPS + 1)
-    batch = torch.from_numpy(np.concatenate(list(corpus.sequences.values()))[: settings.batch]).long()
-    take_step(trial, batch, settings)  # the first one also sets things up
+    read = reading(corpus, settings, steps=TIMED_STEPS + 1)
+    take_step(trial, *read.batch(0, settings.batch), settings)  # the first one also sets things up
     started = time.perf_counter()
-    for _ in range(TIMED_STEPS):
-        take_step(trial, batch, settings)
+    for step in range(1, TIMED_STEPS + 1):
+        take_step(trial, *read.batch(step, settings.batch), settings)
     return max(1, round(settings.minutes * 60 / ((time.perf_counter() - started) / TIMED_STEPS)))
 
 
-def take_step(state: State, batch: Tensor, settings: PretrainSettings) -> float:
+def take_step(state: State, batch: Tensor, voices: Tensor, settings: PretrainSettings) -> float:
     for group in state.optimizer.param_groups:
         group["lr"] = rate_at(state.step, state.steps, settings)
-    loss = mean_loss(state.network, batch)
+    heard = state.voices[voices.clamp(min=0)] * (voices >= 0)[..., None]
+    loss = mean_loss(state.network, batch, heard.sum(1))
     loss.backward()
     torch.nn.utils.clip_grad_norm_(state.network.parameters(), settings.clip)
     state.optimizer.step()
@@ -146,18 +182,11 @@ def take_step(state: State, batch: Tensor, settings: PretrainSettings) -> float:
 
 def train(state: State, corpus: Corpus, settings: PretrainSettings, *, folder: Path) -> Iterator[Progress]:
     """Take the steps that are left. Checkpoints are written by the way and at the end."""
-    rows = np.concatenate(list(corpus.sequences.values()))
-    order = schedule(
-        {name: len(one) for name, one in corpus.sequences.items()},
-        {one.name: one.weight for one in corpus.facts},
-        count=state.steps * settings.batch,
-        seed=settings.seed,
-    )
+    read = reading(corpus, settings, steps=state.steps)
     saved = time.perf_counter()
     while state.step < state.steps:
-        started, step = time.perf_counter(), state.step
-        chosen = order[step * settings.batch : (step + 1) * settings.batch]
-        loss = take_step(state, torch.from_numpy(rows[chosen]).long(), settings)
+        started = time.perf_counter()
+        loss = take_step(state, *read.batch(state.step, settings.batch), settings)
         now = time.perf_counter()
         state.seconds += now - started
         if settings.checkpoint_steps is not None:
@@ -174,6 +203,7 @@ def save_checkpoint(state: State, path: Path) -> None:
     """One file, whole or not at all: tensors, and the counts as JSON in its header."""
     moments = state.optimizer.state_dict()["state"]
     tensors = {f"network/{name}": value.detach() for name, value in state.network.named_parameters()}
+    tensors["voices"] = state.voices.detach()
     tensors |= {f"optimizer/{place}/{name}": value for place, own in moments.items() for name, value in own.items()}
     counts = {name: getattr(state, name) for name in ("step", "steps", "seconds", "tokens")}
     draft = path.with_name(f".{path.name}.part")
@@ -194,6 +224,7 @@ def load_checkpoint(path: Path, corpus: Corpus, settings: PretrainSettings) -> S
     with torch.no_grad():
         for name, value in state.network.named_parameters():
             value.copy_(tensors[f"network/{name}"])
+        state.voices.copy_(tensors["voices"])
     moments: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         kind, _, rest = key.partition("/")
