@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from homespun.cli import app
 from homespun.core.errors import MethodError, RunError, SettingsError
 from homespun.core.messages import state_to_bytes
 from homespun.core.settings import parse
@@ -11,7 +13,16 @@ from homespun.data import load_federation
 from homespun.data.federation import Examples
 from homespun.methods.furl import SMALL
 from homespun.run import RunSettings, open_run, spaced
-from homespun.training import Evaluated, evaluate, evaluate_controls, evaluate_newcomers, shots, train, training
+from homespun.training import (
+    Evaluated,
+    evaluate,
+    evaluate_controls,
+    evaluate_newcomers,
+    separate_settings,
+    shots,
+    train,
+    training,
+)
 
 
 def federation(users=11, **settings):
@@ -167,6 +178,35 @@ def test_a_setting_cannot_belong_to_both_the_method_and_the_run(tmp_path):
     )
     with pytest.raises(MethodError, match="cohort would be a setting of both"):
         train(str(tmp_path / "own.py"), federation(), rounds=1)
+
+
+@pytest.mark.parametrize("method", ["fedperc", "fedperc_generated", "split_learning", "meta_learning"])
+def test_the_papers_epochs_are_what_a_run_has_unless_told_otherwise(method):
+    assert separate_settings(method, {})[0]["epochs"] == 55
+    assert separate_settings(method, {"epochs": 2})[0]["epochs"] == 2
+    short = separate_settings(method, {"rounds": 7})[0]
+    assert short["rounds"] == 7 and "epochs" not in short
+    assert parse(RunSettings, short, where="run").cohort == "all"
+
+
+@pytest.mark.parametrize(
+    ("command", "length"),
+    [
+        (["furl"], {"epochs": 10}),
+        (["fedperc"], {"epochs": 55}),
+        (["fedperc", "--rounds", "3"], {"rounds": 3}),
+        (["fedperc", "--set", "rounds=3"], {"rounds": 3}),
+        (["furl", "--epochs", "2"], {"epochs": 2}),
+    ],
+)
+def test_the_command_asks_for_the_papers_epochs_too(monkeypatch, command, length):
+    def caught(method, federation, *, settings, **_):
+        raise RuntimeError(separate_settings(method, settings)[0])
+
+    monkeypatch.setattr("homespun.training.prepare", caught)
+    outcome = CliRunner().invoke(app, ["train", *command, "--data-set", "users=3"])
+    (settings,) = outcome.exception.args
+    assert {name: settings[name] for name in ("rounds", "epochs") if name in settings} == length
 
 
 def test_training_examples_are_never_tested_on(tmp_path):

@@ -29,6 +29,7 @@ from homespun.run import Part, RoundRecord, Run, RunSettings, open_run, spaced
 SETTINGS_FILE = "settings.json"
 SHOTS: tuple[int | None, ...] = (0, 1, 5, 20, None)
 TEXT_SHOTS: tuple[int | None, ...] = (0, 1, 5, 15, None)
+LENGTH = {"rounds", "epochs"}  # one of them says how long a run is: whoever gives one replaces the other
 BLOCK = 500  # users encoded and predicted at a time
 
 
@@ -51,6 +52,11 @@ class Evaluated:
         return {"kind": "evaluation", "round": self.round, "epoch": self.epoch, **curve}
 
 
+def usual_settings(method: str) -> dict[str, Any]:
+    """How the method's paper runs it, as far as its file says."""
+    return dict(getattr(method_module(method), "RUN", {}))
+
+
 def separate_settings(method: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings of the run, on top of those the method's paper has, and settings of the method; a name that neither
     knows is an error."""
@@ -63,9 +69,8 @@ def separate_settings(method: str, values: Mapping[str, Any]) -> tuple[dict[str,
         names = sorted({*RunSettings.model_fields, *known})
         faults = [f"unknown setting {name!r}.{nearest(name, names)} Known: {', '.join(names)}." for name in unknown]
         raise_faults(SettingsError, f"training {method}", faults)
-    usual = dict(getattr(method_module(method), "RUN", {}))
-    if "rounds" in values:
-        usual.pop("epochs", None)
+    given = LENGTH & set(values)
+    usual = {name: value for name, value in usual_settings(method).items() if not given or name not in LENGTH}
     run = {**usual, **{name: value for name, value in values.items() if name in RunSettings.model_fields}}
     return run, {name: value for name, value in values.items() if name in known}
 

@@ -32,7 +32,7 @@ def train(
     folder: Annotated[Path | None, typer.Option("--folder", "-f", help="Default: runs/METHOD-DATA.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds to train.")] = None,
     epochs: Annotated[
-        float | None, typer.Option(help="Instead of rounds: times through the data. Default: 10.")
+        float | None, typer.Option(help="Instead of rounds: times through the data. Default: the paper's, or 10.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Every random draw derives from it.")] = 0,
     settings: Set = [],  # noqa: B006
@@ -50,7 +50,7 @@ def train(
     from homespun.console import Reporter
     from homespun.experiment import RESULTS_FILE, single_results, write_results
     from homespun.report.html import write_report
-    from homespun.training import prepare, training
+    from homespun.training import LENGTH, prepare, training, usual_settings
 
     source = data_settings_from(
         data, data_settings, user=user_column, context=context_column, text=text_column, label=label_column
@@ -59,7 +59,7 @@ def train(
     if rounds is not None and epochs is not None:
         raise SettingsError("give either --rounds or --epochs")
     length = {name: value for name, value in (("rounds", rounds), ("epochs", epochs)) if value is not None}
-    if not length and not {"rounds", "epochs"} & set(values):
+    if not LENGTH & {*length, *values, *usual_settings(method)}:
         length = {"epochs": 10.0}
     place = folder or Path("runs") / f"{Path(method).stem}-{Path(data).name.split('.')[0]}"
     federation = source.load()
