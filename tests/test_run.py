@@ -7,12 +7,13 @@ from typer.testing import CliRunner
 
 from homespun.cli import app
 from homespun.core.errors import MethodError, RunError, SettingsError
-from homespun.core.messages import state_to_bytes
+from homespun.core.messages import ServerState, state_to_bytes
 from homespun.core.settings import parse
 from homespun.data import load_federation
 from homespun.data.federation import Examples
+from homespun.engines.engine import Client
 from homespun.methods.furl import SMALL
-from homespun.run import RunSettings, open_run, spaced
+from homespun.run import RunSettings, open_run, spaced, traffic
 from homespun.training import (
     Evaluated,
     evaluate,
@@ -89,6 +90,18 @@ def test_a_round_is_recorded_with_its_traffic(tmp_path):
     assert record.down_bytes == {"federated": 4 * size, "keyed": 0, "private": 0}
     assert record.up_bytes == {"federated": 4 * size, "keyed": 0, "statistics": 4 * 24, "private": 0}
     assert 1.0 < record.loss < 4.0
+
+
+def test_every_client_sends_the_rows_it_named_itself():
+    state = ServerState(round=1, federated={}, keyed={"table": torch.zeros(3, 2)})
+    named = {"ada": [0, 0, 2], "bob": [2], "eve": []}
+    clients = [Client(user, {}, {"context": torch.tensor(rows, dtype=torch.int32)}) for user, rows in named.items()]
+    found = traffic(state, clients, keys={"table": "context"}, statistics=2)
+    # ada sends rows 0 and 2, bob 2 again, eve none: 3 times a number, a weight and two floats; 3 clients get all 3 rows
+    assert found["up_bytes"] == {"federated": 0, "keyed": 3 * (8 + 8 + 2 * 4), "statistics": 72, "private": 0}
+    assert found["down_bytes"] == {"federated": 0, "keyed": 3 * 3 * 2 * 4, "private": 0}
+    nobody = traffic(state, [], keys={"table": "context"}, statistics=2)
+    assert nobody["up_bytes"] == {"federated": 0, "keyed": 0, "statistics": 0, "private": 0}
 
 
 def test_a_method_without_private_parameters_leaves_the_vault_without_rows(tmp_path):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from pydantic import (
     Field,
     NonNegativeFloat,
@@ -29,6 +30,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from torch import Tensor
 
 from homespun.core import seeds, tree
 from homespun.core.errors import DataError, RunError, SettingsError, raise_faults
@@ -51,6 +53,7 @@ from homespun.engines.loop import LoopEngine
 from homespun.vault import VAULT_FILE, Vault
 
 Part = Literal["train", "eval", "test", "adapt", "scored"]
+NAMED = 16  # bytes beside the numbers of a keyed row: which one it is, and its weight
 COUNTED_USERS = 1000  # as many users' examples are counted to know how long an epoch is
 
 
@@ -237,7 +240,7 @@ class Run:
             examples=int(outcome.update.statistics["examples"]),
             loss=outcome.update.statistics["loss"] / max(1.0, outcome.update.statistics["examples"]),
             seconds=time.perf_counter() - started,
-            **traffic(self.state, outcome.update),
+            **traffic(self.state, clients, keys=self.method.keys, statistics=len(outcome.update.statistics)),
         )
         self._records.append(record.to_dict())
         return record
@@ -302,20 +305,33 @@ def spaced(examples: Examples, at_most: int | None) -> Examples:
     return examples.take(np.linspace(0, len(examples) - 1, at_most).round().astype(np.int64))
 
 
-def traffic(state: ServerState, update: Update) -> dict[str, dict[str, int]]:
-    """Bytes of a round by role. Private parameters are listed to say it: zero."""
-    clients = update.clients
+def traffic(
+    state: ServerState, clients: Sequence[Client], *, keys: Mapping[str, str], statistics: int
+) -> dict[str, dict[str, int]]:
+    """Bytes of a round by role, as every client receives and sends them; a cohort's sum has fewer rows than its
+    clients together. Private parameters are listed to say it: zero."""
     federated, keyed = tree.byte_count(state.federated), tree.byte_count(state.keyed)
-    rows = sum(rows.values.nbytes + rows.index.nbytes for rows in update.keyed.values())
+    rows = sum(
+        rows_sent([client.data[keys[name]] for client in clients], table_rows=len(table)) * (NAMED + table[:1].nbytes)
+        for name, table in state.keyed.items()
+    )
     return {
-        "down_bytes": {"federated": clients * federated, "keyed": clients * keyed, "private": 0},
+        "down_bytes": {"federated": len(clients) * federated, "keyed": len(clients) * keyed, "private": 0},
         "up_bytes": {
-            "federated": clients * federated,
+            "federated": len(clients) * federated,
             "keyed": rows,
-            "statistics": clients * 8 * (len(update.statistics) + 1),
+            "statistics": len(clients) * 8 * (statistics + 1),
             "private": 0,
         },
     }
+
+
+def rows_sent(named: Sequence[Tensor], *, table_rows: int) -> int:
+    """How many rows of a keyed parameter clients send, whose examples name these: each client every row once."""
+    sizes = torch.tensor([rows.numel() for rows in named], dtype=torch.int64)
+    whose = torch.arange(len(named)).repeat_interleave(sizes)
+    rows = torch.cat([rows.flatten().long() for rows in named]) if named else whose
+    return len(torch.unique(whose * table_rows + rows))
 
 
 def task_of(federation: Federation) -> Task:

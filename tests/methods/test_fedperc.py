@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 from language_models import TEXT, write_gpt2, write_llama
+from spoken_corpus import train_small
 
 from homespun.contract import check_method
 from homespun.core.errors import InputError, SettingsError
+from homespun.core.messages import update_to_tensors
 from homespun.core.method import Task, build, load_method
 from homespun.core.roles import Role
 from homespun.data.federation import Examples
@@ -98,6 +100,18 @@ def test_a_home_sends_the_contexts_it_used_and_keeps_what_is_personal(gpt2):
     assert set(outcome.update.federated) == {"prior.embedding"}
     assert set(outcome.private["ada"]) == {"personal.embedding"}
     assert not torch.equal(outcome.private["ada"]["personal.embedding"], torch.ones(1, 16))
+
+
+def test_a_round_counts_the_bytes_that_its_homes_would_send(tmp_path):
+    with train_small(tmp_path, rounds=1) as run:
+        (recorded,) = [entry["up_bytes"] for entry in run.history() if entry["kind"] == "round"]
+        engine, start = LoopEngine(run.built, 0), run.built.start().broadcast()
+        sent = [update_to_tensors(engine.work(start, [one]).update)[1] for one in run.clients(run.cohort(0))]
+    for role in ("federated", "keyed"):
+        assert recorded[role] == sum(
+            tensor.nbytes for message in sent for name, tensor in message.items() if name.startswith(f"{role}/")
+        )
+    assert recorded["keyed"] == 7 * (16 + 16 * 4)  # three people write and speak, one writes
 
 
 def test_somebody_new_begins_where_the_prior_is(gpt2):
