@@ -25,12 +25,12 @@ def write_corpus(path):
     return path
 
 
-def train_small(folder, *, base=None, rounds=2, corpus=None, **settings):
+def train_small(folder, *, method="fedperc", base=None, rounds=2, corpus=None, **settings):
     """A finished run in `folder/run`; give it back open."""
     base = base or write_gpt2(folder / "base")
     data = DataSettings(source=str(corpus or write_corpus(folder / "people.csv")))
     values = {"rounds": rounds, "workers": 0, "cohort": "all", "base": str(base), **SMALL, **settings}
-    run = prepare("fedperc", data.load(), folder=folder / "run", settings=values, data=data)
+    run = prepare(str(method), data.load(), folder=folder / "run", settings=values, data=data)
     for _ in training(run):
         pass
     return run

@@ -11,6 +11,7 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 from homespun import generate
 from homespun.core.errors import InputError, RunError, SettingsError, UnknownNameError
 from homespun.data import load_federation
+from homespun.data.federation import Examples
 from homespun.generation import Sampling, choose, continuations, draws, find_voice, probabilities
 from homespun.methods import furl
 from homespun.training import train
@@ -43,6 +44,23 @@ def test_people_and_contexts_differ(run):
     assert torch.equal(kennedy, own * row)
     assert torch.equal(prefix(None, "written"), run.state.federated["prior.embedding"] * row)
     assert generate(run, "We", user="lincoln", context="spoken")  # he never spoke
+
+
+def test_generated_voices_are_made_from_training_texts_and_a_new_ones_from_nothing(tmp_path):
+    with train_small(tmp_path, method="fedperc_generated") as run:
+        parameters = run.built.parameters(run.state.broadcast(), run.new_private(""))
+        row = run.federation.contexts.index("written")
+
+        def prefix(data):
+            made = run.method.generate(parameters, data)
+            return made["personal.embedding"] * made["context.table"][row]
+
+        voices = [find_voice(run, user=user, context="written").prefix for user in ("kennedy", "lincoln", None)]
+        people = [run.federation.users.index(name) for name in ("John F. Kennedy", "Abraham Lincoln")]
+        texts = [run.encode(run.federation, person, "train") for person in people]
+        assert torch.equal(voices[0], prefix(texts[0])) and torch.equal(voices[1], prefix(texts[1]))
+        assert torch.equal(voices[2], prefix(run.method.encode(Examples([]))))
+        assert not any(torch.equal(voices[one], voices[other]) for one, other in ((0, 1), (0, 2), (1, 2)))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from homespun.core import seeds
 from homespun.core.errors import InputError, RunError
 from homespun.core.settings import Settings, parse
 from homespun.core.tree import Tree
+from homespun.data.federation import Examples
 from homespun.data.names import match_name
 from homespun.data.sentences import sentence_end
 from homespun.models.pretrained import Pretrained, load_pretrained
@@ -113,8 +114,18 @@ def find_context(run: Run, context: str | None) -> int | None:
 
 
 def private_of(run: Run, user: str | None) -> Tree:
-    """What is kept of a user; of somebody new, where they begin."""
-    return run.new_private("") if user is None else run.private([user])[user]
+    """What is kept of a user; of somebody new, where they begin.
+
+    A method that generates keeps nothing of its participants: theirs is made from their training text, as in
+    evaluation, and a new user's from no text at all.
+    """
+    private = run.new_private("") if user is None else run.private([user])[user]
+    users = run.federation.users
+    if run.method.generate is None or (user is not None and user not in users):
+        return private
+    data = run.method.encode(Examples([])) if user is None else run.encode(run.federation, users.index(user), "train")
+    with torch.no_grad():
+        return {**private, **run.method.generate(run.built.parameters(run.state.broadcast(), private), data)}
 
 
 def with_parameters(model: nn.Module, parameters: Tree) -> nn.Module:
