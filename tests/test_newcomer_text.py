@@ -1,5 +1,6 @@
 """Somebody new, from a text of their own: learned at home, kept in the vault, the shared model untouched."""
 
+import numpy as np
 import pytest
 import torch
 from language_models import write_gpt2
@@ -8,7 +9,8 @@ from spoken_corpus import MINE, train_small
 
 from homespun import generate, reopen
 from homespun.core.errors import DataError, InputError, RunError, UnknownNameError
-from homespun.data.prose import prose_sentences
+from homespun.data.federation import Examples
+from homespun.data.prose import prose_sentences, read_prose
 from homespun.files import DataSettings
 from homespun.generation import find_voice
 from homespun.newcomer import personalize_from_file
@@ -32,7 +34,10 @@ def test_a_plain_text_becomes_an_embedding(folder, tmp_path):
     found = personalized(folder, tmp_path / "mine.txt", MINE * 4 + "So.\n", context="written")
     assert (found["user"], found["examples"], found["left_out"], found["uploaded_bytes"]) == ("ada", 12, 1, 0)
     assert found["before"]["examples"] == found["after"]["examples"] == 2
-    assert "ada: personalized from 12 examples (1 with fewer than 4 tokens left out); nothing" in found["message"]
+    assert (
+        "ada: personalized by gradient steps from 12 examples (1 with fewer than 4 tokens left out); nothing"
+        in found["message"]
+    )
     assert "On 2 held-out examples perplexity went from" in found["message"]
     with reopen(folder) as run:
         assert run.vault.state == state
@@ -54,6 +59,75 @@ def test_more_steps_move_further(folder, tmp_path):
     assert 0 < distance("one", 1) < distance("default", None) < distance("twenty", 20)
     with pytest.raises(InputError, match="steps: 0"):
         distance("none", 0)
+
+
+@pytest.fixture(scope="module")
+def generating(tmp_path_factory):
+    made = tmp_path_factory.mktemp("generating")
+    train_small(made, method="fedperc_generated").close()
+    return made / "run"
+
+
+def test_a_generator_reads_an_embedding_off_a_text_without_gradient_steps(generating, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "backward", None)
+    mine = tmp_path / "mine.txt"
+    found = personalized(generating, mine, MINE * 4, context="written", generated=True)
+    assert (found["by"], found["examples"], found["uploaded_bytes"]) == ("the generator alone", 12, 0)
+    assert "ada: personalized by the generator alone from 12 examples; nothing was uploaded. On 2" in found["message"]
+    assert found["before"]["value"] != found["after"]["value"]
+    default = personalized(generating, mine, MINE * 4, user="eve", context="written")  # it has no other way
+    assert default["by"] == "the generator alone"
+    with reopen(generating) as run:
+        kept = run.vault.private("ada")
+        data = run.method.encode(Examples(read_prose(mine), contexts=np.ones(12, dtype=np.int64)))
+        made = run.method.generate(run.built.parameters(run.state.broadcast(), run.new_private("ada")), data)
+        assert kept.keys() == made.keys() == {"personal.embedding", "context.table"}
+        assert all(torch.equal(kept[name], made[name]) for name in made)
+        assert all(torch.equal(kept[name], run.vault.private("eve")[name]) for name in made)
+        voice = find_voice(run, user="ada", context="written")
+        assert torch.equal(voice.prefix, made["personal.embedding"] * made["context.table"][1])
+        assert not torch.equal(voice.prefix, find_voice(run, context="written").prefix)
+
+
+def test_a_way_that_the_method_does_not_have_is_refused(folder, generating, tmp_path):
+    for run, options, message in [
+        (folder, {"generated": True}, "fedperc has no generator, it .* such as fedperc_generated"),
+        (folder, {"generated": True, "steps": 3}, "fedperc has no generator"),
+        (generating, {"steps": 3}, "steps: fedperc_generated personalizes by its generator alone"),
+        (generating, {"steps": 3, "generated": True}, "steps: fedperc_generated personalizes by its generator alone"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            personalized(run, tmp_path / "mine.txt", MINE, user="leo", context="written", **options)
+
+
+BOTH = """
+from dataclasses import replace
+from homespun.methods import fedperc, fedperc_generated
+
+Settings, RUN = fedperc_generated.Settings, fedperc_generated.RUN
+
+def method(settings, task):
+    (steps,) = fedperc.method(settings, task).personalize
+    return replace(fedperc_generated.method(settings, task), personalize=(replace(steps, loss=fedperc.loss),))
+"""
+
+
+def test_a_method_with_both_ways_generates_first_and_learns_from_there(tmp_path):
+    (tmp_path / "both.py").write_text(BOTH)
+    train_small(tmp_path, method=tmp_path / "both.py").close()
+
+    def kept(user, **options):
+        found = personalized(tmp_path / "run", tmp_path / "mine.txt", MINE, user=user, context="written", **options)
+        with reopen(tmp_path / "run") as run:
+            return found["by"], run.vault.private(user)
+
+    (alone, generated), (both, learned) = kept("ada", generated=True), kept("eve", steps=1)
+    assert (alone, both) == ("the generator alone", "the generator and gradient steps")
+    step = learned["personal.embedding"] - generated["personal.embedding"]
+    torch.testing.assert_close(step.abs(), torch.full_like(step, 0.05), rtol=0, atol=1e-4)  # Adam's first, rate 0.05
+    assert torch.equal(learned["context.table"], generated["context.table"])
+    with pytest.raises(InputError, match="Give steps or generated"):
+        kept("leo", steps=1, generated=True)
 
 
 def test_it_pays_where_there_is_something_to_learn(tmp_path):

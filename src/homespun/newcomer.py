@@ -1,18 +1,18 @@
-"""A new user from a file of their own: learned at home, kept in the vault, nothing uploaded."""
+"""A new user from a file of their own: learned or generated at home, kept in the vault, nothing uploaded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from homespun.core import seeds
 from homespun.core.errors import DataError, InputError, RunError, UnknownNameError, nearest, raise_faults
 from homespun.core.messages import state_to_bytes
-from homespun.core.method import Batch, Phase, optimizers
+from homespun.core.method import Batch, Method, Phase, optimizers
 from homespun.core.roles import Role
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples, Federation
@@ -29,18 +29,23 @@ from homespun.run import Run
 from homespun.training import Person, judge, known_person, label_indices, reopen
 
 Scores: TypeAlias = Evaluation | TextEvaluation
+Way: TypeAlias = Literal["gradient steps", "the generator alone", "the generator and gradient steps"]
 
 HELD_OUT = 5  # every fifth example shows what personalizing brought
 
 
 def personalize_from_file(
-    folder: Path | str, source: DataSettings, *, user: str | None, context: str | None = None, steps: int | None = None
+    folder: Path | str,
+    source: DataSettings,
+    *,
+    user: str | None,
+    context: str | None = None,
+    steps: int | None = None,
+    generated: bool = False,
 ) -> dict[str, Any]:
     """Personalize for the examples of one user in a file and keep the result in the run's vault."""
-    if steps is not None and steps < 1:
-        raise InputError(f"steps: {steps}. At least one gradient step is needed.")
     with reopen(folder, read_only=False) as run:
-        engine = home_engine(run, steps)
+        engine = home_engine(run, steps=steps, generated=generated)
         text = run.method.predicts == "text"
         name, examples, unknown = (own_utterances if text else own_labelled)(run, source, user=user, context=context)
         require_new(run, name)
@@ -54,24 +59,28 @@ def personalize_from_file(
         before, after = held_out_gain(run, engine, home)
         run.vault.stage({name: learned_at_home(run, engine, home)})
         run.vault.commit(round=run.state.round, state=state_to_bytes(run.state))
-    return _outcome(name, home.examples, short=len(examples) - home.examples, unknown=unknown, gain=(before, after))
+    left_out = {
+        f"with fewer than {SHORTEST} tokens": len(examples) - home.examples,
+        "with labels unknown to the run": unknown,
+    }
+    return _outcome(name, home.examples, by=way(engine.built.method), left_out=left_out, gain=(before, after))
 
 
 def _outcome(
-    user: str, examples: int, *, short: int, unknown: int, gain: tuple[Scores | None, Scores | None]
+    user: str, examples: int, *, by: Way, left_out: Mapping[str, int], gain: tuple[Scores | None, Scores | None]
 ) -> dict[str, Any]:
     before, after = gain
     went = "" if after is None or before is None else f" {_went(before, after)}"
-    reasons = {f"with fewer than {SHORTEST} tokens": short, "with labels unknown to the run": unknown}
-    rest = "".join(f" ({count} {reason} left out)" for reason, count in reasons.items() if count)
+    rest = "".join(f" ({count} {reason} left out)" for reason, count in left_out.items() if count)
     return {
         "user": user,
         "examples": examples,
+        "by": by,
         "before": None if before is None else before.to_dict(),
         "after": None if after is None else after.to_dict(),
         "uploaded_bytes": 0,
-        "left_out": short + unknown,
-        "message": f"{user}: personalized from {examples} examples{rest}; nothing was uploaded.{went}",
+        "left_out": sum(left_out.values()),
+        "message": f"{user}: personalized by {by} from {examples} examples{rest}; nothing was uploaded.{went}",
     }
 
 
@@ -178,18 +187,41 @@ def require_new(run: Run, user: str) -> None:
 # Learning at home
 
 
-def home_engine(run: Run, steps: int | None) -> LoopEngine:
-    """One person in this process, who learns private parameters only: what is measured is what is kept."""
+def home_engine(run: Run, *, steps: int | None = None, generated: bool = False) -> LoopEngine:
+    """One person in this process, whose gradient steps change private parameters only: what is measured is what is
+    kept. A method that generates does so before any of its steps, and `generated` means without them."""
     private = run.built.partition.names(Role.PRIVATE)
     phases = [
         _private_phase(phase, private, steps) for phase in run.method.personalize if optimizers(phase, list(private))
     ]
-    if not phases:
+    if not phases and run.method.generate is None:
         raise RunError(
             f"{run.vault.path.parent}: {run.method.name} keeps nothing private, so there is nothing to personalize."
         )
-    method = replace(run.method, personalize=tuple(phases))
+    _require_way(run.method, steps=steps, generated=generated, learns=bool(phases))
+    method = replace(run.method, personalize=() if generated else tuple(phases))
     return LoopEngine(replace(run.built, method=method), run.settings.seed)
+
+
+def _require_way(method: Method, *, steps: int | None, generated: bool, learns: bool) -> None:
+    if generated and method.generate is None:
+        raise InputError(
+            f"generated: {method.name} has no generator, it personalizes by gradient steps. Leave it out, or train a "
+            "method that generates, such as fedperc_generated."
+        )
+    if steps is not None and not learns:
+        raise InputError(f"steps: {method.name} personalizes by its generator alone. Leave them out.")
+    if steps is not None and generated:
+        raise InputError("steps: the generator alone takes none. Give steps or generated.")
+    if steps is not None and steps < 1:
+        raise InputError(f"steps: {steps}. At least one gradient step is needed.")
+
+
+def way(method: Method) -> Way:
+    """How this method makes private parameters at home."""
+    if method.generate is None:
+        return "gradient steps"
+    return "the generator and gradient steps" if method.personalize else "the generator alone"
 
 
 def _private_phase(phase: Phase, private: tuple[str, ...], steps: int | None) -> Phase:
@@ -199,20 +231,20 @@ def _private_phase(phase: Phase, private: tuple[str, ...], steps: int | None) ->
 
 
 def learned_at_home(run: Run, engine: LoopEngine, home: Client) -> Tree:
-    """The private parameters that gradient steps on a home's examples give."""
+    """What a home keeps of its examples: private parameters, and of shared ones the copies that a generator made."""
     return engine.work(run.state.broadcast(), [home], work="personalize").private[home.user]
 
 
 def held_out_gain(run: Run, engine: LoopEngine, home: Client) -> tuple[Scores | None, Scores | None]:
-    """Before and after, on a fifth of the examples that is not learned from."""
+    """Before and after, on a fifth of the examples that is not learned from; before means with no examples."""
     order = seeds.numpy_generator(run.settings.seed, "held out", home.user).permutation(home.examples)
     held = home.examples // HELD_OUT
     if held == 0:
         return None, None
-    learned = learned_at_home(run, engine, replace(home, data=_rows(home.data, order[held:])))
     tested = _rows(home.data, order[:held])
     before, after = (
-        judge(run, [[Client(home.user, private=own, data=tested)]], engine=engine) for own in (home.private, learned)
+        judge(run, [[replace(home, private=learned_at_home(run, engine, known), data=tested)]], engine=engine)
+        for known in (replace(home, data=_rows(home.data, rows)) for rows in (order[:0], order[held:]))
     )
     return before, after
 

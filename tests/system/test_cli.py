@@ -85,7 +85,10 @@ def test_personalize_and_predict_a_new_user(run, tmp_path):
     columns = ["--user-column", "who", "--text-column", "words", "--label-column", "answer"]
     state_before = subprocess.run(["sha256sum", run / "results.json"], capture_output=True).stdout
     done = homespun("personalize", run, mine, *columns)
-    assert "ada: personalized from 10 examples; nothing was uploaded. On 2 held-out examples" in done.stdout
+    assert (
+        "ada: personalized by gradient steps from 10 examples; nothing was uploaded. On 2 held-out examples"
+        in done.stdout
+    )
     assert subprocess.run(["sha256sum", run / "results.json"], capture_output=True).stdout == state_before
     label, text = homespun("predict", run, "--user", "ada", "message number 3").stdout.strip().split("\t")
     assert label in labels and text == "message number 3"
@@ -110,7 +113,10 @@ def test_personalize_remembers_the_runs_columns_and_leaves_unknown_labels_out(tm
     homespun("train", "furl", "--data", "all.csv", *columns, *SMALL[:-2], "--rounds", 1, "-f", "run", cwd=tmp_path)
     (tmp_path / "mine.csv").write_text("who,words,answer\n[/b]ada,hello,yes\n[/b]ada,hm,maybe\n")
     done = homespun("personalize", tmp_path / "run", tmp_path / "mine.csv")  # from another folder
-    assert "[/b]ada: personalized from 1 examples (1 with labels unknown to the run left out)" in done.stdout
+    assert (
+        "[/b]ada: personalized by gradient steps from 1 examples (1 with labels unknown to the run left out)"
+        in done.stdout
+    )
     (tmp_path / "known.csv").write_text("who,words,answer\n3,hello,yes\n")
     assert "takes part in this run" in homespun("personalize", tmp_path / "run", tmp_path / "known.csv", code=2).stderr
 

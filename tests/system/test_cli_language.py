@@ -1,7 +1,6 @@
 """The commands for one person and their language, as they are typed."""
 
 import json
-import re
 import subprocess
 import sys
 
@@ -41,10 +40,10 @@ def test_generate(run):
 def test_personalize_then_generate_then_export(run, tmp_path):
     (tmp_path / "mine.txt").write_text(MINE * 3)
     done = homespun("personalize", run, tmp_path / "mine.txt", "--user", "ada", "--context", "written", "--steps", 5)
-    assert re.search(
-        r"ada: personalized from 9 examples; nothing was uploaded. On 1 held-out examples perplexity went from",
-        done.stdout,
-    )
+    assert "ada: personalized by gradient steps from 9 examples; nothing was uploaded." in done.stdout
+    assert "On 1 held-out examples perplexity went from" in done.stdout
+    refused = ["--user", "eve", "--context", "written", "--generated"]
+    assert "such as fedperc_generated" in homespun("personalize", run, tmp_path / "mine.txt", *refused, code=2).stderr
     assert homespun("generate", run, "--user", "ada", "--context", "spoken", "We").stdout.startswith("We")
     folder = ["--context", "written", "--output", tmp_path / "ada"]
     assert homespun("export", run, "--user", "ada", *folder).stdout == f"{tmp_path / 'ada'}: ada, written\n"

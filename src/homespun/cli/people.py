@@ -29,6 +29,9 @@ def personalize(
     user: Annotated[str | None, typer.Option(help="Who; a table with one user says it itself.")] = None,
     context: Annotated[str | None, typer.Option(help="The setting of a text, if the run knows several.")] = None,
     steps: Annotated[int | None, typer.Option(help="Gradient steps. Default: as the run was set.")] = None,
+    generated: Annotated[
+        bool, typer.Option("--generated", help="By the generator alone, without gradient steps, if the method has one.")
+    ] = False,
     user_column: UserColumn = None,
     context_column: ContextColumn = None,
     text_column: TextColumn = None,
@@ -40,16 +43,21 @@ def personalize(
     A fifth of the examples is held out to show what it brought; then all are used, and the result goes
     into the run's vault. A method of language learns from a plain text; a table needs no label then.
 
+    Most methods learn by gradient steps. One that generates (fedperc_generated) reads the parameters off the text in
+    one pass; the output says which way it was.
+
     Example: homespun personalize runs/furl-dialects mine.csv --user ada
 
     Example: homespun personalize runs/fedperc-sotu mine.txt --user ada --context written
+
+    Example: homespun personalize runs/fedperc_generated-sotu mine.txt --user ada --context written --generated
     """
     from homespun.console import out
     from homespun.newcomer import personalize_from_file
 
     columns = {"user": user_column, "context": context_column, "text": text_column, "label": label_column}
     source = data_settings_from(str(file), [], **columns)
-    found = personalize_from_file(folder, source, user=user, context=context, steps=steps)
+    found = personalize_from_file(folder, source, user=user, context=context, steps=steps, generated=generated)
     if json_output:
         print_json(found)
         return
