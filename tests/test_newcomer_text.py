@@ -7,12 +7,14 @@ from language_models import write_gpt2
 from safetensors.torch import load_file, save_file
 from spoken_corpus import MINE, train_small
 
-from homespun import generate, reopen
+from homespun import generate, personalize, reopen, train
 from homespun.core.errors import DataError, InputError, RunError, UnknownNameError
+from homespun.data import load_federation
 from homespun.data.federation import Examples
 from homespun.data.prose import prose_sentences, read_prose
 from homespun.files import DataSettings
 from homespun.generation import find_voice
+from homespun.methods import furl
 from homespun.newcomer import personalize_from_file
 
 
@@ -128,6 +130,37 @@ def test_a_method_with_both_ways_generates_first_and_learns_from_there(tmp_path)
     assert torch.equal(learned["context.table"], generated["context.table"])
     with pytest.raises(InputError, match="Give steps or generated"):
         kept("leo", steps=1, generated=True)
+
+
+def test_from_python_it_is_the_same_and_nothing_is_kept(folder, generating, tmp_path):
+    texts = prose_sentences(MINE)
+    for place, way in ((folder, {"steps": 4}), (generating, {"generated": True})):
+        personalized(place, tmp_path / "mine.txt", MINE, user="zoe", context="written", **way)
+        with reopen(place) as run:
+            person = personalize(run, "zoe", texts, context="written", **way)
+            kept = run.vault.private("zoe")
+            assert kept.keys() == person.private.keys()
+            assert all(torch.equal(kept[name], person.private[name]) for name in kept)
+            said = person.generate("We must", context="spoken", samples=2)
+            assert said == generate(run, "We must", user="zoe", context="spoken", samples=2)
+            assert run.vault.private(personalize(run, "max", texts, context="spoken").user) is None
+            for options, error, message in [
+                ({"labels": ["a", "b", "c"]}, InputError, "labels: fedperc.* learns none"),
+                ({}, InputError, "there are 2 contexts"),
+            ]:
+                with pytest.raises(error, match=message):
+                    personalize(run, "leo", texts, **options)
+            with pytest.raises(DataError, match="texts: none of its 1 utterances has 4 tokens"):
+                personalize(run, "leo", ["So."], context="written")
+
+
+def test_labels_are_still_needed_where_they_are_learned(tmp_path):
+    people = load_federation("dialects", settings={"users": 4, "examples": 5})
+    with train("furl", people, rounds=1, workers=0, **furl.SMALL) as run:
+        assert personalize(run, "ada", ["mepu basi"], ["label-0"]).predict(["mepu"])[0] in people.labels
+        for labels in (None, ["label-0"] * 2):
+            with pytest.raises(InputError, match="furl learns labels, in no context: give one for each"):
+                personalize(run, "ada", ["mepu basi"], labels)
 
 
 def test_it_pays_where_there_is_something_to_learn(tmp_path):

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from homespun.generation import generate
-    from homespun.training import evaluate, load, personalize, reopen, train
+    from homespun.newcomer import personalize
+    from homespun.training import evaluate, load, reopen, train
 
 __all__ = ["evaluate", "generate", "load", "personalize", "reopen", "train"]
+_ELSEWHERE = {"generate": "generation", "personalize": "newcomer"}  # the others are in `training`
 __version__ = "0.1.0"
 
 
@@ -18,5 +20,5 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         from importlib import import_module
 
-        return getattr(import_module(f"homespun.{'generation' if name == 'generate' else 'training'}"), name)
+        return getattr(import_module(f"homespun.{_ELSEWHERE.get(name, 'training')}"), name)
     raise AttributeError(f"module 'homespun' has no attribute {name!r}")

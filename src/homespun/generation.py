@@ -65,20 +65,30 @@ def generate(
 
     `sampling` are the fields of `Sampling`. A part of a name will do where it says who is meant.
     """
+    return continued(find_voice(run, user=user, context=context), opening, **sampling)
+
+
+def continued(voice: Voice, opening: str = "", **sampling: Any) -> list[str]:
+    """The opening in this voice, as often as asked for."""
     settings = parse(Sampling, sampling, where="sampling")
-    return [opening + some for some in continuations(find_voice(run, user=user, context=context), opening, settings)]
+    return [opening + some for some in continuations(voice, opening, settings)]
 
 
 def find_voice(run: Run, *, user: str | None = None, context: str | None = None) -> Voice:
     """The voice of a user in a context of this run; it need not be one they ever used."""
-    pretrained = language_model_of(run)
+    language_model_of(run)
     name = None if user is None else find_person(run, user)
-    position = find_context(run, context)
-    model: Any = with_parameters(run.built.model, run.built.parameters(run.state.broadcast(), private_of(run, name)))
+    return voice_of(run, private_of(run, name), user=name, context=context)
+
+
+def voice_of(run: Run, private: Tree, *, user: str | None, context: str | None = None) -> Voice:
+    """The voice that these private parameters have in a context of this run."""
+    pretrained, position = language_model_of(run), find_context(run, context)
+    model: Any = with_parameters(run.built.model, run.built.parameters(run.state.broadcast(), private))
     with torch.no_grad():
         prefix = model.prefix(torch.tensor([position or 0]))[0]
     named = None if position is None else run.federation.contexts[position]
-    return Voice(name, named, prefix.detach().clone(), model.backbone, pretrained)
+    return Voice(user, named, prefix.detach().clone(), model.backbone, pretrained)
 
 
 def language_model_of(run: Run) -> Pretrained:

@@ -1,8 +1,8 @@
-"""A new user from a file of their own: learned or generated at home, kept in the vault, nothing uploaded."""
+"""A new user from examples of their own: learned or generated at home, nothing uploaded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -16,7 +16,7 @@ from homespun.core.method import Batch, Method, Phase, optimizers
 from homespun.core.roles import Role
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples, Federation
-from homespun.data.names import find_user, match_name
+from homespun.data.names import match_name
 from homespun.data.prose import is_prose, read_prose
 from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine
@@ -25,8 +25,9 @@ from homespun.evaluation.language import TextEvaluation
 from homespun.files import DataSettings
 from homespun.generation import find_context
 from homespun.models.utterances import SHORTEST
+from homespun.person import Person
 from homespun.run import Run
-from homespun.training import Person, judge, known_person, label_indices, reopen
+from homespun.training import judge, label_indices, reopen
 
 Scores: TypeAlias = Evaluation | TextEvaluation
 Way: TypeAlias = Literal["gradient steps", "the generator alone", "the generator and gradient steps"]
@@ -51,11 +52,7 @@ def personalize_from_file(
         require_new(run, name)
         data = run.method.encode(examples)
         home = Client(name, private=run.new_private(name), data=data)
-        if not home.examples:
-            raise DataError(
-                f"{source.source}: none of its {len(examples)} utterances has {SHORTEST} tokens or more. "
-                "Give a text with longer sentences."
-            )
+        require_utterances(home, len(examples), where=source.source)
         before, after = held_out_gain(run, engine, home)
         run.vault.stage({name: learned_at_home(run, engine, home)})
         run.vault.commit(round=run.state.round, state=state_to_bytes(run.state))
@@ -64,6 +61,36 @@ def personalize_from_file(
         "with labels unknown to the run": unknown,
     }
     return _outcome(name, home.examples, by=way(engine.built.method), left_out=left_out, gain=(before, after))
+
+
+def personalize(
+    run: Run,
+    user: str,
+    texts: Sequence[str],
+    labels: Sequence[str] | None = None,
+    *,
+    context: str | None = None,
+    steps: int | None = None,
+    generated: bool = False,
+) -> Person:
+    """A new user, from examples of their own: texts with labels or, for a language method, texts of one context.
+
+    By `steps` gradient steps (None: as the run was set), or with `generated` by the method's generator alone. Nothing
+    is uploaded, the shared model does not change, and the vault is not written.
+    """
+    engine = home_engine(run, steps=steps, generated=generated)
+    if run.method.predicts == "text":
+        if labels is not None:
+            raise InputError(f"labels: {run.method.name} learns none. Leave them out.")
+        examples = _in_context(run, Examples(list(texts)), context)
+    else:
+        if labels is None or len(labels) != len(texts) or context is not None:
+            raise InputError(f"{run.method.name} learns labels, in no context: give one for each of the texts.")
+        examples = Examples(list(texts), labels=label_indices(labels, run.federation.labels))
+    home = Client(user, private=run.new_private(user), data=run.method.encode(examples))
+    if run.method.predicts == "text":
+        require_utterances(home, len(examples), where="texts")
+    return Person(run, user, learned_at_home(run, engine, home))
 
 
 def _outcome(
@@ -175,6 +202,13 @@ def one_users_examples(given: Federation, user: str | None) -> tuple[str, Exampl
     return name, given.examples(users.index(name))
 
 
+def require_utterances(home: Client, given: int, *, where: str) -> None:
+    if not home.examples:
+        raise DataError(
+            f"{where}: none of its {given} utterances has {SHORTEST} tokens or more. Give a text with longer sentences."
+        )
+
+
 def require_new(run: Run, user: str) -> None:
     if user in run.federation.users:
         raise RunError(f"user {user!r} takes part in this run: train it further instead.")
@@ -251,15 +285,3 @@ def held_out_gain(run: Run, engine: LoopEngine, home: Client) -> tuple[Scores | 
 
 def _rows(data: Batch, rows: np.ndarray) -> Batch:
     return {name: column[np.sort(rows)] for name, column in data.items()}
-
-
-def require_person(run: Run, user: str) -> Person:
-    """Somebody the run knows; a misspelt name gets the nearest."""
-    if run.built.partition.names(Role.PRIVATE):
-        if run.vault.private(user) is not None:
-            return known_person(run, user)
-        near = nearest(user, run.vault.users(limit=100_000))
-        raise UnknownNameError(f"no user {user!r} in this run.{near} `homespun personalize` adds somebody new.")
-    if run.method.keys:
-        find_user(run.federation, user)
-    return Person(run, user, {})

@@ -1,4 +1,4 @@
-"""Train, evaluate, personalize, predict: the whole of homespun from Python, and what the commands call."""
+"""Train and evaluate from Python, and what the commands call."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from homespun.core.errors import DataError, MethodError, RunError, SettingsError, nearest, raise_faults
+from homespun.core.errors import DataError, MethodError, SettingsError, nearest, raise_faults
 from homespun.core.messages import Broadcast
 from homespun.core.method import Batch, Method, method_module
 from homespun.core.roles import Role
 from homespun.core.settings import parse
 from homespun.core.tree import Tree
 from homespun.data import Columns, load_federation
-from homespun.data.federation import Examples, Federation
+from homespun.data.federation import Federation
 from homespun.data.splits import sample_users
 from homespun.engines.engine import Client, Engine
 from homespun.evaluation import classification, language
@@ -318,41 +318,6 @@ def personalize_many(run: Run, homes: Sequence[Client]) -> dict[str, Tree]:
         return {home.user: home.private for home in homes}
     learned = run.engine.work(run.state.broadcast(), able, work="personalize").private
     return {home.user: learned.get(home.user, home.private) for home in homes}
-
-
-@dataclass(frozen=True)
-class Person:
-    """Somebody's own parameters beside the shared model."""
-
-    run: Run
-    user: str
-    private: Tree
-
-    def predict(self, texts: Sequence[str]) -> list[str]:
-        """The label this person would give to each text."""
-        run = self.run
-        if run.method.predicts == "text":
-            raise RunError(f"{run.method.name} learns no labels. `homespun generate` continues a text instead.")
-        examples = Examples(list(texts), labels=None, authors=np.full(len(texts), self._position()))
-        client = Client(self.user, private=self.private, data=run.method.encode(examples))
-        (logits,) = run.engine.predict(run.state.broadcast(), [client])
-        return [run.federation.labels[label] for label in logits.argmax(dim=1).tolist()]
-
-    def _position(self) -> int:
-        users = self.run.federation.users
-        return users.index(self.user) if self.run.method.keys else 0
-
-
-def personalize(run: Run, user: str, texts: Sequence[str], labels: Sequence[str]) -> Person:
-    """A new user, from examples of their own. Nothing is uploaded, the shared model does not change."""
-    examples = Examples(list(texts), labels=label_indices(labels, run.federation.labels))
-    home = Client(user, private=run.new_private(user), data=run.method.encode(examples))
-    return Person(run, user, personalize_many(run, [home])[user])
-
-
-def known_person(run: Run, user: str) -> Person:
-    """A participant as the vault knows them."""
-    return Person(run, user, run.private([user])[user])
 
 
 def label_indices(labels: Sequence[str], known: Sequence[str]) -> np.ndarray:

@@ -74,7 +74,7 @@ def predict(
 
     Example: homespun predict runs/furl-dialects --user user-000003 "some text"
     """
-    from homespun.newcomer import require_person
+    from homespun.person import require_person
     from homespun.training import reopen
 
     with reopen(folder) as run:

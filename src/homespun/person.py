@@ -1,0 +1,58 @@
+"""One person beside the shared model: what they would label or say, with parameters of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from homespun.core.errors import RunError, UnknownNameError, nearest
+from homespun.core.roles import Role
+from homespun.core.tree import Tree
+from homespun.data.federation import Examples
+from homespun.data.names import find_user
+from homespun.engines.engine import Client
+from homespun.generation import continued, voice_of
+from homespun.run import Run
+
+
+@dataclass(frozen=True)
+class Person:
+    """Somebody's own parameters beside the shared model."""
+
+    run: Run
+    user: str
+    private: Tree
+
+    def predict(self, texts: Sequence[str]) -> list[str]:
+        """The label this person would give to each text."""
+        run = self.run
+        if run.method.predicts == "text":
+            raise RunError(f"{run.method.name} learns no labels. `homespun generate` continues a text instead.")
+        examples = Examples(list(texts), labels=None, authors=np.full(len(texts), self._position()))
+        client = Client(self.user, private=self.private, data=run.method.encode(examples))
+        (logits,) = run.engine.predict(run.state.broadcast(), [client])
+        return [run.federation.labels[label] for label in logits.argmax(dim=1).tolist()]
+
+    def generate(self, opening: str = "", *, context: str | None = None, **sampling: Any) -> list[str]:
+        """The opening as this person would continue it in a context; `sampling` as in `homespun.generate`."""
+        return continued(voice_of(self.run, self.private, user=self.user, context=context), opening, **sampling)
+
+    def _position(self) -> int:
+        users = self.run.federation.users
+        return users.index(self.user) if self.run.method.keys else 0
+
+
+def require_person(run: Run, user: str) -> Person:
+    """Somebody the run knows; a misspelt name gets the nearest."""
+    if run.built.partition.names(Role.PRIVATE):
+        private = run.vault.private(user)
+        if private is not None:
+            return Person(run, user, private)
+        near = nearest(user, run.vault.users(limit=100_000))
+        raise UnknownNameError(f"no user {user!r} in this run.{near} `homespun personalize` adds somebody new.")
+    if run.method.keys:
+        find_user(run.federation, user)
+    return Person(run, user, {})
