@@ -1,47 +1,111 @@
-"""Write results into a documentation page, between `<!-- results: NAME -->` and `<!-- end -->`.
+"""Write results into a documentation page, between a marker and `<!-- end -->`.
 
-    python docs/generate.py docs/methods/furl.md
+    python docs/generate.py docs/methods/furl.md docs/methods/fedperc.md
 
-Each NAME is the folder `runs/NAME` of a finished `homespun compare experiments/NAME.toml`.
+`<!-- results: NAME -->` takes the tables and `<!-- samples: NAME -->` a few texts from the folder `runs/NAME` of a
+finished `homespun compare experiments/NAME.toml`. What has not been run here stays as the page has it; where the page
+has nothing yet, a line says how to run it.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from homespun.experiment import read_results
-from homespun.report.outcomes import folds_of, seeds_of
-from homespun.report.tables import central_tables, markdown_table
+from homespun.experiment import RESULTS_FILE, Draw, read_results, run_folder
+from homespun.report.cells import PERPLEXITY
+from homespun.report.differences import difference_sentences, difference_table
+from homespun.report.outcomes import folds_of, metric_of, over_seeds, seeds_of
+from homespun.report.samples import KNOWN, WITHHELD, configuration_table, served_table
+from homespun.report.tables import central_tables, escape, markdown_table
 
-MARKED = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
+MARKED = re.compile(r"(<!-- (results|samples): (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
+RUNS = Path("runs")
+NOT_RUN = "Not run yet"
+OPENINGS = ("We must", "I think")  # the paper's
+SAMPLING = {"max_tokens": 24, "top_p": 0.9, "seed": 0}
 
 
-def section(name: str) -> str:
-    results = read_results(Path("runs") / name)
+def tables_of(name: str) -> str:
+    results = read_results(RUNS / name)
+    text = metric_of(results) == PERPLEXITY
+    return "\n\n".join([*(language_parts(results) if text else label_parts(results)), about(results)])
+
+
+def label_parts(results: Mapping[str, Any]) -> list[str]:
     parts = [f"**{title}**\n\n{markdown_table(table)}" for title, table in central_tables(results)]
     if results["similarity"]:
         values = [one["correlation"] for one in results["similarity"]]
         pair = f"{results['similarity'][0]['left']} and {results['similarity'][0]['right']}"
         shown = ", ".join(f"{value:.3f}" for value in values)
         parts.append(f"Rank correlation of the distances between users, {pair}, by seed: {shown}.")
+    return parts
+
+
+def language_parts(results: Mapping[str, Any]) -> list[str]:
+    """The FedPerC paper's tables 1 and 2, then how users fare one by one, and the differences."""
+    parts = []
+    for number, people in enumerate((KNOWN, WITHHELD), start=1):
+        reached, served = configuration_table(results, people), served_table(results, people)
+        if reached is None or served is None:
+            parts.append(f"**Table {number}, {people.title.lower()}**: nobody was tried.")
+            continue
+        parts += [
+            f"**Table {number}, {people.title.lower()}**: perplexity by number of own samples. {over_seeds(results)}",
+            markdown_table(reached),
+            "Their users one by one, with all own samples:",
+            markdown_table(served),
+        ]
+    differences = difference_table(results)
+    if differences is not None:
+        parts += [f"**{differences.caption}**", markdown_table(differences)]
+        parts += [escape(sentence) for sentence in difference_sentences(results)]
+    return parts
+
+
+def about(results: Mapping[str, Any]) -> str:
     folds = folds_of(results)
-    runs = f"{len(seeds_of(results))} seeds" + (f" of {folds} folds" if folds else "")
+    seeds = len(seeds_of(results))
+    runs = f"{seeds} {'seeds' if seeds > 1 else 'seed'}" + (f" of {folds} folds" if folds else "")
     facts = results["data"]["check"]
-    parts.append(
-        f"{facts['users']} participants, {facts['examples']} examples, {runs}; "
-        + ", ".join(f"{key} {value}" for key, value in results["versions"].items())
-        + "."
-    )
-    return "\n\n".join(parts)
+    versions = ", ".join(f"{key} {value}" for key, value in results["versions"].items())
+    return f"{facts['users']} participants, {facts['examples']} examples, {runs}; {versions}."
+
+
+def samples_of(name: str) -> str:
+    """Table 4: the first configuration's first run continues the same openings as several people."""
+    from homespun.samples import showcase, showcase_markdown
+    from homespun.training import reopen
+
+    results = read_results(RUNS / name)
+    key, configuration = next(iter(results["configurations"].items()))
+    first = configuration["runs"][0]
+    draw = Draw(first["seed"], first.get("fold"))
+    with reopen(run_folder(RUNS / name, key, draw)) as run:
+        samples = showcase(run, OPENINGS, **SAMPLING)
+    how = ", ".join(f"{setting} {value}" for setting, value in SAMPLING.items())
+    return f"{showcase_markdown(samples)}\n{escape(configuration['title'])}, {draw}; sampled with {escape(how)}."
+
+
+KINDS = {"results": tables_of, "samples": samples_of}
+
+
+def filled(match: re.Match[str]) -> str:
+    marker, kind, name, found, end = match.groups()
+    if (RUNS / name / RESULTS_FILE).exists():
+        return f"{marker}{KINDS[kind](name)}\n{end}"
+    if found.strip() and not found.startswith(NOT_RUN):
+        print(f"{name}: not run here, its {kind} stay as they are", file=sys.stderr)
+        return match[0]
+    return f"{marker}{NOT_RUN}: `homespun compare experiments/{name}.toml`\n{end}"
 
 
 def main() -> None:
     for page in map(Path, sys.argv[1:]):
-        text = page.read_text(encoding="utf-8")
-        made = MARKED.sub(lambda match: f"{match[1]}{section(match[2])}\n{match[3]}", text)
-        page.write_text(made, encoding="utf-8")
+        page.write_text(MARKED.sub(filled, page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

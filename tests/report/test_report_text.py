@@ -7,11 +7,11 @@ import re
 from typing import Any
 
 import pytest
-from small_results import perplexity, single, text_results
+from small_results import perplexity, single, text_evaluation, text_results
 from test_report_tables import texts
 
 from homespun.report import html, outcomes, samples
-from homespun.report.differences import difference_table
+from homespun.report.differences import difference_sentences, difference_table
 from homespun.report.facts import data_table
 from homespun.report.html import page
 from homespun.report.tables import markdown, plain_tables
@@ -170,3 +170,45 @@ def test_the_terminal_has_the_same_tables() -> None:
     assert [title for title, *_ in plain_tables(text_results())] == [
         "small", "Known users", "Withheld users", "Difference to each configuration",
     ]  # fmt: skip
+
+
+def test_a_row_for_each_configuration_with_the_base_model_first() -> None:
+    known = samples.configuration_table(text_results(), samples.KNOWN)
+    assert known is not None
+    assert [column.title for column in known.columns] == ["Configuration", "0", "1", "5", "15", "all"]
+    assert texts(known) == [
+        ["Base model untouched", "62.00 ± 0.50", "same", "same", "same", "same"],
+        ["FedPerC", "50.00 ± 0.50", "48.00 ± 0.50", "45.00 ± 0.50", "42.50 ± 0.50", "40.00 ± 0.50"],
+        ["One prefix", "52.00 ± 0.50", "same", "same", "same", "same"],
+    ]
+    assert [row[0].text for row in known.rows if any(cell.best for cell in row)] == ["FedPerC"]
+    withheld = samples.configuration_table(text_results(), samples.WITHHELD)
+    assert texts(withheld)[0][:2] == ["Base model untouched", "66.00 ± 0.50"]
+
+
+def test_users_one_by_one_with_all_own_samples() -> None:
+    found = text_results()
+    for run in found["configurations"]["personal"]["runs"]:
+        run["adapted"] = {"0": text_evaluation([40.0, 62.5]), "all": text_evaluation([30.0, 50.0])}
+    assert texts(samples.served_table(found, samples.KNOWN)) == [
+        ["Base model untouched", "62.00 ± 0.50", "60.00 to 64.00", "90.00 ± 0.50"],
+        ["FedPerC", "40.00 ± 0.50", "30.00 to 50.00", "90.00 ± 0.50"],
+        ["One prefix", "52.00 ± 0.50", "41.00 to 66.00", "90.00 ± 0.50"],  # as trained: nothing to adapt
+    ]
+    nobody = samples.served_table(found, samples.WITHHELD)
+    assert texts(nobody)[0][2] == "–"
+
+
+def test_sentences_say_which_intervals_exclude_zero() -> None:
+    found = text_results()
+    assert difference_sentences(found) == [
+        "Known users, all own samples: the interval is on both sides of zero, so that neither is shown to be better, "
+        "against “One prefix”.",
+        "Withheld users, all own samples: the interval is above zero, worse for FedPerC, against “Base model "
+        "untouched”.",
+    ]
+    found["differences"]["configurations"]["shared"]["newcomers"] = {"percent": -1.0, "low": -2.0, "high": -0.004}
+    assert "on both sides" in difference_sentences(found)[1]  # -0.004 reads as zero
+    found["differences"]["configurations"]["shared"]["newcomers"]["high"] = -0.5
+    assert "below zero, better for FedPerC, against “One prefix”; above" in difference_sentences(found)[1]
+    assert difference_sentences({}) == []

@@ -18,13 +18,11 @@ WHO = {
 
 def difference_table(results: Mapping[str, Any]) -> Table | None:
     """Percent of perplexity more or less than each of the others; None where there is no perplexity."""
-    found = results.get("differences") or {}
-    rows = [(title_of(results, key), one) for key, one in (found.get("configurations") or {}).items()]
-    rows += [(CONTROLS.get(name, name), one) for name, one in (found.get("controls") or {}).items()]
+    rows = _others(results)
     shown = [who for who in WHO if any(one.get(who) for _, one in rows)]
     if not shown:
         return None
-    ours = title_of(results, found["ours"])
+    ours = title_of(results, results["differences"]["ours"])
     columns = [Column(f"{ours} against"), *(Column(f"{WHO[who]}, %", number=True) for who in shown)]
     cells = [[Cell(title), *(_cell(one.get(who)) for who in shown)] for title, one in rows]
     note = (
@@ -38,14 +36,49 @@ def difference_table(results: Mapping[str, Any]) -> Table | None:
     return table(columns, cells, caption="Difference to each configuration", note=note)
 
 
+def difference_sentences(results: Mapping[str, Any]) -> list[str]:
+    """Against whom, with all own samples, the interval excludes zero, and on which side."""
+    found = results.get("differences") or {}
+    ours = title_of(results, found.get("ours", ""))
+    outcomes = {
+        -1: f"below zero, better for {ours}, against",
+        1: f"above zero, worse for {ours}, against",
+        0: "on both sides of zero, so that neither is shown to be better, against",
+    }
+    said = []
+    for who in ("adapted", "newcomers"):
+        sides = [(f"“{title}”", _side(one.get(who))) for title, one in _others(results)]
+        against = {side: ", ".join(title for title, found in sides if found == side) for side in outcomes}
+        parts = [f"{words} {against[side]}" for side, words in outcomes.items() if against[side]]
+        if parts:
+            said.append(f"{WHO[who]}: the interval is {'; '.join(parts)}.")
+    return said
+
+
+def _others(results: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """What the first configuration is compared with, by title. Two may have the same."""
+    found = results.get("differences") or {}
+    return [
+        *((title_of(results, key), one) for key, one in (found.get("configurations") or {}).items()),
+        *((CONTROLS.get(name, name), one) for name, one in (found.get("controls") or {}).items()),
+    ]
+
+
+def _side(found: Mapping[str, Any] | None) -> int | None:
+    """-1: all of the interval is below zero, 1: above, 0: neither, as it reads; None: there is no interval."""
+    low, high = (finite((found or {}).get(name)) for name in ("low", "high"))
+    if low is None or high is None:
+        return None
+    return (round(low, DIGITS) > 0) - (round(high, DIGITS) < 0)
+
+
 def _cell(found: Mapping[str, Any] | None) -> Cell:
     middle, low, high = (finite((found or {}).get(name)) for name in ("percent", "low", "high"))
     if middle is None:
         return Cell(MISSING)
     if low is None or high is None:
         return Cell(_signed(middle))
-    excludes_zero = round(low, DIGITS) > 0 or round(high, DIGITS) < 0  # as it reads
-    return Cell(f"{_signed(middle)} [{_signed(low)}, {_signed(high)}]", best=excludes_zero)
+    return Cell(f"{_signed(middle)} [{_signed(low)}, {_signed(high)}]", best=bool(_side(found)))
 
 
 def _signed(value: float) -> str:

@@ -130,18 +130,20 @@ QUANTILES = {"10th of 100": 0.1, "25th": 0.25, "Median": 0.5, "75th": 0.75, "90t
 def user_values(results: Mapping[str, Any]) -> dict[str, list[float]]:
     """Every user's own test value, all seeds together, by configuration; the empty left out."""
     found = {
-        key: _values([run.get("test") for run in one["runs"]]) for key, one in results.get("configurations", {}).items()
+        key: joined_values([run.get("test") for run in one["runs"]])
+        for key, one in results.get("configurations", {}).items()
     }
     return {key: values for key, values in found.items() if values}
 
 
 def control_values(results: Mapping[str, Any]) -> dict[str, list[float]]:
     runs = (results.get("controls") or {}).get("runs") or []
-    found = {name: _values([run.get(name) for run in runs]) for name in control_summaries(results)}
+    found = {name: joined_values([run.get(name) for run in runs]) for name in control_summaries(results)}
     return {name: values for name, values in found.items() if values}
 
 
-def _values(evaluations: Sequence[Mapping[str, Any] | None]) -> list[float]:
+def joined_values(evaluations: Sequence[Mapping[str, Any] | None]) -> list[float]:
+    """Every user's own value of every evaluation."""
     values = (finite(value) for one in evaluations for value in (one or {}).get("user_values") or [])
     return [value for value in values if value is not None]
 

@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from homespun.report.cells import MISSING, PERPLEXITY, Cell, Column, Table, mark_best, table
 from homespun.report.outcomes import (
     CONTROLS,
     control_summaries,
     folds_of,
+    joined_values,
     metric_of,
     middle,
     over_seeds,
@@ -19,6 +22,7 @@ from homespun.report.outcomes import (
 )
 
 SAME = "same"  # for a model that own samples do not change
+EIGHTY = "80 of 100 users"  # without the tenth that fares best and the one that fares worst
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,53 @@ def sample_table(results: Mapping[str, Any], people: People) -> Table | None:
     columns = [Column(people.samples), *(Column(metric.column(line.title), number=True) for line in shown)]
     caption = people.title if people.captioned else ""
     return table(columns, rows, caption=caption, note=_note(results, people, shown))
+
+
+def configuration_table(results: Mapping[str, Any], people: People) -> Table | None:
+    """The same the other way round, for many configurations: a row for each, the untouched base model's first."""
+    shown = lines(results, people)
+    if not shown:
+        return None
+    shown, numbers = [_untouched(results, people, shown[0].key), *shown], counts(shown)
+    columns = [_row(results, shown, number) for number in numbers]
+    rows = zip([Cell(line.title) for line in shown], *columns, strict=True)
+    return table([Column("Configuration"), *(Column(number, number=True) for number in numbers)], rows)
+
+
+def _untouched(results: Mapping[str, Any], people: People, key: str) -> Line:
+    return Line("", people.reference, {"0": reference(results, people, key)})
+
+
+def served_table(results: Mapping[str, Any], people: People) -> Table | None:
+    """How users fare one by one with all samples of their own; the base model untouched comes first."""
+    shown, metric = lines(results, people), metric_of(results)
+    if not shown:
+        return None
+    most, base = counts(shown)[-1], _untouched(results, people, shown[0].key)
+    values = [_base_values(results, people, shown[0].key), *(_values_at(results, people, line.key) for line in shown)]
+    found = [line.at(most) or line.at("0") for line in (base, *shown)]
+
+    def cells(column: str) -> list[Cell]:
+        texts = [Cell(metric.spread(one.get(column))) for one in found]
+        return mark_best(texts, [middle(one, column) for one in found], metric)
+
+    between = [" to ".join(map(metric.text, np.quantile(some, [0.1, 0.9]))) if some else MISSING for some in values]
+    names = [line.title for line in (base, *shown)]
+    columns = [Column("Configuration"), *(Column(name, number=True) for name in ("User mean", EIGHTY, "Worst tenth"))]
+    return table(columns, zip(names, cells("user_mean"), between, cells("user_worst_tenth"), strict=True))
+
+
+def _values_at(results: Mapping[str, Any], people: People, key: str) -> list[float]:
+    """Every user's own value with all samples, all runs together; where samples change nothing, the one they have."""
+    runs = results["configurations"][key]["runs"]
+    each = [run.get(people.part) or {} for run in runs]
+    return joined_values([one.get("all") or one.get("0") or run["test"] for one, run in zip(each, runs, strict=True)])
+
+
+def _base_values(results: Mapping[str, Any], people: People, key: str) -> list[float]:
+    if people is KNOWN:
+        return joined_values([run.get("untouched") for run in (results.get("controls") or {}).get("runs") or []])
+    return joined_values([run.get("newcomers_untouched") for run in results["configurations"][key]["runs"]])
 
 
 def _row(results: Mapping[str, Any], shown: Sequence[Line], number: str) -> list[Cell]:

@@ -38,23 +38,23 @@ def plain_tables(results: Mapping[str, Any]) -> list[PlainTable]:
 
 def markdown(results: Mapping[str, Any]) -> str:
     """The whole report, without the figures."""
-    blocks = [f"# {_escape(report_title(results))}", _escape(subtitle(results))]
+    blocks = [f"# {escape(report_title(results))}", escape(subtitle(results))]
     for section in sections(results):
         if not (section.text or section.tables):  # a figure only
             continue
-        blocks.append(f"## {_escape(section.heading)}")
-        blocks += map(_escape, section.text)
+        blocks.append(f"## {escape(section.heading)}")
+        blocks += map(escape, section.text)
         for table in section.tables:
             if table.caption:
-                blocks.append(f"### {_escape(table.caption)}")
+                blocks.append(f"### {escape(table.caption)}")
             blocks.append(markdown_table(table))
             if table.note:
-                blocks.append(_escape(table.note))
+                blocks.append(escape(table.note))
     return "\n\n".join(blocks) + "\n"
 
 
 def markdown_table(table: Table) -> str:
-    head = [_escape(column.title) for column in table.columns]
+    head = [escape(column.title) for column in table.columns]
     rule = ["---:" if column.number else "---" for column in table.columns]
     return "\n".join(_row(cells) for cells in (head, rule, *([_cell(cell) for cell in row] for row in table.rows)))
 
@@ -64,10 +64,10 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _cell(cell: Cell) -> str:
-    return f"**{_escape(cell.text)}**" if cell.best else _escape(cell.text)
+    return f"**{escape(cell.text)}**" if cell.best else escape(cell.text)
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
     """Names and labels are data: they must neither end a cell nor become markup or HTML."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return "".join("\\" + sign if sign in "\\`*_[]|~" else sign for sign in text)

@@ -1,0 +1,74 @@
+"""Pages take their tables from finished experiments, always the same, and lose none."""
+
+import importlib.util
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from language_models import write_gpt2
+from spoken_corpus import SMALL, write_corpus
+
+from homespun.experiment import Experiment, collect, train_all, write_results
+from homespun.files import DataSettings
+
+FILE = Path(__file__).parents[1] / "docs" / "generate.py"
+PAGE = "Before.\n\n<!-- results: some -->\n{}<!-- end -->\n\n<!-- samples: some -->\n{}<!-- end -->\nAfter.\n"
+NOT_RUN = "Not run yet: `homespun compare experiments/some.toml`\n"
+
+
+@pytest.fixture
+def generate(monkeypatch):
+    """Write a page and give back what it came to."""
+    spec = importlib.util.spec_from_file_location("docs_generate", FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def written(text):
+        Path("page.md").write_text(text, encoding="utf-8")
+        monkeypatch.setattr("sys.argv", ["generate.py", "page.md"])
+        module.main()
+        return Path("page.md").read_text(encoding="utf-8")
+
+    return written
+
+
+def run_experiment(folder):
+    base = write_gpt2(folder / "base")
+    experiment = Experiment(
+        name="some",
+        data=DataSettings(source=str(write_corpus(folder / "people.csv"))),
+        folds=2,
+        settings={"rounds": 1, "workers": 0, "withheld": 0.5, "base": str(base), **SMALL},
+        configurations={
+            "ours": {"title": "Ours_*", "method": "fedperc"},
+            "shared": {"title": "Shared", "method": "fedperc", "settings": {"prefix": "shared"}},
+        },
+    )
+    train_all(experiment, folder / "runs" / "some", lambda run, title: nullcontext(lambda event: None))
+    write_results(folder / "runs" / "some", collect(experiment, folder / "runs" / "some"))
+
+
+def test_what_was_not_run_says_how_and_what_the_page_has_stays(generate, capsys):
+    assert generate(PAGE.format("", "")) == PAGE.format(NOT_RUN, NOT_RUN)
+    assert generate(PAGE.format(NOT_RUN, NOT_RUN)) == PAGE.format(NOT_RUN, NOT_RUN)
+    assert generate(PAGE.format("A table.\n", "")) == PAGE.format("A table.\n", NOT_RUN)
+    assert "some: not run here, its results stay as they are" in capsys.readouterr().err
+
+
+def test_tables_and_samples_of_an_experiment(generate, tmp_path):
+    run_experiment(tmp_path)
+    page = generate(PAGE.format(NOT_RUN, "Old samples.\n"))
+    assert page == generate(page)
+    lines = page.splitlines()
+    at = lines.index("| Configuration | 0 | 1 | 5 | 15 | all |")
+    assert [line.split(" | ")[0] for line in lines[at + 2 : at + 5]] == [
+        "| Base model untouched", "| Ours\\_\\*", "| Shared",
+    ]  # fmt: skip
+    assert page.count("| Configuration | User mean | 80 of 100 users | Worst tenth |") == 2
+    assert "**Table 2, withheld users**" in page and "| Ours\\_\\* against | Known users, as trained, % |" in page
+    assert "Known users, all own samples: the interval is" in page
+    assert "2 participants, 20 examples, 1 seed of 2 folds; python" in page
+    samples = page[page.index("<!-- samples") :]
+    assert "Old samples" not in samples and "| We must |" in samples and "| I think |" in samples
+    assert "Ours\\_\\*, seed 0, fold 0; sampled with" in samples
+    assert "Not run yet" not in page and page.startswith("Before.") and page.endswith("After.\n")
