@@ -3,8 +3,8 @@
     python docs/generate.py docs/methods/furl.md docs/methods/fedperc.md
 
 `<!-- results: NAME -->` takes the tables and `<!-- samples: NAME -->` a few texts from the folder `runs/NAME` of a
-finished `homespun compare experiments/NAME.toml`. What has not been run here stays as the page has it; where the page
-has nothing yet, a line says how to run it.
+finished `homespun compare experiments/NAME.toml`; `<!-- bench: NAME -->` the tables of `runs/bench-NAME.json`. What has
+not been run here stays as the page has it; where the page has nothing yet, a line says how to run it.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from homespun.bench import tables_of
 from homespun.experiment import RESULTS_FILE, Draw, read_results, run_folder
+from homespun.files import read_json
 from homespun.report.cells import PERPLEXITY
 from homespun.report.differences import difference_sentences, difference_table
 from homespun.report.outcomes import folds_of, metric_of, over_seeds, seeds_of
 from homespun.report.samples import KNOWN, WITHHELD, configuration_table, served_table
 from homespun.report.tables import central_tables, escape, markdown_table
 
-MARKED = re.compile(r"(<!-- (results|samples): (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
+MARKED = re.compile(r"(<!-- (results|samples|bench): (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
 RUNS = Path("runs")
 NOT_RUN = "Not run yet"
 OPENINGS = ("We must", "I think")  # the paper's
 SAMPLING = {"max_tokens": 24, "top_p": 0.9, "seed": 0}
 
 
-def tables_of(name: str) -> str:
+def results_of(name: str) -> str:
     results = read_results(RUNS / name)
     text = metric_of(results) == PERPLEXITY
     return "\n\n".join([*(language_parts(results) if text else label_parts(results)), about(results)])
@@ -71,8 +73,11 @@ def about(results: Mapping[str, Any]) -> str:
     seeds = len(seeds_of(results))
     runs = f"{seeds} {'seeds' if seeds > 1 else 'seed'}" + (f" of {folds} folds" if folds else "")
     facts = results["data"]["check"]
-    versions = ", ".join(f"{key} {value}" for key, value in results["versions"].items())
-    return f"{facts['users']} participants, {facts['examples']} examples, {runs}; {versions}."
+    return f"{facts['users']} participants, {facts['examples']} examples, {runs}; {versions_text(results)}"
+
+
+def versions_text(found: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in found["versions"].items()) + "."
 
 
 def samples_of(name: str) -> str:
@@ -90,17 +95,30 @@ def samples_of(name: str) -> str:
     return f"{showcase_markdown(samples)}\n{escape(configuration['title'])}, {draw}; sampled with {escape(how)}."
 
 
-KINDS = {"results": tables_of, "samples": samples_of}
+def bench_file(name: str) -> Path:
+    return RUNS / f"bench-{name}.json"
+
+
+def bench_of(name: str) -> str:
+    found = read_json(bench_file(name), missing=f"{bench_file(name)}: not here")
+    parts = [f"{markdown_table(made)}\n\n{escape(made.note)}" for made in tables_of(name, found)]
+    return "\n\n".join([*parts, versions_text(found)])
+
+
+KINDS = {"results": results_of, "samples": samples_of, "bench": bench_of}
 
 
 def filled(match: re.Match[str]) -> str:
     marker, kind, name, found, end = match.groups()
-    if (RUNS / name / RESULTS_FILE).exists():
+    source, command = RUNS / name / RESULTS_FILE, f"homespun compare experiments/{name}.toml"
+    if kind == "bench":
+        source, command = bench_file(name), f"homespun bench {name} --json > {bench_file(name)}"
+    if source.exists():
         return f"{marker}{KINDS[kind](name)}\n{end}"
     if found.strip() and not found.startswith(NOT_RUN):
-        print(f"{name}: not run here, its {kind} stay as they are", file=sys.stderr)
+        print(f"{name}: not run here, the page keeps its {kind}", file=sys.stderr)
         return match[0]
-    return f"{marker}{NOT_RUN}: `homespun compare experiments/{name}.toml`\n{end}"
+    return f"{marker}{NOT_RUN}: `{command}`\n{end}"
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Pages take their tables from finished experiments, always the same, and lose none."""
 
 import importlib.util
+import json
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def test_what_was_not_run_says_how_and_what_the_page_has_stays(generate, capsys)
     assert generate(PAGE.format("", "")) == PAGE.format(NOT_RUN, NOT_RUN)
     assert generate(PAGE.format(NOT_RUN, NOT_RUN)) == PAGE.format(NOT_RUN, NOT_RUN)
     assert generate(PAGE.format("A table.\n", "")) == PAGE.format("A table.\n", NOT_RUN)
-    assert "some: not run here, its results stay as they are" in capsys.readouterr().err
+    assert "some: not run here, the page keeps its results" in capsys.readouterr().err
 
 
 def test_tables_and_samples_of_an_experiment(generate, tmp_path):
@@ -72,3 +73,19 @@ def test_tables_and_samples_of_an_experiment(generate, tmp_path):
     assert "Old samples" not in samples and "| We must |" in samples and "| I think |" in samples
     assert "Ours\\_\\*, seed 0, fold 0; sampled with" in samples
     assert "Not run yet" not in page and page.startswith("Before.") and page.endswith("After.\n")
+
+
+def test_tables_of_a_benchmark(generate):
+    page = "<!-- bench: passes -->\n{}<!-- end -->\n"
+    command = "homespun bench passes --json > runs/bench-passes.json"
+    assert generate(page.format("")) == page.format(f"Not run yet: `{command}`\n")
+    time = {"median_s": 0.05, "low_s": 0.04, "high_s": 0.07}
+    memory = {"private_bytes": 1024, "context_bytes": 1024, "person_bytes": 3072, "shared_bytes": 0}
+    one = {"title": "FedPerC", "features": "", "passes": {"update": time, "test": time}, "memory": memory}
+    found = {"schema": 1, "base": "tiny", "rounds": 5, "threads": 1, "batch": 15}
+    found |= {"wall_ratio": 1.0, "versions": {"python": "3.11"}}
+    Path("runs").mkdir()
+    Path("runs/bench-passes.json").write_text(json.dumps({**found, "methods": [one]}))
+    made = generate(page.format(""))
+    assert "| FedPerC | – | 50.0 ± 15.0 | – | – | 50.0 ± 15.0 |" in made
+    assert "| FedPerC | 1.0 kB | 1.0 kB | 3.1 kB | 0 B |" in made and "\n\npython 3.11.\n<!-- end -->" in made

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from homespun.core.errors import InputError, UnknownNameError, nearest
+from homespun.core.errors import InputError, SettingsError, UnknownNameError, nearest, raise_faults
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -17,7 +21,7 @@ def workloads() -> list[str]:
     return sorted(path.stem.replace("_", "-") for path in files)
 
 
-def run_workload(name: str, *, rounds: int) -> dict[str, Any]:
+def load_workload(name: str) -> ModuleType:
     if not FOLDER.is_dir():
         raise InputError("benchmarks are part of the source tree: clone it and install it with pip install -e .")
     known = workloads()
@@ -27,5 +31,26 @@ def run_workload(name: str, *, rounds: int) -> dict[str, Any]:
     spec = importlib.util.spec_from_file_location(f"homespun_benchmark_{stem}", FOLDER / f"{stem}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up while it is being executed
     spec.loader.exec_module(module)
-    return module.measure(rounds=rounds)
+    return module
+
+
+def run_workload(name: str, *, rounds: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What `measure` finds; `settings` are its other parameters."""
+    module = load_workload(name)
+    known = [parameter for parameter in inspect.signature(module.measure).parameters if parameter != "rounds"]
+    faults = [
+        f"unknown setting {one!r}.{nearest(one, known)} Known: {', '.join(known) or 'none'}."
+        for one in settings
+        if one not in known
+    ]
+    if faults:
+        raise_faults(SettingsError, f"workload {name}", faults)
+    return module.measure(rounds=rounds, **settings)
+
+
+def tables_of(name: str, found: Mapping[str, Any]) -> list[Any]:
+    """The tables a workload makes of what it found; most make none."""
+    module = load_workload(name)
+    return module.tables(found) if hasattr(module, "tables") else []

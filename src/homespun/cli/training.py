@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -206,19 +207,28 @@ def check(method: Annotated[str, typer.Argument(help="A method, or a .py file wi
 
 
 def bench(
-    workload: Annotated[str, typer.Argument(help="w1, w2, w2-text or population.")],
-    rounds: Annotated[int, typer.Option(help="Rounds of each side.")] = 5,
+    workload: Annotated[str, typer.Argument(help="w1, w2, w2-text, population or passes.")],
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each side.")] = 5,
+    settings: Annotated[list[str], typer.Option("--set", "-s", help="A setting of the workload: name=value.")] = [],  # noqa: B006
     json_output: Json = False,
 ) -> None:
-    """Measure the cohort engine against the frozen reference loop, alternating in one run.
+    """Measure the cohort engine against the frozen reference loop, or FedPerC against its baselines.
+
+    The sides alternate in one run.
 
     Example: homespun bench w1
     """
-    from homespun.bench import run_workload
+    from homespun.bench import run_workload, tables_of
+    from homespun.console import out, table
 
-    found = run_workload(workload, rounds=rounds)
+    found = run_workload(workload, rounds=rounds, settings=parse_overrides(settings))
     if json_output:
         print_json(found)
         return
-    for name, value in found.items():
+    tables = tables_of(workload, found)
+    for made in tables:
+        header = [column.title for column in made.columns]
+        out.print(table(made.caption, header, [[cell.text for cell in row] for row in made.rows]))
+        out.print("", *textwrap.wrap(made.note, 80), "", sep="\n")
+    for name, value in {} if tables else found.items():
         print(f"{name:28} {value:.4g}" if isinstance(value, float) else f"{name:28} {value}")

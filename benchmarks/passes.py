@@ -1,0 +1,276 @@
+"""Table 3 of the FedPerC paper: how long its methods train and test, and what a device has to hold for them.
+
+    homespun bench passes
+    homespun bench passes --set base=smollm2 --rounds 9
+
+Presidents since 1913 take turns, one a round, and in a round every method does the same work for the same person,
+method after method and in the other direction the next time, with one thread. The paper does not say what its "train
+pass" is, so both readings are measured: one update on a batch, and a client's whole round. FedPerC (Frozen) is FedPerC
+without fine-tuning and is measured by itself: how far the two are apart elsewhere is the noise of the run.
+
+Heads sit on features of a frozen model, which are worked out once and kept. `features` says whether a time includes
+working them out or finds them kept.
+
+Times are of the processor, not of the clock on the wall: with one thread the two are the same on an idle machine, and
+on a busy one only the first says anything. `wall_ratio` is how much more passed on the wall.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice, pairwise
+from typing import Any, NamedTuple
+
+import torch
+
+from homespun.core import seeds
+from homespun.core.errors import InputError
+from homespun.core.method import Batch, Built, Task, build, load_method, optimizers
+from homespun.core.roles import Role
+from homespun.data.federation import Examples, Federation
+from homespun.engines.alone import narrow, train_alone
+from homespun.engines.engine import Client
+from homespun.engines.stacked import predict_together, work_together
+from homespun.files import SCHEMA, versions
+from homespun.report.cells import MISSING, Column, Table, byte_text, table
+from homespun.training import load
+
+SEED = 0
+BATCH, LOCAL_STEPS, FINE_TUNING_STEPS = 15, 10, 15  # appendix B
+TRAINED = BATCH * LOCAL_STEPS  # utterances of a person to train on: a round meets each of them once
+NEEDED = TRAINED + 2 * BATCH  # a batch to score, and one to adapt to
+PASSES = {"update": "1 update", "round": f"{LOCAL_STEPS} updates", "adapt": "adapt", "test": "test"}
+
+REHEARSED = ("update", "test")  # once before the first round, without a clock
+
+
+@dataclass(frozen=True)
+class Side:
+    """A row of the table."""
+
+    title: str
+    method: str
+    features: str = ""  # computed within a pass, or kept from before; nothing where there are none to keep
+    adapts: bool = True
+
+
+SIDES = (
+    Side("FedPerC", "fedperc"),
+    Side("FedPerC (Frozen)", "fedperc", adapts=False),
+    Side("FedPerC (Generated)", "fedperc_generated"),
+    Side("Split-Learning", "split_learning", features="computed"),
+    Side("Split-Learning", "split_learning", features="kept"),
+    Side("Meta-Learning", "meta_learning", features="computed"),
+    Side("Meta-Learning", "meta_learning", features="kept"),
+)
+
+
+class Taken(NamedTuple):
+    core_s: float
+    wall_s: float
+
+
+@dataclass(frozen=True)
+class Home:
+    """A person with utterances to train on, others to adapt to and others to score."""
+
+    user: str
+    trained: Batch
+    adapted: Batch
+    scored: Batch
+
+
+def measure(rounds: int = 5, *, base: str = "tiny", length: int = 64) -> dict[str, Any]:
+    """Medians over so many people, with the quarters of the times below and above."""
+    federation = load("sotu", since=1913)
+    methods = [built_side(side, federation, base=base, length=length) for side in SIDES]
+    people = [people_of(built, federation, rounds) for built in methods]
+    found: list[dict[str, list[Taken]]] = [{name: [] for name in PASSES} for _ in SIDES]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for number in (-1, *range(rounds)):
+            work = [
+                ready_passes(side, built, homes[number])
+                for side, built, homes in zip(SIDES, methods, people, strict=True)
+            ]
+            for name in PASSES:
+                for place in order(number):
+                    if name in work[place] and (number >= 0 or name in REHEARSED):
+                        taken = work[place][name]()
+                        found[place][name] += [taken] if number >= 0 else []
+    finally:
+        torch.set_num_threads(threads)
+    every = [taken for some in found for times in some.values() for taken in times]
+    return {
+        "schema": SCHEMA,
+        "base": base,
+        "rounds": rounds,
+        "threads": 1,
+        "batch": BATCH,
+        "wall_ratio": sum(taken.wall_s for taken in every) / sum(taken.core_s for taken in every),
+        "versions": versions(),
+        "methods": [
+            {
+                "title": side.title,
+                "features": side.features,
+                "passes": {name: spread([taken.core_s for taken in times]) for name, times in some.items() if times},
+                "memory": memory(side, built, homes),
+            }
+            for side, built, homes, some in zip(SIDES, methods, people, found, strict=True)
+        ],
+    }
+
+
+def order(number: int) -> Iterable[int]:
+    places = range(len(SIDES))
+    return places if number % 2 == 0 else reversed(places)
+
+
+def spread(times_s: Sequence[float]) -> dict[str, float]:
+    low, middle, high = statistics.quantiles(times_s, n=4, method="inclusive") if len(times_s) > 1 else [*times_s] * 3
+    return {"median_s": middle, "low_s": low, "high_s": high}
+
+
+def built_side(side: Side, federation: Federation, *, base: str, length: int) -> Built:
+    sizes = {"local_steps": LOCAL_STEPS, "batch": BATCH, "personalize_steps": FINE_TUNING_STEPS}
+    # A learned prior takes two more updates a round, which algorithm 1 does not have.
+    prior = {} if side.features else {"prior": "none"}
+    settings = {"base": base, "length": length, **sizes, **prior}
+    return build(load_method(side.method, settings, Task(contexts=len(federation.contexts))), seed=SEED)
+
+
+def people_of(built: Built, federation: Federation, count: int) -> list[Home]:
+    """So many people with enough to say, in turn; for every method the same people and utterances."""
+    able = (
+        home
+        for user, name in enumerate(federation.users)
+        if (home := home_of(built, name, federation.examples(user))) is not None
+    )
+    homes = list(islice(able, count))
+    if not homes:
+        raise InputError(f"nobody in {federation.name} has {NEEDED} utterances")
+    return [homes[number % len(homes)] for number in range(count)]
+
+
+def home_of(built: Built, user: str, examples: Examples) -> Home | None:
+    rows = seeds.numpy_generator(SEED, "passes", user).permutation(len(examples))
+    whole = built.method.encode(examples.take(rows[: 2 * NEEDED]))  # short ones are left out
+    if len(whole["length"]) < NEEDED:
+        return None
+    ends = (0, TRAINED, TRAINED + BATCH, NEEDED)
+    parts = (slice(start, end) for start, end in pairwise(ends))
+    return Home(user, *({name: column[rows] for name, column in whole.items()} for rows in parts))
+
+
+def ready_passes(side: Side, built: Built, home: Home) -> dict[str, Callable[[], Taken]]:
+    """What can be timed, by name."""
+    broadcast = built.start().broadcast()
+    private = built.new_private(home.user, seed=SEED)
+    trained, adapted, scored = (Client(home.user, private, data) for data in (home.trained, home.adapted, home.scored))
+    own = narrow(built, broadcast, trained)
+    first = replace(built, method=replace(built.method, phases=(replace(built.method.phases[0], steps=1),)))
+
+    def adapt() -> Any:
+        return work_together(built, broadcast, [adapted], work="personalize", seed=SEED).private[home.user]
+
+    def test() -> None:
+        # A generated embedding is made for the occasion, as in the paper.
+        client = replace(scored, private=adapt()) if built.method.generate is not None else scored
+        predict_together(built, broadcast, [client])
+
+    work: dict[str, Callable[[], Any]] = {
+        "update": partial(train_alone, first, own.broadcast, own.client, work="phases", seed=SEED),
+        "round": partial(work_together, built, broadcast, [trained], work="phases", seed=SEED),
+        **({"adapt": adapt} if side.adapts else {}),
+        "test": test,
+    }
+    if side.features == "kept":
+        predict_together(built, broadcast, [trained, adapted, scored])
+    return {name: partial(timed, side, built, one) for name, one in work.items()}
+
+
+def timed(side: Side, built: Built, work: Callable[[], Any]) -> Taken:
+    if side.features == "computed":
+        forget_features(built)
+    core_s, wall_s = time.process_time(), time.perf_counter()
+    work()
+    return Taken(time.process_time() - core_s, time.perf_counter() - wall_s)
+
+
+def forget_features(built: Built) -> None:
+    reader: Any = built.model.reader
+    reader.kept.clear()
+    reader.kept_bytes = 0
+
+
+def memory(side: Side, built: Built, homes: Sequence[Home]) -> dict[str, int]:
+    """Bytes by role, as the parameters are stored.
+
+    `person_bytes` is what somebody who uses as many contexts as anybody here holds of their own: private parameters,
+    the rows of their contexts, and their copy of anything else that adapting changes.
+    """
+    state, private = built.start(), built.new_private(homes[0].user, seed=SEED)
+    rows = {
+        name: max(len(home.trained[column].unique()) for home in homes) for name, column in built.method.keys.items()
+    }
+    phases = built.method.personalize if side.adapts else ()
+    changed = {name for phase in phases for name in optimizers(phase, built.partition.names(Role.FEDERATED))}
+    return {
+        "private_bytes": total_bytes(private.values()),
+        "context_bytes": total_bytes(table[0] for table in state.keyed.values()),
+        "shared_bytes": total_bytes(state.federated.values()),
+        "person_bytes": total_bytes(private.values())
+        + total_bytes(state.keyed[name][:count] for name, count in rows.items())
+        + total_bytes(state.federated[name] for name in changed),
+    }
+
+
+def total_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """Times and memory, for a terminal or a page."""
+    names = [(one["title"], one["features"] or MISSING) for one in found["methods"]]
+    times = [[milliseconds(one["passes"].get(name)) for name in PASSES] for one in found["methods"]]
+    columns = [Column("Time, ms"), Column("features"), *(Column(title, number=True) for title in PASSES.values())]
+    time_note = (
+        f"Processor time, median ± half the middle half over {found['rounds']} rounds, base model {found['base']}, "
+        f"{found['threads']} thread, batches of {found['batch']} utterances; {found['wall_ratio']:.1f} times as much "
+        f"passed on the wall. Adapt: {FINE_TUNING_STEPS} updates on {found['batch']} "
+        "utterances of one's own; generated: reading them once. Test: scoring a batch without adapting first; "
+        "generated: with the reading. Features: worked out within the time, or kept from before."
+    )
+    # With features kept or not, a method holds the same.
+    held = {one["title"]: one["memory"] for one in found["methods"]}
+    stored = ("private_bytes", "context_bytes", "person_bytes", "shared_bytes")
+    sizes = [[title, *(byte_text(one[name]) for name in stored)] for title, one in held.items()]
+    memory_note = (
+        "Private: a user's own parameters. Per context: a row of what is kept by context. One person: private, the "
+        "rows of the contexts they use, and own copies of what adapting changes. Shared: once on a device, generators "
+        "included."
+    )
+    return [
+        table(columns, [[*name, *row] for name, row in zip(names, times, strict=True)], note=time_note),
+        table(
+            [
+                Column("Memory"),
+                *(Column(title, number=True) for title in ("private", "per context", "one person", "shared")),
+            ],
+            sizes,
+            note=memory_note,
+        ),
+    ]
+
+
+def milliseconds(found: Mapping[str, float] | None) -> str:
+    if found is None:
+        return MISSING
+    middle, around = 1000 * found["median_s"], 500 * (found["high_s"] - found["low_s"])
+    digits = 0 if middle >= 100 else 1
+    return f"{middle:.{digits}f}" + (f" ± {around:.{digits}f}" if around else "")
