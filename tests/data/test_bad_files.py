@@ -164,6 +164,7 @@ def test_unknown_settings_and_files(tmp_path: Path) -> None:
     )
     assert "max_users" in refusal(path, SettingsError, settings={"max_users": 0})
     assert "most_frequent_labels needs labels" in refusal(path, settings={"most_frequent_labels": 3})
+    assert "min_context_examples needs contexts" in refusal(path, settings={"min_context_examples": 3})
     assert "no such file. Did you mean 'corpus.jsonl'?" in refusal(tmp_path / "corpsu.jsonl")
     other = tmp_path / "corpus.txt"
     other.write_text("x")

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from homespun.core.errors import DataError
 from homespun.data import Columns, load_federation
+from homespun.data.readers import fingerprint
+from homespun.data.table import Filters
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "csv", "parquet"])
@@ -98,6 +100,12 @@ def test_fingerprint_changes_with_content_columns_and_filters(tmp_path: Path) ->
     assert len({*prints, load(path).fingerprint}) == 4
 
 
+def test_a_younger_filter_changes_the_fingerprint_only_where_it_is_used() -> None:
+    before = "71c4d5039bb654cc099dc78162bbd86e2dce344c2b7334a6b6fc72f43db53c33"  # there was no such filter
+    assert fingerprint("content", Columns(), Filters(min_examples=2)) == before
+    assert fingerprint("content", Columns(), Filters(min_examples=2, min_context_examples=1)) != before
+
+
 def test_filters_leave_out_and_count(tmp_path: Path) -> None:
     rows = [
         {"user": user, "text": "t", "label": label} for user, label in ["az", "ax", "bx", "by", "cz", "cx", "cx", "dw"]
@@ -120,6 +128,27 @@ def test_filters_leave_out_and_count(tmp_path: Path) -> None:
     assert list(load(path, settings={"max_users": 2}).users) == ["a", "b"]
     with pytest.raises(DataError, match=r"no user is left\. Left out: 2 users with no usable example"):
         load(path, settings={"min_examples": 99, "most_frequent_labels": 1})
+
+
+def test_examples_of_rare_contexts_are_left_out_before_users_are_counted(tmp_path: Path) -> None:
+    said = ["ax", "ax", "az", "bx", "by", "by", "cz", "dy"]  # x and y 3 times, z twice
+    rows = [{"user": user, "text": "t", "context": context, "label": context} for user, context in said]
+    path = write_jsonl(tmp_path / "c.jsonl", [*rows, {"user": "e", "text": " ", "context": "z", "label": "z"}])
+    three = load(path, settings={"min_context_examples": 3})
+    assert (list(three.users), three.contexts) == (["a", "b", "d"], ("x", "y"))
+    assert [len(three.examples(user)) for user in range(3)] == [2, 3, 1]
+    assert three.left_out.examples == {"blank text": 1, "a context of fewer than 3": 2}
+    assert three.left_out.users == {"no usable example": 2}
+    # a had three examples, but one of them in z
+    both = load(path, settings={"min_context_examples": 3, "min_examples": 3})
+    assert (list(both.users), both.contexts) == (["b"], ("x", "y"))
+    assert both.left_out.users == {"no usable example": 2, "fewer than 3 examples": 2}
+    assert load(path, settings={"min_context_examples": 2}).contexts == ("x", "y", "z")
+    # contexts are counted among the examples whose label is kept
+    labelled = load(path, settings={"most_frequent_labels": 1, "min_context_examples": 3})
+    assert labelled.left_out.examples == {"blank text": 1, "a rarer label": 5}
+    with pytest.raises(DataError, match="8 examples with a context of fewer than 4"):
+        load(path, settings={"min_context_examples": 4})
 
 
 def test_blank_lines_byte_order_marks_and_windows_endings_do_no_harm(tmp_path: Path) -> None:

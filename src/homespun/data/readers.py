@@ -74,6 +74,8 @@ def collect(records: Iterable[Record], columns: Columns, *, faults: Faults, wher
         raise DataError(f"{where}: the corpus is empty. At least one example is needed.")
     if filters.most_frequent_labels is not None and not collected.labels.index:
         raise DataError(f"{where}: most_frequent_labels needs labels. Name their column with --label-column.")
+    if filters.min_context_examples is not None and not collected.contexts.index:
+        raise DataError(f"{where}: min_context_examples needs contexts. Name their column with --context-column.")
     return collected
 
 
@@ -159,7 +161,10 @@ def _check_path(path: Path) -> None:
 
 def fingerprint(content: str, columns: Columns, filters: Filters) -> str:
     """Changes when the content, the meaning of its columns or the filters do."""
-    parts = [VERSION, content, asdict(columns), filters.model_dump()]
+    used = filters.model_dump()
+    if used["min_context_examples"] is None:  # younger than the others: without it, earlier runs are still the same
+        del used["min_context_examples"]
+    parts = [VERSION, content, asdict(columns), used]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

@@ -18,6 +18,7 @@ class Filters(Settings):
     """Which examples and users of a corpus take part, applied in this order."""
 
     most_frequent_labels: int | None = Field(default=None, ge=1)  # keep examples with one of these
+    min_context_examples: int | None = Field(default=None, ge=1)  # leave out examples of contexts with fewer
     min_examples: int | None = Field(default=None, ge=1)  # leave out users with fewer
     max_examples: int | None = Field(default=None, ge=1)  # leave out users with more
     max_users: int | None = Field(default=None, ge=1)  # keep the first of those who are left
@@ -102,13 +103,20 @@ def build_table(collected: Collector, *, name: str, fingerprint: str, filters: F
         raise DataError(f"{name}: the corpus is empty. At least one example is needed.")
     rows = np.array(collected.rows, dtype=np.int64).reshape(-1, 3)
     user_of, label_of, context_of = rows.T
-    kept_rows = _rows_with_frequent_labels(label_of, list(collected.labels.index), filters)
+    labelled_rows = _rows_with_frequent_labels(label_of, list(collected.labels.index), filters)
+    kept_rows = _rows_in_frequent_contexts(labelled_rows, context_of, filters)
     kept_users, left_out_users = _kept_users(
         np.bincount(user_of[kept_rows], minlength=len(collected.users.index)), filters
     )
     left_out = LeftOut(
         users=left_out_users,
-        examples=_nonzero({"blank text": collected.blank, "a rarer label": len(rows) - len(kept_rows)}),
+        examples=_nonzero(
+            {
+                "blank text": collected.blank,
+                "a rarer label": len(rows) - len(labelled_rows),
+                f"a context of fewer than {filters.min_context_examples}": len(labelled_rows) - len(kept_rows),
+            }
+        ),
     )
     if not len(kept_users):
         raise DataError(f"{name}: no user is left. {describe(left_out)}. Loosen the filters or add examples.")
@@ -148,6 +156,14 @@ def _rows_with_frequent_labels(label_of: np.ndarray, names: list[str], filters: 
     # equally frequent labels are taken in the order of their names
     ranked = sorted(range(len(names)), key=lambda label: (-counts[label], names[label]))
     return np.flatnonzero(np.isin(label_of, ranked[: filters.most_frequent_labels]))
+
+
+def _rows_in_frequent_contexts(rows: np.ndarray, context_of: np.ndarray, filters: Filters) -> np.ndarray:
+    """Those of the rows whose context is that of enough of them."""
+    if filters.min_context_examples is None:
+        return rows
+    _, context, counts = np.unique(context_of[rows], return_inverse=True, return_counts=True)
+    return rows[counts[context] >= filters.min_context_examples]
 
 
 def _kept_users(counts: np.ndarray, filters: Filters) -> tuple[np.ndarray, Mapping[str, int]]:
