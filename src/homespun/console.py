@@ -17,6 +17,7 @@ from homespun.report.cells import metric_named
 from homespun.run import RoundRecord, Run
 from homespun.training import Evaluated
 
+NARROWEST, GAP = 12, 2  # of a table: its first column at least, and between columns
 LINES = 20  # plain progress lines per run, about
 
 out = Console(highlight=False, markup=False, soft_wrap=True)
@@ -24,11 +25,17 @@ err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 def table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
-    """A table whose first column is text and whose other columns are numbers."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
-    for place, name in enumerate(header):
-        made.add_column(name, justify="left" if place == 0 else "right", overflow="fold")
-    for row in rows:
+    """A table whose first column is text and whose other columns are numbers, which are not broken."""
+    names, lines = list(header), [list(row) for row in rows]
+    longest = [max((len(row[place]) for row in lines), default=0) for place in range(1, len(names))]
+    room = max(NARROWEST, out.width - sum(longest) - GAP * len(longest))
+    made = Table(
+        title=title, title_justify="left", title_style="bold", box=None, padding=(0, 0, 0, GAP), pad_edge=False
+    )
+    made.add_column(names[0], overflow="fold", max_width=room)
+    for name, width in zip(names[1:], longest, strict=True):
+        made.add_column(name, justify="right", overflow="fold", min_width=width)
+    for row in lines:
         made.add_row(*row)
     return made
 

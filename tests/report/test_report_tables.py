@@ -129,6 +129,16 @@ def test_plain_tables_for_a_terminal() -> None:
     assert [title for title, *_ in plain_tables(single())] == ["small"]
 
 
+def test_a_terminal_has_more_than_four_configurations_below_each_other() -> None:
+    found = results()
+    for name in ("third", "fourth", "fifth"):
+        found["configurations"][name] = {**found["configurations"]["personal"], "title": name}
+    _, (_, columns, rows), *_ = plain_tables(found)
+    assert columns == ("Own examples", "0", "5", "20", "all", "Participants")
+    assert rows[1] == ("Personalized FL, %", "30.00 ± 1.00", "50.00 ± 1.00", "–", "55.00 ± 1.00", "62.41 ± 1.00")
+
+
+
 def test_settings_that_differ_stand_side_by_side() -> None:
     found = results()
     for run in found["configurations"]["personal"]["runs"]:

@@ -11,6 +11,8 @@ from homespun.report.differences import difference_table
 from homespun.report.samples import sample_tables
 from homespun.report.sections import report_title, sections, subtitle
 
+WIDEST = 5  # columns for which a terminal has room
+
 PlainTable: TypeAlias = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # title, columns, rows
 
 
@@ -25,15 +27,18 @@ def central_tables(results: Mapping[str, Any]) -> list[tuple[str, Table]]:
 
 
 def plain_tables(results: Mapping[str, Any]) -> list[PlainTable]:
-    """The same for a terminal."""
-    return [
-        (
-            title,
-            tuple(column.title for column in table.columns),
-            [tuple(cell.text for cell in row) for row in table.rows],
-        )
-        for title, table in central_tables(results)
+    """The same for a terminal; what is too wide is turned on its side."""
+    return [_plain(title, table) for title, table in central_tables(results)]
+
+
+def _plain(title: str, table: Table) -> PlainTable:
+    whole = [
+        tuple(column.title for column in table.columns),
+        *(tuple(cell.text for cell in row) for row in table.rows),
     ]
+    if len(table.columns) > WIDEST:
+        whole = list(zip(*whole, strict=True))
+    return title, whole[0], whole[1:]
 
 
 def markdown(results: Mapping[str, Any]) -> str:
