@@ -196,6 +196,16 @@ def evaluate_adapted(run: Run, counts: Sequence[int | None] | None = None) -> di
     return _adapted(run, run.federation, positions, counts=counts, learns_from="adapt", private=private)
 
 
+def adapted_from(run: Run, test: Evaluation | TextEvaluation) -> dict[str, Evaluation | TextEvaluation]:
+    """The same, where it is known how participants fare as trained: that is adapting to no example.
+
+    Not so where a person's parameters are read off a text: without one they are somebody else's.
+    """
+    if not run.method.personalize or run.method.generate is not None:
+        return evaluate_adapted(run)
+    return {"0": test, **evaluate_adapted(run, [count for count in shot_counts(run.method) if count != 0])}
+
+
 def evaluate_newcomers(run: Run, counts: Sequence[int | None] | None = None) -> dict[str, Evaluation | TextEvaluation]:
     """Users who never took part, personalized at home from so many of their own examples.
 
@@ -354,7 +364,8 @@ def user_vectors(run: Run, positions: Sequence[int]) -> np.ndarray | None:
 def results(run: Run) -> dict[str, Any]:
     """All that `results.json` says of a finished run."""
     history = run.history()
-    adapted = evaluate_adapted(run) if run.method.predicts == "text" else {}
+    test = evaluate(run, tested_part(run))
+    adapted = adapted_from(run, test) if run.method.predicts == "text" else {}
     return {
         "method": run.method.name,
         "pooled": run.method.pooled,
@@ -365,7 +376,7 @@ def results(run: Run) -> dict[str, Any]:
         "rounds": [entry for entry in history if entry["kind"] == "round"],
         "curve": [entry for entry in history if entry["kind"] == "evaluation"],
         "eval": evaluate(run, "eval").to_dict(),
-        "test": evaluate(run, tested_part(run)).to_dict(),
+        "test": test.to_dict(),
         "adapted": {count: found.to_dict() for count, found in adapted.items()},
         "newcomers": {count: found.to_dict() for count, found in evaluate_newcomers(run).items()},
         "newcomers_untouched": newcomers_untouched(run),
