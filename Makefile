@@ -7,7 +7,7 @@ READY := .venv/.ready
 
 .PHONY: help setup demo test unit check format reproduce smollm2 clean
 help:
-	@echo "make demo       a complete personalized federated training, with a report"
+	@echo "make demo       FedPerC and its baselines on the presidents since 1913, with a report"
 	@echo "make test       all tests"
 	@echo "make unit       the fast ones (under a minute)"
 	@echo "make check      lint, types and the import graph"

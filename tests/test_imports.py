@@ -21,7 +21,7 @@ ALLOWED = {
     "files": {"core", "data"},
     "training": {"core", "data", "engines", "evaluation", "run", "files"},
     "generation": {"core", "data", "models", "run"},
-    "samples": {"core", "data", "run", "generation", "report"},
+    "samples": {"core", "data", "run", "generation", "training", "experiment", "report"},
     "adapter": {"core", "models", "run", "generation"},
     "person": {"core", "data", "engines", "run", "generation"},
     "newcomer": {"core", "data", "models", "engines", "evaluation", "run", "files", "training", "generation", "person"},

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-from pydantic import Field, PositiveInt, StringConstraints
+from pydantic import Field, PositiveInt, StringConstraints, model_validator
 
-from homespun.core.errors import SettingsError
+from homespun.core.errors import SettingsError, nearest
 from homespun.core.method import method_module
 from homespun.core.settings import Settings, parse
 from homespun.data.check import check
@@ -76,6 +76,17 @@ class Draw(NamedTuple):
         return {"seed": self.seed} if self.fold is None else {"seed": self.seed, "fold": self.fold}
 
 
+class Showcase(Settings):
+    """Openings that people of one configuration continue; whoever is left out is chosen as `samples.showcase` says."""
+
+    configuration: str
+    openings: tuple[str, ...] = Field(min_length=1)
+    person: str | None = None  # continues in every context
+    people: tuple[str, ...] | None = None  # continue in one
+    context: str | None = None  # that one
+    sampling: dict[str, Any] = Field(default_factory=dict)
+
+
 class Experiment(Settings):
     name: str
     data: DataSettings
@@ -83,6 +94,14 @@ class Experiment(Settings):
     folds: PositiveInt | None = None  # of every seed; None: its newcomers are one random draw
     settings: dict[str, Any] = Field(default_factory=dict)  # of every run
     configurations: dict[ConfigurationName, Configuration]
+    showcase: Showcase | None = None
+
+    @model_validator(mode="after")
+    def _shows_a_configuration(self) -> Experiment:
+        if self.showcase and self.showcase.configuration not in self.configurations:
+            name, known = self.showcase.configuration, list(self.configurations)
+            raise ValueError(f"showcase: no configuration {name!r}.{nearest(name, known)} Known: {', '.join(known)}")
+        return self
 
     @property
     def draws(self) -> list[Draw]:
@@ -100,6 +119,15 @@ def read_experiment(path: Path) -> Experiment:
         raise SettingsError(f"{path}: cannot be read as TOML: {error}") from None
     made = parse(Experiment, {"name": path.stem, **values}, where=str(path))
     return made.model_copy(update={"data": made.data.resolved()})
+
+
+def with_settings(experiment: Experiment, values: Mapping[str, Any]) -> Experiment:
+    """The experiment with these settings in every run, whatever its configurations say."""
+    configurations = {
+        name: one.model_copy(update={"settings": {**one.settings, **values}})
+        for name, one in experiment.configurations.items()
+    }
+    return experiment.model_copy(update={"configurations": configurations})
 
 
 def run_folder(folder: Path, configuration: str, draw: Draw) -> Path:

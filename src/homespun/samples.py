@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,18 @@ from rich.console import Console
 from rich.table import Table
 
 from homespun.core.settings import parse
+from homespun.data.names import match_name
+from homespun.data.splits import withhold
+from homespun.experiment import Experiment, run_folder
 from homespun.generation import Sampling, continuations, find_context, find_person, find_voice, language_model_of
 from homespun.report.cells import Column, table
 from homespun.report.tables import markdown_table
-from homespun.run import Run
+from homespun.report.voices import NEVER_USED, NOBODY_SAID_THIS, setting_text
+from homespun.run import Run, RunSettings
+from homespun.training import reopen, separate_settings
 
 PEOPLE = 3  # others who continue the same opening
 WIDTH = 80
-NEVER_USED = "never used"
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Sample:
 
     @property
     def setting(self) -> str:
-        return self.context if self.used else f"{self.context} ({NEVER_USED})"
+        return setting_text(self.context, used=self.used)
 
 
 def showcase(
@@ -65,6 +70,43 @@ def showcase(
             for text in continuations(voice, opening, settings):
                 samples.append(Sample(opening, user, names[place] if names else "", used, text))
     return samples
+
+
+def check_showcase(experiment: Experiment) -> None:
+    """Find a wrong name or a wrong way to draw before training, not after it."""
+    asked = experiment.showcase
+    if asked is None:
+        return
+    parse(Sampling, asked.sampling, where="showcase: sampling")
+    chosen, draw = experiment.configurations[asked.configuration], experiment.draws[0]
+    values = {**experiment.settings, **chosen.settings, **draw.settings}
+    settings = parse(RunSettings, separate_settings(chosen.method, values)[0], where="showcase")
+    federation = experiment.data.load()
+    participants, _ = withhold(federation, share=settings.withheld, seed=settings.seed, fold=settings.fold)
+    for name in (asked.person, *(asked.people or ())):
+        if name is not None:
+            match_name(name, participants.users, kind="participant", where="showcase")
+    if asked.context is not None:
+        match_name(asked.context, federation.contexts, kind="context", where="showcase")
+
+
+def experiment_showcase(experiment: Experiment, folder: Path) -> list[Sample]:
+    """What a finished experiment was asked to show, of its first seed; nothing if it was not asked."""
+    asked = experiment.showcase
+    if asked is None:
+        return []
+    with reopen(run_folder(folder, asked.configuration, experiment.draws[0])) as run:
+        return showcase(
+            run, asked.openings, person=asked.person, people=asked.people, context=asked.context, **asked.sampling
+        )
+
+
+def showcase_results(experiment: Experiment, samples: Sequence[Sample]) -> dict[str, Any]:
+    """The samples as `results.json` has them."""
+    if experiment.showcase is None:
+        return {}
+    shown = {"configuration": experiment.showcase.configuration, "samples": [asdict(sample) for sample in samples]}
+    return {"showcase": shown}
 
 
 def _uses(run: Run, user: str) -> np.ndarray:
@@ -110,6 +152,8 @@ def print_showcase(samples: Sequence[Sample], console: Console | None = None) ->
     for opening in dict.fromkeys(sample.opening for sample in samples):
         console.print(showcase_table(samples, opening=opening))
         console.print()
+    if samples:
+        console.print(NOBODY_SAID_THIS)
 
 
 def showcase_markdown(samples: Sequence[Sample]) -> str:

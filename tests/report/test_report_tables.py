@@ -10,6 +10,7 @@ from homespun.report.cells import ACCURACY, PERPLEXITY, Table, byte_text, finite
 from homespun.report.facts import sampled_users, settings_tables
 from homespun.report.sections import sections
 from homespun.report.tables import markdown, plain_tables
+from homespun.report.voices import voice_tables
 
 
 def texts(table: Table | None) -> list[list[str]]:
@@ -137,6 +138,16 @@ def test_a_terminal_has_more_than_four_configurations_below_each_other() -> None
     assert columns == ("Own examples", "0", "5", "20", "all", "Participants")
     assert rows[1] == ("Personalized FL, %", "30.00 ± 1.00", "50.00 ± 1.00", "–", "55.00 ± 1.00", "62.41 ± 1.00")
 
+
+def test_voices_are_shown_by_opening() -> None:
+    said = {"opening": "We must", "user": "Ann", "context": "spoken", "used": True, "text": " go\non."}
+    drawn = [said, {**said, "context": "written", "used": False}, {**said, "opening": "I"}]
+    found = {**results(), "showcase": {"configuration": "personal", "samples": drawn}}
+    first, second = voice_tables(found)
+    assert (first.caption, second.caption) == ("We must …", "I …")
+    assert texts(first) == [["Ann", "spoken", "go on."], ["Ann", "written (never used)", "go on."]]
+    assert "nobody said this" in markdown(found)
+    assert voice_tables(results()) == []
 
 
 def test_settings_that_differ_stand_side_by_side() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from homespun.report import facts, outcomes, samples, traffic
+from homespun.report import facts, outcomes, samples, traffic, voices
 from homespun.report.cells import Table, byte_text, count, shorten
 from homespun.report.differences import difference_table
 
@@ -43,6 +43,7 @@ def sections(results: Mapping[str, Any]) -> list[Section]:
     """In reading order; a section without anything to say is left out."""
     found = [
         _result(results),
+        _voices(results),
         _curves(results),
         _users(results),
         _samples(results),
@@ -76,6 +77,19 @@ def _result(results: Mapping[str, Any]) -> Section:
     differences = difference_table(results)
     tables = (outcomes.main_table(results), *((differences,) if differences else ()))
     return Section("result", "Result", heading, text=text, tables=tables)
+
+
+def _voices(results: Mapping[str, Any]) -> Section | None:
+    tables = voices.voice_tables(results)
+    if not tables:
+        return None
+    learned = outcomes.title_of(results, results["showcase"]["configuration"])
+    text = (
+        f"What {learned} learned of each person and setting stands before the opening; the language model, which is "
+        f"the same for everybody, goes on. The draws have the same seed. {voices.NOBODY_SAID_THIS}"
+    )
+    heading = "The same opening, continued by one person in every setting and by several in one"
+    return Section("voices", "Voices", heading, text=(text,), tables=tuple(tables))
 
 
 def _beaten(results: Mapping[str, Any], best: float) -> str:
