@@ -16,6 +16,7 @@ from homespun.experiment import (
     by_seed,
     collect,
     differences,
+    fewest_coordinates,
     known_of,
     maps,
     run_folder,
@@ -186,3 +187,13 @@ def test_a_language_model_from_training_to_report(tmp_path):
     assert [base[who]["users"] for who in ("test", "adapted", "newcomers")] == [2, 2, 1]
     assert "### Withheld users" in markdown(found)
     assert found["data"]["check"]["users_with_several_contexts"] == 2
+
+
+def test_points_in_many_dimensions_keep_their_distances_in_few():
+    points = np.random.default_rng(0).normal(size=(4, 50)).astype(np.float32)
+    turned = fewest_coordinates(points)
+    assert turned.shape == (4, 4)
+    apart = [np.linalg.norm(some[:, None] - some[None], axis=-1) for some in (points, turned)]
+    np.testing.assert_allclose(*apart, atol=1e-5)
+    few = points[:, :3]
+    assert fewest_coordinates(few) is few

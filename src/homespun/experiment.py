@@ -333,6 +333,7 @@ def maps(run: Run) -> dict[str, Any] | None:
     from sklearn.decomposition import PCA  # takes a second, and only finished runs need it
     from sklearn.manifold import TSNE
 
+    vectors = fewest_coordinates(vectors)
     perplexity = min(30.0, (len(vectors) - 1) / 3)
     flat = TSNE(perplexity=perplexity, random_state=run.settings.seed, init="pca").fit_transform(vectors)
     spread = PCA(n_components=min(2, vectors.shape[1]), random_state=0).fit_transform(vectors)
@@ -345,6 +346,18 @@ def maps(run: Run) -> dict[str, Any] | None:
         "tsne": np.round(flat, 4).tolist(),
         **known_of(run.federation, positions),
     }
+
+
+def fewest_coordinates(vectors: np.ndarray) -> np.ndarray:
+    """The same points, turned so that they need no more coordinates than there are points; distances stay.
+
+    A head of one's own has millions of coordinates, over which a map of a dozen people would take half a minute.
+    """
+    if vectors.shape[1] <= len(vectors):
+        return vectors
+    centred = vectors - vectors.mean(axis=0)
+    squares, directions = np.linalg.eigh((centred @ centred.T).astype(np.float64))
+    return directions * np.sqrt(squares.clip(min=0))
 
 
 def known_of(federation: Federation, positions: Sequence[int]) -> dict[str, Any]:
