@@ -28,7 +28,7 @@ from homespun.core.settings import parse_overrides
 
 
 def train(
-    method: Annotated[str, typer.Argument(help="A method (furl, fedavg, central) or a .py file with one.")],
+    method: Annotated[str, typer.Argument(help="A method (fedperc, furl, ...; docs/methods) or a .py file with one.")],
     data: Data = "dialects",
     folder: Annotated[Path | None, typer.Option("--folder", "-f", help="Default: runs/METHOD-DATA.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds to train.")] = None,
