@@ -49,7 +49,8 @@ class Settings(core_settings.Settings):
     # Local training (appendix B)
     local_steps: PositiveInt = 10
     batch: PositiveInt = 15
-    rate: NonNegativeFloat = 1e-3  # of the context's embedding, and of anything else that is shared
+    rate: NonNegativeFloat = 1e-3  # of the context's embedding
+    model_rate: NonNegativeFloat | None = None  # of the layers or the adapter that are trained; None: the same
     personal_rate: NonNegativeFloat | None = None  # None: the same
     proximal: NonNegativeFloat = 1.0
 
@@ -67,7 +68,7 @@ class Settings(core_settings.Settings):
 
     # At home, after training
     personalize_steps: PositiveInt = 15
-    personalize_rate: NonNegativeFloat | None = None  # None: as in training
+    home_pace: NonNegativeFloat = 1.0  # rates there are so many times those of training
 
 
 # How the paper runs it (section 4.1, appendix B): everybody every round, 60/20/20, 55 epochs.
@@ -93,6 +94,7 @@ def method(settings: Settings, task: Task) -> Method:
     shared = settings.prefix != "personal"
     trainable = "backbone.*lora_*" if settings.lora else f"backbone.{settings.layers}" if settings.layers else None
     personal_rate = settings.rate if settings.personal_rate is None else settings.personal_rate
+    model_rate = settings.rate if settings.model_rate is None else settings.model_rate
 
     def build() -> nn.Module:
         backbone: Any = pretrained.model
@@ -127,7 +129,7 @@ def method(settings: Settings, task: Task) -> Method:
     together = {
         **({"personal.embedding": Adam(personal_rate)} if personal else {}),
         **({"context.table": Adam(settings.rate)} if shared else {}),
-        **({trainable: Adam(settings.rate)} if trainable else {}),
+        **({trainable: Adam(model_rate)} if trainable else {}),
     }
     joint = Phase(trains=together, batch=settings.batch, steps=settings.local_steps, proximal=settings.proximal)
     prior = Phase(
@@ -138,9 +140,7 @@ def method(settings: Settings, task: Task) -> Method:
         loss=prior_loss,
     )
     at_home = {
-        glob: Adam(rate.rate if settings.personalize_rate is None else settings.personalize_rate)
-        for glob, rate in together.items()
-        if glob != trainable
+        glob: Adam(settings.home_pace * optimizer.rate) for glob, optimizer in together.items() if glob != trainable
     }
     return Method(
         name="fedperc",

@@ -42,7 +42,7 @@ SMALL = {"length": 12, "local_steps": 2, "batch": 3, "personalize_steps": 2}
 def method(settings: Settings, task: Task) -> Method:
     pretrained = load_pretrained(settings.base)
     together = {"head.weight": Adam(settings.rate)}
-    at_home = {"head.weight": Adam(settings.rate if settings.personalize_rate is None else settings.personalize_rate)}
+    at_home = {"head.weight": Adam(settings.home_pace * settings.rate)}
     return Method(
         name="meta_learning",
         version=1,

@@ -50,10 +50,7 @@ def method(settings: Settings, task: Task) -> Method:
     personal_rate = settings.rate if settings.personal_rate is None else settings.personal_rate
     rates = {"personal.head": personal_rate, "context.heads": settings.rate}
     together = {name: Adam(rate) for name, rate in rates.items()}
-    at_home = {
-        name: Adam(rate if settings.personalize_rate is None else settings.personalize_rate)
-        for name, rate in rates.items()
-    }
+    at_home = {name: Adam(settings.home_pace * rate) for name, rate in rates.items()}
 
     def new_private(_: torch.Generator, __: Broadcast) -> dict[str, Tensor]:
         return {"personal.head": output_head(pretrained)}

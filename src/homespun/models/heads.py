@@ -47,7 +47,7 @@ class HeadSettings(core_settings.Settings):
 
     # At home, after training
     personalize_steps: PositiveInt = 15
-    personalize_rate: NonNegativeFloat | None = None  # None: as in training
+    home_pace: NonNegativeFloat = 1.0  # rates there are so many times those of training
 
 
 def server_rule(settings: HeadSettings) -> FedAvg | FedAdam:
