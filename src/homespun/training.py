@@ -351,7 +351,12 @@ def newcomers_untouched(run: Run) -> dict[str, Any] | None:
 
 
 def user_vectors(run: Run, positions: Sequence[int]) -> np.ndarray | None:
-    """Each user's own parameters as one row: from the vault, or from the server's table."""
+    """Each user's own parameters as one row: from the vault, or from the server's table.
+
+    None where there are none, or where they are made anew from a text every time and never kept.
+    """
+    if run.method.generate is not None:
+        return None
     if run.built.partition.names(Role.PRIVATE):
         names = [run.federation.users[position] for position in positions]
         private = run.private(names)
