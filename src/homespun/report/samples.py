@@ -192,8 +192,8 @@ def _note(results: Mapping[str, Any], people: People, shown: Sequence[Line]) -> 
     parts = [
         f"Test {metric_of(results).title} {people.about}; the shared model does not change and nothing is sent. "
         f"What is tested is the same in every row{_but_the_last(people)}. The best value of a row is bold.",
-        f"{folds} folds withhold everybody once, and their newcomers count together."
-        if folds and people is not KNOWN
+        f"Each of {folds} folds withholds others; their newcomers count together."
+        if folds and folds > 1 and people is not KNOWN
         else "",
         f"“{SAME.capitalize()}”: there is nothing to personalize, so own samples change nothing." if same else "",
         f"Not tried with newcomers: {', '.join(lacking)}." if lacking else "",
