@@ -32,7 +32,8 @@ def table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]) -> T
     made = Table(
         title=title, title_justify="left", title_style="bold", box=None, padding=(0, 0, 0, GAP), pad_edge=False
     )
-    made.add_column(names[0], overflow="fold", max_width=room)
+    # rich adds the padding to a column's greatest width, also of the first, which has none
+    made.add_column(names[0], overflow="fold", max_width=room - GAP)
     for name, width in zip(names[1:], longest, strict=True):
         made.add_column(name, justify="right", overflow="fold", min_width=width)
     for row in lines:
