@@ -43,7 +43,7 @@ class Settings(fedperc.Settings):
 
 
 # Generators start with gradients that are zero but for rounding, which Adam would blow up to whole steps.
-SMALLEST = 1e-6
+SMALLEST = 1e-5
 
 RUN = fedperc.RUN
 SMALL = {**fedperc.SMALL, "evidence_words": 16}
