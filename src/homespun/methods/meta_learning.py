@@ -22,7 +22,7 @@ from __future__ import annotations
 from homespun.core.method import Adam, Method, Phase, Task
 from homespun.core.roles import Role
 from homespun.methods.fedperc import loss
-from homespun.models.heads import HeadSettings, SharedHead, server_rule
+from homespun.models.heads import SMALLEST, HeadSettings, SharedHead, server_rule
 from homespun.models.pretrained import load_pretrained
 from homespun.models.utterances import encode
 
@@ -41,8 +41,8 @@ SMALL = {"length": 12, "local_steps": 2, "batch": 3, "personalize_steps": 2}
 
 def method(settings: Settings, task: Task) -> Method:
     pretrained = load_pretrained(settings.base)
-    together = {"head.weight": Adam(settings.rate)}
-    at_home = {"head.weight": Adam(settings.home_pace * settings.rate)}
+    together = {"head.weight": Adam(settings.rate, epsilon=SMALLEST)}
+    at_home = {"head.weight": Adam(settings.home_pace * settings.rate, epsilon=SMALLEST)}
     return Method(
         name="meta_learning",
         version=1,

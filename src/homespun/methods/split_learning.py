@@ -28,7 +28,7 @@ from homespun.core.messages import Broadcast
 from homespun.core.method import Adam, Method, Phase, Task
 from homespun.core.roles import Role
 from homespun.methods.fedperc import loss
-from homespun.models.heads import HeadSettings, SplitHeads, output_head, server_rule
+from homespun.models.heads import SMALLEST, HeadSettings, SplitHeads, output_head, server_rule
 from homespun.models.pretrained import load_pretrained
 from homespun.models.utterances import encode
 
@@ -49,8 +49,8 @@ def method(settings: Settings, task: Task) -> Method:
     pretrained = load_pretrained(settings.base)
     personal_rate = settings.rate if settings.personal_rate is None else settings.personal_rate
     rates = {"personal.head": personal_rate, "context.heads": settings.rate}
-    together = {name: Adam(rate) for name, rate in rates.items()}
-    at_home = {name: Adam(settings.home_pace * rate) for name, rate in rates.items()}
+    together = {name: Adam(rate, epsilon=SMALLEST) for name, rate in rates.items()}
+    at_home = {name: Adam(settings.home_pace * rate, epsilon=SMALLEST) for name, rate in rates.items()}
 
     def new_private(_: torch.Generator, __: Broadcast) -> dict[str, Tensor]:
         return {"personal.head": output_head(pretrained)}

@@ -25,6 +25,9 @@ from homespun.models.utterances import UtteranceLength
 # whether they are remembered, and from which batch, then changes no number.
 GROUP, STRIDE = 4, 8  # utterances read together; their length is a multiple of this
 MEMO_BYTES = 2**30  # of features kept in each process: a million tokens at width 256
+# Most words are next to impossible at most places, so most of a head's gradient is nothing but rounding. With torch's
+# 1e-8 Adam would blow that up to whole steps.
+SMALLEST = 1e-6
 ROWS = 128  # tokens whose logits are worked out together: 4 MB with 8192 words
 
 
