@@ -17,7 +17,7 @@ from homespun.report.cells import metric_named
 from homespun.run import RoundRecord, Run
 from homespun.training import Evaluated
 
-NARROWEST, GAP = 12, 2  # of a table: its first column at least, and between columns
+GAP = 2  # between the columns of a table
 LINES = 20  # plain progress lines per run, about
 
 out = Console(highlight=False, markup=False, soft_wrap=True)
@@ -25,20 +25,27 @@ err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 def table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
-    """A table whose first column is text and whose other columns are numbers, which are not broken."""
-    names, lines = list(header), [list(row) for row in rows]
-    longest = [max((len(row[place]) for row in lines), default=0) for place in range(1, len(names))]
-    room = max(NARROWEST, out.width - sum(longest) - GAP * len(longest))
+    """A table whose first column is text and whose other columns are numbers; neither words nor numbers are broken."""
+    columns = list(zip(*[list(header), *map(list, rows)], strict=True))
+    first, numbers = columns[0], columns[1:]
+    names, whole = max(map(len, first)), [max(map(len, column)) for column in numbers]
+    if names + sum(whole) + GAP * len(whole) > out.width:  # then headings are wrapped, and names as far as they have to
+        whole = [max(_longest_word(column[0]), *map(len, column[1:]), 0) for column in numbers]
+        room = out.width - sum(whole) - GAP * len(whole)
+        names = min(names, max(room, *map(_longest_word, first)))
     made = Table(
         title=title, title_justify="left", title_style="bold", box=None, padding=(0, 0, 0, GAP), pad_edge=False
     )
-    # rich adds the padding to a column's greatest width, also of the first, which has none
-    made.add_column(names[0], overflow="fold", max_width=room - GAP)
-    for name, width in zip(names[1:], longest, strict=True):
-        made.add_column(name, justify="right", overflow="fold", min_width=width)
-    for row in lines:
+    made.add_column(first[0], overflow="fold", width=names)
+    for column, width in zip(numbers, whole, strict=True):
+        made.add_column(column[0], justify="right", overflow="fold", width=width)
+    for row in zip(*[column[1:] for column in columns], strict=True):
         made.add_row(*row)
     return made
+
+
+def _longest_word(text: str) -> int:
+    return max(map(len, text.split()), default=0)
 
 
 def bar(console: Console) -> Progress:
