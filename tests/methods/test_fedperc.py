@@ -1,5 +1,8 @@
 """FedPerC: what stands before an utterance, who holds it, and where somebody new begins."""
 
+import copy
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -235,6 +238,27 @@ def test_chosen_layers_or_an_adapter_can_be_trained_by_everybody(gpt2):
         torch.testing.assert_close(before, losses_behind_bos(gpt2, client.data), rtol=1e-5, atol=1e-5)
         update = LoopEngine(built, 0).work(built.start().broadcast(), [client]).update
         assert any(bool(delta.abs().max() > 0) for name, delta in update.federated.items() if "backbone" in name)
+
+
+def test_trained_layers_are_read_as_they_are_now(gpt2):
+    built = made(gpt2, layers="transformer.h.*", rate=0.05)
+    client = home(built)
+    broadcast = built.start().broadcast()
+    update = LoopEngine(built, 0).work(broadcast, [client]).update
+    trained = replace(
+        broadcast, federated={name: value + update.federated[name] for name, value in broadcast.federated.items()}
+    )
+    parameters = built.parameters(trained, client.private)
+    backbone = copy.deepcopy(load_pretrained(gpt2).model)
+    weights = {name.removeprefix("backbone."): value for name, value in parameters.items()}
+    backbone.load_state_dict(weights, strict=False)  # the head is tied, and embeddings are not its own
+    prefix = (parameters["context.table"] * parameters["personal.embedding"])[client.data["context"]]
+    tokens, length = client.data["tokens"], client.data["length"]
+    with torch.no_grad():
+        expected = token_losses(backbone, prefix, tokens=tokens, length=length)
+    found = predict_client(built, trained, client)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert (found - predict_client(built, broadcast, client)).abs().max() > 1e-2
 
 
 def test_a_base_model_that_is_not_there_says_how_to_get_one(tmp_path, monkeypatch):

@@ -95,8 +95,9 @@ class FrozenGpt2:
 
 
 def is_plain_gpt2(model: Any) -> bool:
-    """Whether `prepare` takes it: GPT-2 as it was published, not one of its variants."""
-    return getattr(model.config, "model_type", "") == "gpt2" and not _faults(model.config)
+    """Whether `prepare` takes it: GPT-2 as it was published, not one of its variants, and without an adapter."""
+    plain = getattr(model.config, "model_type", "") == "gpt2" and not hasattr(model, "peft_config")
+    return plain and not _faults(model.config)
 
 
 def prepare(model: Any) -> FrozenGpt2:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from homespun.models.frozen_gpt2 import is_plain_gpt2, prefix_losses, prepare
+from homespun.models.frozen_gpt2 import FrozenGpt2, is_plain_gpt2, prefix_losses, prepare
 
 Prefix = Literal["personal x context", "context", "shared", "personal"]
 GROUP = 16  # utterances of about the same length that are scored together
@@ -26,7 +26,8 @@ class PreferenceModel(nn.Module):
     shares, the person's alone. All start where the prefix is the `start` embedding, so that before any
     training this is the pre-trained model itself.
 
-    A frozen GPT-2 is read by `frozen_gpt2`, which gives the same numbers; everything else by its own code.
+    A GPT-2 is read by `frozen_gpt2`, which gives the same numbers, wherever no weight of it wants a gradient: always,
+    if it is frozen, else in prediction, at home and while the prior is trained. Everything else by its own code.
     """
 
     def __init__(
@@ -34,7 +35,8 @@ class PreferenceModel(nn.Module):
     ) -> None:
         super().__init__()
         self.backbone = backbone
-        self.gpt2 = prepare(backbone) if frozen and is_plain_gpt2(backbone) else None
+        self.is_gpt2 = is_plain_gpt2(backbone)
+        self.frozen_gpt2 = prepare(backbone) if frozen and self.is_gpt2 else None
         self.kind = kind
         first = start.expand(tokens, -1)
         rows = {"context": contexts, "personal x context": contexts, "shared": 1, "personal": 0}[kind]
@@ -55,9 +57,16 @@ class PreferenceModel(nn.Module):
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         prefix = self.prefix(batch["context"].long())
-        if self.gpt2 is not None:
-            return prefix_losses(self.gpt2, prefix, tokens=batch["tokens"].long(), lengths=batch["length"])
+        if (gpt2 := self._gpt2()) is not None:
+            return prefix_losses(gpt2, prefix, tokens=batch["tokens"].long(), lengths=batch["length"])
         return token_losses(self.backbone, prefix, tokens=batch["tokens"], length=batch["length"])
+
+    def _gpt2(self) -> FrozenGpt2 | None:
+        """The weights as they are now, unless a gradient of theirs is wanted."""
+        if self.frozen_gpt2 is not None or not self.is_gpt2:
+            return self.frozen_gpt2
+        wanted = torch.is_grad_enabled() and any(weight.requires_grad for weight in self.backbone.parameters())
+        return None if wanted else prepare(self.backbone)
 
 
 def token_losses(backbone: nn.Module, prefix: Tensor, *, tokens: Tensor, length: Tensor) -> Tensor:
