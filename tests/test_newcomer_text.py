@@ -126,7 +126,8 @@ def test_a_method_with_both_ways_generates_first_and_learns_from_there(tmp_path)
     (alone, generated), (both, learned) = kept("ada", generated=True), kept("eve", steps=1)
     assert (alone, both) == ("the generator alone", "the generator and gradient steps")
     step = learned["personal.embedding"] - generated["personal.embedding"]
-    torch.testing.assert_close(step.abs(), torch.full_like(step, 0.05), rtol=0, atol=1e-4)  # Adam's first, rate 0.05
+    assert float(step.abs().median()) == pytest.approx(0.05, abs=1e-5)  # Adam's first, rate 0.05:
+    assert step.abs().min() > 0 and step.abs().max() < 0.05 + 1e-6  # less where a gradient is near its epsilon
     assert torch.equal(learned["context.table"], generated["context.table"])
     with pytest.raises(InputError, match="Give steps or generated"):
         kept("leo", steps=1, generated=True)

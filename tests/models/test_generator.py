@@ -13,7 +13,7 @@ from homespun.core.method import Task, build, load_method
 from homespun.data.federation import Examples
 from homespun.engines.loop import model_output
 from homespun.generation import with_parameters
-from homespun.models.generator import EmbeddingGenerator
+from homespun.models.generator import EmbeddingGenerator, attend
 from homespun.models.language import token_losses
 
 # The oracle: slow and obvious
@@ -84,6 +84,22 @@ def test_a_step_by_hand():
     third, chained = (word_by_word(made, U[None], WORDS[:3], chained=some)[3][0] for some in (False, True))
     torch.testing.assert_close(third, expected[2], rtol=0, atol=1e-5)
     assert (chained - third).norm() > 0.1
+
+
+def test_asking_first_is_attention():
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(12, 3, bias=False, batch_first=True).double()
+    query, words = torch.randn(4, 2, 12).double(), torch.randn(4, 5, 12).double()
+    is_word = torch.arange(5) < torch.tensor([5, 3, 1, 0])[:, None]
+    nothing = torch.randn(12).double().requires_grad_()
+    everything = torch.cat((nothing.expand(4, 1, -1), words), dim=1)
+    ignored = torch.cat((torch.zeros(4, 1, dtype=torch.bool), ~is_word), dim=1)
+    expected, _ = attention(query, everything, everything, key_padding_mask=ignored)
+    found = attend(attention, query, nothing, words, is_word=is_word)
+    torch.testing.assert_close(found, expected)
+    wanted = [nothing, attention.in_proj_weight, attention.out_proj.weight]
+    for one, other in zip(*(torch.autograd.grad(some.sin().sum(), wanted) for some in (found, expected)), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 class PrefixAlone(nn.Module):

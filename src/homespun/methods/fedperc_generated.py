@@ -22,14 +22,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from homespun.core.method import Adam, Batch, Method, Predict, Task
+from homespun.core.method import Batch, Method, Predict, Sgd, Task
 from homespun.core.roles import Role
+from homespun.core.server import FedAdam
 from homespun.core.tree import Tree
 from homespun.methods import fedperc
 from homespun.models.generator import EmbeddingGenerator, with_evidence
@@ -37,12 +39,19 @@ from homespun.models.pretrained import load_pretrained
 
 
 class Settings(fedperc.Settings):
+    # A home has one person's text to learn reading from: ten steps there learn that person by heart. So it takes one,
+    # and Adam is the server's.
+    local_steps: PositiveInt = 1
+    rate: NonNegativeFloat = 1.0  # of gradient descent at home
+    server: Literal["fedavg", "fedadam"] = "fedadam"
+    server_rate: NonNegativeFloat | None = 1e-3
+
     heads: PositiveInt = 4  # of the generators' attention
     evidence: tuple[NonNegativeInt, ...] = (1, 5, 15, 0)  # earlier utterances to read in training, in turn
     evidence_words: PositiveInt = 256  # at most so many tokens of them
 
 
-# Generators start with gradients that are zero but for rounding, which Adam would blow up to whole steps.
+# Gradients of generators are small, and at the start zero but for rounding, which Adam would blow up to whole steps.
 SMALLEST = 1e-5
 
 RUN = fedperc.RUN
@@ -99,7 +108,7 @@ def method(settings: Settings, task: Task) -> Method:
         return with_evidence(plain.encode(examples), counts=settings.evidence, words=settings.evidence_words)
 
     shared: Sequence[str] = ("generators.*", "prior.embedding", "context.table")
-    joint = replace(plain.phases[0], trains={name: Adam(settings.rate, epsilon=SMALLEST) for name in shared})
+    joint = replace(plain.phases[0], trains={name: Sgd(settings.rate) for name in shared})
     return replace(
         plain,
         name="fedperc_generated",
@@ -110,4 +119,5 @@ def method(settings: Settings, task: Task) -> Method:
         phases=(joint,),
         personalize=(),
         generate=generated,
+        server=replace(plain.server, adaptivity=SMALLEST) if isinstance(plain.server, FedAdam) else plain.server,
     )

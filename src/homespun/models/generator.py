@@ -14,6 +14,8 @@ the more words there are, the less that key weighs.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -38,11 +40,29 @@ class EmbeddingGenerator(nn.Module):
     def forward(self, embedding: Tensor, words: Tensor, is_word: Tensor) -> Tensor:
         """embedding [n, p, d], words [n, E, d], is_word [n, E] -> embedding [n, p, d]."""
         before = self.before(embedding)
-        words = torch.cat((self.nothing.expand(len(words), 1, -1), words), dim=1)
-        ignored = torch.cat((is_word.new_zeros(len(is_word), 1), ~is_word), dim=1)
-        attended, _ = self.attention(before, words, words, key_padding_mask=ignored, need_weights=False)
+        attended = attend(self.attention, before, self.nothing, words, is_word=is_word)
         joined = self.joined(self.attended(attended) + before)
         return self.last(self.feed_forward(joined) + before)
+
+
+def attend(
+    attention: nn.MultiheadAttention, query: Tensor, nothing: Tensor, words: Tensor, *, is_word: Tensor
+) -> Tensor:
+    """What `attention` makes of [nothing, words] as keys and values, for few queries and many words.
+
+    Keys and values are linear in the words, so the query is projected onto the words instead of every word onto the
+    query, and words are weighed before they are projected, not after.
+    """
+    heads = attention.num_heads
+    of_query, of_key, of_value = (
+        weight.unflatten(0, (heads, -1)) for weight in attention.in_proj_weight.chunk(3)
+    )  # [h, e, d] each
+    asked = torch.einsum("npd,hed,hec->nphc", query, of_query, of_key) * attention.head_dim**-0.5
+    of_words = torch.einsum("nphd,nwd->nphw", asked, words).masked_fill(~is_word[:, None, None], -math.inf)
+    weights = torch.cat(((asked @ nothing)[..., None], of_words), dim=-1).softmax(dim=-1)
+    seen = weights[..., :1] * nothing + torch.einsum("nphw,nwd->nphd", weights[..., 1:], words)
+    values = torch.einsum("nphd,hed->nphe", seen, of_value)
+    return values.flatten(-2) @ attention.out_proj.weight.T
 
 
 def with_evidence(data: Batch, *, counts: tuple[int, ...], words: int) -> Batch:
