@@ -19,7 +19,7 @@ from homespun.bench import tables_of
 from homespun.experiment import RESULTS_FILE, Draw, read_results, run_folder
 from homespun.files import read_json
 from homespun.report.cells import PERPLEXITY
-from homespun.report.differences import difference_sentences, difference_table
+from homespun.report.differences import difference_sentences, difference_table, own_samples_table
 from homespun.report.outcomes import folds_of, metric_of, over_seeds, seeds_of
 from homespun.report.samples import KNOWN, WITHHELD, configuration_table, served_table
 from homespun.report.tables import central_tables, escape, markdown_table
@@ -65,6 +65,9 @@ def language_parts(results: Mapping[str, Any]) -> list[str]:
     if differences is not None:
         parts += [f"**{differences.caption}**", markdown_table(differences)]
         parts += [escape(sentence) for sentence in difference_sentences(results)]
+    samples = own_samples_table(results)
+    if samples is not None:
+        parts += [f"**{samples.caption}**", markdown_table(samples)]
     return parts
 
 

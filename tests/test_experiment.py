@@ -17,6 +17,7 @@ from homespun.experiment import (
     collect,
     differences,
     fewest_coordinates,
+    from_samples,
     known_of,
     maps,
     run_folder,
@@ -126,6 +127,17 @@ def test_differences_are_over_users_of_all_seeds():
     assert found["configurations"]["theirs"]["adapted"]["percent"] == pytest.approx(100 * (math.exp(-0.3) - 1))
     assert found["controls"]["untouched"]["test"]["percent"] == 0.0
     assert found["controls"]["untouched"]["newcomers"] is None
+
+
+def test_what_own_samples_change_is_within_a_configuration():
+    by_count = {"0": evaluation([10.0, 20.0]), "1": evaluation([11.0, 21.0]), "15": evaluation([9.0, 19.0])}
+    runs = [{**a_run([10.0, 20.0]), "newcomers": by_count}]
+    found = from_samples({"ours": runs})["ours"]
+    # Ten tokens each: with 15 samples 0.1 less a token than with none, and 0.2 less than with one.
+    for few, less in (("0", 0.1), ("1", 0.2)):
+        percent = [found["newcomers"][few][name] for name in ("percent", "low", "high")]
+        assert percent == pytest.approx([100 * (math.exp(-less) - 1)] * 3)
+    assert found["adapted"] == {"0": None, "1": None}  # nobody did
 
 
 def test_what_was_not_scored_on_the_same_tokens_is_not_compared():

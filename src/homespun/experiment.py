@@ -24,7 +24,7 @@ from homespun.core.settings import Settings, parse
 from homespun.data.check import check
 from homespun.data.federation import Federation
 from homespun.data.splits import Subset, sample_users, withhold
-from homespun.evaluation.differences import differences
+from homespun.evaluation.differences import differences, from_samples
 from homespun.evaluation.metrics import majority, mean_and_deviation
 from homespun.evaluation.pooling import COLUMNS, averaged, joined
 from homespun.files import SCHEMA, DataSettings, read_json, versions, write_json
@@ -236,6 +236,7 @@ def assemble(
         },
         "controls": {"runs": list(controls), "summary": control_summary(controls, seeds)},
         "differences": differences(runs_of, controls),
+        "from_samples": from_samples(runs_of),
         "similarity": [],
     }
 

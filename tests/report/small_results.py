@@ -215,5 +215,15 @@ def text_results() -> dict[str, Any]:
                 }
             },
         },
+        "from_samples": {
+            "personal": {
+                "adapted": {"0": {"percent": -15.0, "low": -20.0, "high": -10.0, "users": 2}, "1": None},
+                "newcomers": {
+                    "0": {"percent": -14.0, "low": -20.0, "high": 1.0, "users": 2},
+                    "1": {"percent": -10.0, "low": -12.0, "high": -9.0, "users": 2},
+                },
+            },
+            "shared": {"adapted": {"0": None, "1": None}, "newcomers": {"0": None, "1": None}},
+        },
         "similarity": [],
     }

@@ -11,7 +11,8 @@ from small_results import perplexity, single, text_evaluation, text_results
 from test_report_tables import texts
 
 from homespun.report import html, outcomes, samples
-from homespun.report.differences import difference_sentences, difference_table
+from homespun.report.cells import MISSING
+from homespun.report.differences import difference_sentences, difference_table, own_samples_table
 from homespun.report.facts import data_table
 from homespun.report.html import page
 from homespun.report.tables import markdown, plain_tables
@@ -77,6 +78,16 @@ def test_differences_are_signed_and_bold_where_the_interval_excludes_zero() -> N
         [False, True, False, True],
     ]
     assert difference_table(single()) is None
+
+
+def test_what_own_samples_change_is_shown_where_somebody_tried() -> None:
+    found = own_samples_table(text_results())
+    assert found is not None and len(found.rows) == 1
+    assert [cell.text for cell in found.rows[0]] == [
+        "FedPerC", "−15.00 [−20.00, −10.00]", MISSING, "−14.00 [−20.00, +1.00]", "−10.00 [−12.00, −9.00]",
+    ]  # fmt: skip
+    assert [cell.best for cell in found.rows[0]] == [False, True, False, False, True]
+    assert own_samples_table(single()) is None
 
 
 def test_a_difference_that_reads_as_zero_is_none() -> None:

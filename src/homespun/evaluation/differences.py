@@ -10,6 +10,7 @@ from homespun.evaluation import language
 from homespun.evaluation.pooling import summed_by_user
 
 COMPARED = ("test", "adapted", "newcomers")  # whom a difference is stated for
+MANY, FEW = "15", ("0", "1")  # own samples that are compared
 
 
 def differences(
@@ -35,19 +36,44 @@ def differences(
     }
 
 
+def from_samples(configurations: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any] | None:
+    """What own samples change, configuration by configuration: MANY of them against FEW; None for labels."""
+    if next(iter(configurations.values()))[0]["test"]["metric"] != "perplexity":
+        return None
+
+    def changed(runs: Sequence[Mapping[str, Any]], who: str, few: str) -> dict[str, Any] | None:
+        many, fewer = ([(run.get(who) or {}).get(count) for run in runs] for count in (MANY, few))
+        return _compared((many, fewer), (_people(runs, who),) * 2)
+
+    return {
+        key: {who: {few: changed(runs, who, few) for few in FEW} for who in ("adapted", "newcomers")}
+        for key, runs in configurations.items()
+    }
+
+
 def difference(
     ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]], *, who: str
 ) -> dict[str, Any] | None:
+    """Between two configurations, with all own samples."""
+    left, right = ([with_all_samples(run, who) for run in runs] for runs in (ours, theirs))
+    return _compared((left, right), (_people(ours, who), _people(theirs, who)))
+
+
+def _people(runs: Sequence[Mapping[str, Any]], who: str) -> list[Any]:
+    part = "newcomers" if who == "newcomers" else "participants"
+    return [(run.get("positions") or {}).get(part) for run in runs]
+
+
+def _compared(
+    sides: tuple[Sequence[Mapping[str, Any] | None], Sequence[Mapping[str, Any] | None]],
+    people: tuple[Sequence[Any], Sequence[Any]],
+) -> dict[str, Any] | None:
     """In percent, with an interval over users; None where a side is missing or read other tokens."""
-    sides = []
-    for runs in (ours, theirs):
-        evaluations = [with_all_samples(run, who) for run in runs]
-        if any(one is None for one in evaluations):
-            return None
-        part = "newcomers" if who == "newcomers" else "participants"
-        people = [(run.get("positions") or {}).get(part) for run in runs]
-        sides.append(summed_by_user([one for one in evaluations if one is not None], people))
-    left, right = sides
+    if any(one is None for side in sides for one in side):
+        return None
+    left, right = (
+        summed_by_user([one for one in side if one is not None], who) for side, who in zip(sides, people, strict=True)
+    )
     if not left.users or left.user_tokens != right.user_tokens:
         return None
     found = asdict(language.compare(left, right))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from homespun.evaluation.differences import FEW, MANY
 from homespun.report.cells import MISSING, Cell, Column, Table, finite, table
 from homespun.report.outcomes import CONTROLS, title_of
 
@@ -34,6 +35,28 @@ def difference_table(results: Mapping[str, Any]) -> Table | None:
     if any(cell.text == MISSING for row in cells for cell in row):
         note += f" {MISSING}: not tried, or not scored on the same tokens."
     return table(columns, cells, caption="Difference to each configuration", note=note)
+
+
+def own_samples_table(results: Mapping[str, Any]) -> Table | None:
+    """What own samples change, in percent of perplexity; None where nobody has tried."""
+    shown = [(who, few) for who in ("adapted", "newcomers") for few in FEW]
+    rows = [
+        [Cell(title_of(results, key)), *(_cell((one.get(who) or {}).get(few)) for who, few in shown)]
+        for key, one in (results.get("from_samples") or {}).items()
+        if any((one.get(who) or {}).get(few) for who, few in shown)
+    ]
+    if not rows:
+        return None
+    people = {"adapted": "Known users", "newcomers": "Withheld users"}
+    columns = [
+        Column("Configuration"),
+        *(Column(f"{people[who]}, {MANY} against {few}, %", number=True) for who, few in shown),
+    ]
+    note = (
+        f"By how many percent the perplexity with {MANY} own samples is higher (+) or lower (−, better) than with "
+        "fewer, on the same test utterances; intervals as above."
+    )
+    return table(columns, rows, caption="What own samples change", note=note)
 
 
 def difference_sentences(results: Mapping[str, Any]) -> list[str]:
