@@ -16,15 +16,13 @@ from homespun.experiment import (
     by_seed,
     collect,
     differences,
-    fewest_coordinates,
     from_samples,
-    known_of,
-    maps,
     run_folder,
     single_results,
     train_all,
 )
 from homespun.files import DataSettings
+from homespun.maps import fewest_coordinates, known_of, map_users
 from homespun.methods.furl import SMALL
 from homespun.report.tables import markdown
 from homespun.training import prepare, training
@@ -188,7 +186,7 @@ def test_a_language_model_from_training_to_report(tmp_path):
     with prepare("fedperc", data.load(), folder=tmp_path / "run", settings=settings) as run:
         for _ in training(run):
             pass
-        assert maps(run) is None  # two participants
+        assert map_users(run) is None  # two participants
         found = single_results(run, data, title="fedperc")
     only = found["configurations"]["fedperc"]
     known, new = (only["runs"][0]["positions"][who] for who in ("participants", "newcomers"))

@@ -25,9 +25,10 @@ from homespun.data.check import check
 from homespun.data.federation import Federation
 from homespun.data.splits import Subset, sample_users, withhold
 from homespun.evaluation.differences import differences, from_samples
-from homespun.evaluation.metrics import majority, mean_and_deviation
+from homespun.evaluation.metrics import mean_and_deviation
 from homespun.evaluation.pooling import COLUMNS, averaged, joined
 from homespun.files import SCHEMA, DataSettings, read_json, versions, write_json
+from homespun.maps import MAPPED_USERS, map_users
 from homespun.run import RoundRecord, Run, RunSettings
 from homespun.training import (
     Evaluated,
@@ -44,7 +45,6 @@ from homespun.training import (
 RESULTS_FILE = "results.json"
 Event: TypeAlias = RoundRecord | Evaluated
 Following: TypeAlias = Callable[[Run, str], AbstractContextManager[Callable[[Event], None]]]
-MAPPED_USERS = 500  # at most so many points on a map
 T = TypeVar("T")
 
 
@@ -184,7 +184,7 @@ def single_results(run: Run, data: DataSettings, *, title: str) -> dict[str, Any
     """`results.json` of one run: a comparison with one configuration and one seed."""
     found = controls_of(run)
     drawn = {"seed": run.settings.seed, "fold": run.settings.fold}
-    one = {**results(run), **drawn, "positions": positions(run), "maps": maps(run)}
+    one = {**results(run), **drawn, "positions": positions(run), "maps": map_users(run)}
     described = {**describe(run.federation, data), "newcomers": len(run.newcomers.users)}
     return assemble(title, described, configurations={run.method.name: (title, [one])}, controls=[found])
 
@@ -323,64 +323,6 @@ def control_summary(controls: Sequence[Mapping[str, Any]], seeds: Sequence[int])
         name: _summarized([averaged([one[name] for one in folds]) for folds in by_seed(seeds, controls)])
         for name in controls[0]
     }
-
-
-def maps(run: Run) -> dict[str, Any] | None:
-    """Users' own vectors in the plane, by PCA and t-SNE, with what is known to color them by."""
-    positions = sample_users(run.federation, at_most=MAPPED_USERS, seed=run.settings.seed)
-    vectors = user_vectors(run, positions)
-    if vectors is None or len(vectors) < 5 or not np.ptp(vectors, axis=0).any():  # all at one point
-        return None
-    from sklearn.decomposition import PCA  # takes a second, and only finished runs need it
-    from sklearn.manifold import TSNE
-
-    vectors = fewest_coordinates(vectors)
-    perplexity = min(30.0, (len(vectors) - 1) / 3)
-    flat = TSNE(perplexity=perplexity, random_state=run.settings.seed, init="pca").fit_transform(vectors)
-    spread = PCA(n_components=min(2, vectors.shape[1]), random_state=0).fit_transform(vectors)
-    if spread.shape[1] == 1:
-        spread = np.column_stack([spread, np.zeros(len(spread))])
-    return {
-        "users": len(positions),
-        "of": len(run.federation.users),
-        "pca": np.round(spread, 4).tolist(),
-        "tsne": np.round(flat, 4).tolist(),
-        **known_of(run.federation, positions),
-    }
-
-
-def fewest_coordinates(vectors: np.ndarray) -> np.ndarray:
-    """The same points, turned so that they need no more coordinates than there are points; distances stay.
-
-    A head of one's own has millions of coordinates, over which a map of a dozen people would take half a minute.
-    """
-    if vectors.shape[1] <= len(vectors):
-        return vectors
-    centred = vectors - vectors.mean(axis=0)
-    squares, directions = np.linalg.eigh((centred @ centred.T).astype(np.float64))
-    return directions * np.sqrt(squares.clip(min=0))
-
-
-def known_of(federation: Federation, positions: Sequence[int]) -> dict[str, Any]:
-    """A user's group, and their most frequent label and context; None for what the corpus does not have."""
-    examples = [federation.examples(position) for position in positions]
-    labels = [one.labels for one in examples]
-    two = len(federation.labels) == 2
-    return {
-        "group": [federation.group(position) for position in positions],
-        "label": most_frequent(labels, federation.labels),
-        "context": most_frequent([one.contexts for one in examples], federation.contexts),
-        "positive_rate": [None if one is None else float(np.mean(one == 1)) for one in labels] if two else None,
-    }
-
-
-def most_frequent(columns: Sequence[np.ndarray | None], names: Sequence[str]) -> list[str | None] | None:
-    if not names:
-        return None
-    return [
-        names[majority(column, classes=len(names))] if column is not None and len(column) else None
-        for column in columns
-    ]
 
 
 def similarities(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
