@@ -16,7 +16,7 @@ from torch.nn import functional
 from homespun.models.frozen_gpt2 import FrozenGpt2, is_plain_gpt2, prefix_losses, prepare
 
 Prefix = Literal["personal x context", "context", "shared", "personal"]
-GROUP = 16  # utterances of about the same length that are scored together
+GROUP = 5  # utterances of about the same length that are read together: more are padded more
 
 
 class PreferenceModel(nn.Module):
