@@ -1,0 +1,138 @@
+"""The Gaussian mechanism on updates: clip each client's, add noise to the sum (central) or to each (local).
+
+An update is clipped as one vector: all federated parameters and all keyed rows together. With several groups each is
+clipped to its own norm C_g; a user then changes the groups, each divided by its C_g, by at most sqrt(G) together, so
+that noise of z C_g sqrt(G) on group g is the same mechanism with noise multiplier z.
+
+Everybody weighs 1, and a central sum is divided by the cohort that is expected, not by the one that came: how many
+came is somebody's secret too. For the same reason all rows of a keyed parameter get noise, touched or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import inf, isfinite, sqrt
+
+import torch
+from torch import Tensor
+
+from homespun.core.errors import SettingsError, raise_faults
+from homespun.core.messages import Broadcast, Rows, Update
+from homespun.core.roles import first_match
+from homespun.privacy.noise import Normal, noise_like
+
+# Clipped a little below the norm, so that rounding to float32 does not carry an update above it.
+BELOW = 1 - 1e-6
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Norms by glob, first match first; and that of the statistics, which are not sent at all where it is None."""
+
+    norms: Mapping[str, float]
+    statistics: float | None = None
+
+    def __post_init__(self) -> None:
+        named = {**self.norms, **({} if self.statistics is None else {"statistics": self.statistics})}
+        faults = [
+            f"{group}: a clip norm of {norm} was given, expected a positive number"
+            for group, norm in named.items()
+            if not (norm > 0 and isfinite(norm))
+        ]
+        faults += [] if self.norms else ["no clip norm was given"]
+        if faults:
+            raise_faults(SettingsError, "clip", faults)
+
+    @property
+    def groups(self) -> int:
+        return len(self.norms) + (self.statistics is not None)
+
+    def group_of(self, name: str) -> str:
+        group = first_match(name, self.norms)
+        if group is None:
+            raise SettingsError(f"clip: no norm covers {name!r} (norms for: {', '.join(self.norms)}). Add one for '*'.")
+        return group
+
+    def deviation(self, norm: float, *, noise_multiplier: float) -> float:
+        return noise_multiplier * norm * sqrt(self.groups)
+
+
+def norms(update: Update, clip: Clip) -> dict[str, float]:
+    """The length of every group of parameters; in float64, so that nothing overflows."""
+    squares = dict.fromkeys(clip.norms, 0.0)
+    for name, tensor in _tensors(update).items():
+        squares[clip.group_of(name)] += float(torch.linalg.vector_norm(tensor.double())) ** 2
+    return {group: sqrt(square) for group, square in squares.items()}
+
+
+def clipped(update: Update, clip: Clip) -> Update:
+    """One client's update, no longer than it may be. Shorter ones stay as they are."""
+    factors = {group: _factor(norm, clip.norms[group]) for group, norm in norms(update, clip).items()}
+
+    def scaled(name: str, tensor: Tensor) -> Tensor:
+        factor = factors[clip.group_of(name)]
+        return tensor if factor == 1 else (factor * tensor.double()).to(tensor.dtype)
+
+    return replace(
+        update,
+        federated={name: scaled(name, tensor) for name, tensor in update.federated.items()},
+        keyed={name: replace(rows, values=scaled(name, rows.values)) for name, rows in update.keyed.items()},
+        statistics=_clipped_statistics(update.statistics, clip.statistics),
+    )
+
+
+def _factor(length: float, norm: float) -> float:
+    return 1.0 if length <= norm * BELOW else norm * BELOW / length if length < inf else 0.0
+
+
+def _clipped_statistics(statistics: Mapping[str, float], norm: float | None) -> dict[str, float]:
+    if norm is None:
+        return dict.fromkeys(statistics, 0.0)
+    length = sqrt(sum(value**2 for value in statistics.values()))
+    return {name: _factor(length, norm) * value for name, value in statistics.items()}
+
+
+def noised(update: Update, broadcast: Broadcast, clip: Clip, *, noise_multiplier: float, normal: Normal) -> Update:
+    """The same with noise on every number that may be told, also on rows that nobody touched."""
+
+    def with_noise(name: str, tensor: Tensor) -> Tensor:
+        deviation = clip.deviation(clip.norms[clip.group_of(name)], noise_multiplier=noise_multiplier)
+        return tensor + noise_like(tensor, normal, deviation=deviation)
+
+    statistics = dict(update.statistics)
+    if clip.statistics is not None:
+        deviation = clip.deviation(clip.statistics, noise_multiplier=noise_multiplier)
+        statistics = {name: value + deviation * float(normal(1)[0]) for name, value in statistics.items()}
+    return replace(
+        update,
+        federated={name: with_noise(name, tensor) for name, tensor in update.federated.items()},
+        keyed={
+            name: replace(rows, values=with_noise(name, rows.values))
+            for name, rows in whole_tables(update, broadcast).items()
+        },
+        statistics=statistics,
+    )
+
+
+def whole_tables(update: Update, broadcast: Broadcast) -> dict[str, Rows]:
+    """Keyed parameters with all their rows, each with the weight of the whole update: who touched what is not told."""
+    found = {}
+    for name, table in broadcast.keyed.items():
+        rows = update.keyed[name]
+        values = torch.zeros_like(table).index_copy_(0, rows.index, rows.values)
+        weight = torch.full((len(table),), update.weight, dtype=torch.float64)
+        found[name] = Rows(torch.arange(len(table)), values, weight)
+    return found
+
+
+def released_centrally(
+    total: Update, broadcast: Broadcast, clip: Clip, *, noise_multiplier: float, expected: float, normal: Normal
+) -> Update:
+    """A cohort's sum of clipped updates as it may be told; an empty cohort's too."""
+    anonymous = replace(total, weight=expected, clients=max(1, round(expected)))
+    return noised(anonymous, broadcast, clip, noise_multiplier=noise_multiplier, normal=normal)
+
+
+def _tensors(update: Update) -> dict[str, Tensor]:
+    return {**update.federated, **{name: rows.values for name, rows in update.keyed.items()}}

@@ -1,0 +1,124 @@
+"""Clipping and noise: how far one user can move what is told."""
+
+from math import inf, sqrt
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homespun.core.errors import SettingsError
+from homespun.core.messages import Broadcast, Rows, Update
+from homespun.privacy.mechanism import Clip, clipped, noised, norms, released_centrally
+from homespun.privacy.noise import seeded_normal
+
+BROADCAST = Broadcast(3, federated={"a": torch.zeros(2), "b": torch.zeros(1)}, keyed={"rows": torch.zeros(4, 2)})
+
+
+def update(a=(0.0, 0.0), b=(0.0,), row=(0.0, 0.0), *, place=1, statistics=(0.0, 0.0)):
+    return Update(
+        round=3,
+        federated={"a": torch.tensor(a), "b": torch.tensor(b)},
+        keyed={"rows": Rows(torch.tensor([place]), torch.tensor([row]), torch.ones(1, dtype=torch.float64))},
+        statistics=dict(zip(("loss", "examples"), statistics, strict=True)),
+        weight=1.0,
+        clients=1,
+    )
+
+
+def flat(found: Update) -> torch.Tensor:
+    rows = found.keyed["rows"]
+    table = torch.zeros(4, 2).index_copy_(0, rows.index, rows.values)
+    return torch.cat([found.federated["a"], found.federated["b"], table.flatten()]).double()
+
+
+def test_a_long_update_is_shortened_as_one_vector():
+    sent = update(a=(2.0, 4.0), b=(5.0,), row=(6.0, 0.0))
+    assert norms(sent, Clip({"*": 3.0})) == {"*": 9.0}  # 4 + 16 + 25 + 36 = 81
+    found = clipped(sent, Clip({"*": 3.0}))
+    torch.testing.assert_close(flat(found), flat(sent) / 3, rtol=2e-6, atol=0)
+    assert flat(found).norm() <= 3.0
+    short = clipped(sent, Clip({"*": 9.1}))
+    assert torch.equal(flat(short), flat(sent))
+
+
+def test_groups_are_shortened_by_themselves():
+    sent = update(a=(3.0, 4.0), b=(1.0,), row=(6.0, 8.0))
+    found = clipped(sent, Clip({"a": 1.0, "rows": 5.0, "*": 2.0}))
+    torch.testing.assert_close(found.federated["a"], torch.tensor([0.6, 0.8]), rtol=2e-6, atol=0)
+    torch.testing.assert_close(found.keyed["rows"].values, torch.tensor([[3.0, 4.0]]), rtol=2e-6, atol=0)
+    assert torch.equal(found.federated["b"], torch.tensor([1.0]))
+    with pytest.raises(SettingsError, match=r"no norm covers 'b'.*Add one for"):
+        clipped(sent, Clip({"a": 1.0, "rows": 1.0}))
+
+
+def test_statistics_are_not_told_unless_they_have_a_norm():
+    sent = update(statistics=(30.0, 40.0))
+    assert clipped(sent, Clip({"*": 1.0})).statistics == {"loss": 0.0, "examples": 0.0}
+    found = clipped(sent, Clip({"*": 1.0}, statistics=5.0)).statistics
+    assert found == pytest.approx({"loss": 3.0, "examples": 4.0}, rel=1e-5)
+
+
+numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@given(values=st.lists(numbers, min_size=5, max_size=5), norm=st.floats(1e-3, 1e3))
+def test_nobody_moves_the_sum_by_more_than_the_clip_norm(values, norm):
+    others = sum((clipped(update(a=(0.1, 0.2), place=place), Clip({"*": norm})) for place in (0, 2)), start=update())
+    last = clipped(update(a=values[:2], b=values[2:3], row=values[3:]), Clip({"*": norm}))
+    moved = (flat(others + last) - flat(others)).norm()
+    # what float32 makes of adding it to numbers of this size
+    rounding = 1e-6 * (float(flat(others).norm()) + norm)
+    assert moved <= norm + rounding
+    assert float(flat(last).norm()) <= norm
+
+
+def test_an_update_too_long_to_measure_is_dropped():
+    sent = update(a=(3e38, 3e38))
+    found = clipped(sent, Clip({"*": 1.0}))
+    assert 0.99 < flat(found).norm() <= 1
+    double = Update(
+        **{**vars(sent), "federated": {"a": torch.tensor([1e200, 1e200], dtype=torch.float64), "b": torch.zeros(1)}}
+    )
+    assert float(clipped(double, Clip({"*": 1.0})).federated["a"].abs().max()) <= 1.0
+
+
+@pytest.mark.parametrize(("clip", "expected"), [(Clip({"*": 2.0}), {"a": 6.0, "b": 6.0, "rows": 6.0}), (
+    Clip({"a": 2.0, "*": 1.0}, statistics=4.0),
+    {"a": 6.0 * sqrt(3), "b": 3.0 * sqrt(3), "rows": 3.0 * sqrt(3), "statistics": 12.0 * sqrt(3)},
+)])  # fmt: skip
+def test_noise_is_the_multiplier_times_the_norm_in_every_group_and_row(clip, expected):
+    draws = [noised(update(), BROADCAST, clip, noise_multiplier=3.0, normal=seeded_normal(seed)) for seed in range(800)]
+    found = {name: np.concatenate([one.federated[name].numpy() for one in draws]) for name in ("a", "b")}
+    found["rows"] = np.stack([one.keyed["rows"].values.numpy() for one in draws])
+    if clip.statistics is None:
+        assert {value for one in draws for value in one.statistics.values()} == {0.0}
+    else:
+        found["statistics"] = np.array([list(one.statistics.values()) for one in draws])
+    assert {name: values.std() for name, values in found.items()} == pytest.approx(expected, rel=0.08)
+    assert found["rows"].std(axis=(0, 2)) == pytest.approx([expected["rows"]] * 4, rel=0.12)  # touched or not
+
+
+def test_what_is_told_does_not_say_who_came_or_what_they_touched():
+    told = [
+        released_centrally(
+            total, BROADCAST, Clip({"*": 1.0}), noise_multiplier=1.0, expected=2.5, normal=seeded_normal(0)
+        )
+        for total in (update(place=1) + update(place=3), update(place=2))
+    ]
+    for one in told:
+        assert (one.weight, one.clients) == (2.5, 2)
+        rows = one.keyed["rows"]
+        assert torch.equal(rows.index, torch.arange(4)) and torch.equal(rows.weight, torch.full((4,), 2.5).double())
+        assert (rows.values != 0).all()
+
+
+@pytest.mark.parametrize("norm", [0, -1, inf, float("nan")])
+def test_a_norm_that_is_none_is_refused(norm):
+    with pytest.raises(SettingsError, match="expected a positive number"):
+        Clip({"*": norm})
+    with pytest.raises(SettingsError, match="statistics: a clip norm"):
+        Clip({"*": 1.0}, statistics=norm)
+    with pytest.raises(SettingsError, match="no clip norm was given"):
+        Clip({})
