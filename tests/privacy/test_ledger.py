@@ -1,0 +1,129 @@
+"""Spending on one data set adds up, over runs, kills and processes."""
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import pytest
+
+from homespun.core.errors import RunError, UnknownNameError
+from homespun.privacy import ledger as module
+from homespun.privacy.accounting import Release, epsilon
+from homespun.privacy.ledger import Budget, BudgetError, Ledger, LedgerError
+
+ROUND, OTHER = Release(0.1, 2.0), Release(0.2, 1.5)
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger(tmp_path / "votes.csv.privacy.jsonl", "votes")
+
+
+def test_twenty_rounds_and_thirty_after_a_resume_are_fifty(ledger):
+    for _ in range(20):
+        ledger.debit(ROUND, run="a")
+    again = Ledger(ledger.path, "votes")
+    for _ in range(30):
+        again.debit(ROUND, run="a")
+    assert again.spent() == Counter({ROUND: 50})
+    assert epsilon(again.spent(), delta=1e-5) == epsilon({ROUND: 50}, delta=1e-5)
+
+
+def test_runs_add_up_until_a_reset_by_name(ledger):
+    ledger.debit(ROUND, run="a")
+    ledger.debit(OTHER, run="b")
+    assert ledger.spent() == Counter({ROUND: 1, OTHER: 1})
+    with pytest.raises(UnknownNameError, match="ledger of 'votes', not of 'vots'"):
+        ledger.reset("vots")
+    assert len(ledger.spent()) == 2
+    ledger.reset("votes", reason="new consent")
+    assert ledger.spent() == Counter()
+    ledger.debit(OTHER, run="c")
+    assert ledger.spent() == Counter({OTHER: 1})
+    lines = [json.loads(line) for line in ledger.path.read_text().splitlines()]
+    assert [next(iter(line)) for line in lines] == ["data", "release", "release", "reset", "release"]  # nothing is lost
+
+
+def test_the_round_that_would_exceed_the_budget_is_not_debited(ledger):
+    budget = Budget(epsilon({ROUND: 3, OTHER: 1}, delta=1e-5) + 1e-6, delta=1e-5)
+    ledger.debit(OTHER, run="a", budget=budget)
+    assert ledger.room(ROUND, rounds=10, budget=budget) == 3
+    ledger.debit(ROUND, run="b", budget=budget)
+    Ledger(ledger.path, "votes").debit(ROUND, run="c", budget=budget)  # somebody else, meanwhile
+    ledger.debit(ROUND, run="b", budget=budget)
+    for _ in range(2):
+        with pytest.raises(BudgetError, match=r"budget is spent.*The model stays as it is"):
+            ledger.debit(ROUND, run="b", budget=budget)
+    assert ledger.spent() == Counter({ROUND: 3, OTHER: 1})
+
+
+def test_half_a_line_at_the_end_was_never_waited_for(ledger):
+    ledger.debit(ROUND, run="a")
+    whole = ledger.path.read_bytes()
+    ledger.path.write_bytes(whole + whole.splitlines()[-1][:20])
+    assert ledger.spent() == Counter({ROUND: 1})
+    ledger.debit(ROUND, run="a")
+    assert ledger.spent() == Counter({ROUND: 2}) and ledger.path.read_bytes().startswith(whole)
+
+
+@pytest.mark.parametrize("damage", [b"{", b"[]", b"{}", b"\xff\xfe", b""])
+def test_what_cannot_be_read_is_never_taken_for_nothing(ledger, damage):
+    for _ in range(3):
+        ledger.debit(ROUND, run="a")
+    lines = ledger.path.read_bytes().splitlines(keepends=True)
+    ledger.path.write_bytes(b"".join([*lines[:2], damage + b"\n", *lines[3:]]))
+    before = ledger.path.read_bytes()
+    for attempt in (ledger.spent, lambda: ledger.debit(ROUND, run="a"), lambda: ledger.reset("votes")):
+        with pytest.raises(LedgerError, match="line 3 cannot be read"):
+            attempt()
+    assert ledger.path.read_bytes() == before
+
+
+def test_the_ledger_of_other_data_is_refused(ledger):
+    ledger.debit(ROUND, run="a")
+    with pytest.raises(RunError, match="ledger of 'votes', not of 'letters'"):
+        Ledger(ledger.path, "letters").debit(ROUND, run="a")
+
+
+def test_without_a_place_to_write_nothing_is_told(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(LedgerError, match="the round is not told"):
+        Ledger(tmp_path / "file" / "x.jsonl", "votes").debit(ROUND, run="a")
+
+
+def test_the_line_is_on_disk_before_the_debit_returns(ledger, monkeypatch):
+    written = []
+    monkeypatch.setattr(module.os, "fsync", lambda handle: written.append(ledger.path.read_bytes().count(b"\n")))
+    ledger.debit(ROUND, run="a")
+    assert written[-1] == 2
+
+
+SPENDER = """
+import sys
+from homespun.privacy.accounting import Release
+from homespun.privacy.ledger import Ledger
+from pathlib import Path
+ledger = Ledger(Path(sys.argv[1]), "votes")
+while True:
+    ledger.debit(Release(0.1, 2.0), run=sys.argv[2])
+    print("told", flush=True)
+"""
+
+
+@pytest.mark.system
+def test_a_kill_never_leaves_something_told_that_was_not_debited(ledger):
+    processes = [
+        subprocess.Popen([sys.executable, "-c", SPENDER, ledger.path, str(one)], stdout=subprocess.PIPE)
+        for one in range(2)
+    ]
+    deadline = time.monotonic() + 60
+    while sum(ledger.spent().values()) < 40 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    told = []
+    for process in processes:
+        process.kill()
+        told.append(process.communicate()[0].count(b"told"))
+    debited = ledger.spent()[ROUND]
+    assert min(told) > 0 and sum(told) <= debited <= sum(told) + len(processes)
