@@ -11,7 +11,7 @@ the loop of whoever consumes it.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -33,7 +33,7 @@ from pydantic import (
 from torch import Tensor
 
 from homespun.core import seeds, tree
-from homespun.core.errors import DataError, RunError, SettingsError, raise_faults
+from homespun.core.errors import DataError, MessageError, RunError, SettingsError, raise_faults
 from homespun.core.messages import (
     ServerState,
     Update,
@@ -108,6 +108,7 @@ class RoundRecord:
     seconds: float
     down_bytes: Mapping[str, int]  # by role, the whole cohort
     up_bytes: Mapping[str, int]
+    refused: int = 0  # updates that were not taken
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": "round", **asdict(self)}
@@ -230,6 +231,7 @@ class Run:
         broadcast = self.state.broadcast()
         clients = self.clients(self.cohort(self.state.round))
         outcome = self.engine.work(broadcast, clients)
+        _require_enough(outcome.refused, clients=len(clients), round=self.state.round)
         require_valid(outcome.update, broadcast, statistics=self.method.statistics)
         self.state = self.method.server(self.state, outcome.update)
         if self.built.partition.names(Role.PRIVATE):
@@ -239,6 +241,7 @@ class Run:
             clients=outcome.update.clients,
             examples=int(outcome.update.statistics["examples"]),
             loss=outcome.update.statistics["loss"] / max(1.0, outcome.update.statistics["examples"]),
+            refused=len(outcome.refused),
             seconds=time.perf_counter() - started,
             **traffic(self.state, clients, keys=self.method.keys, statistics=len(outcome.update.statistics)),
         )
@@ -255,6 +258,7 @@ class Run:
                 for name, old in client.private.items()
             }
             for client in clients
+            if client.user in trained
         }
 
     def rounds(self) -> Iterator[RoundRecord]:
@@ -296,6 +300,17 @@ class Run:
 
     def __exit__(self, *problem: object) -> None:
         self.close()
+
+
+def _require_enough(refused: Mapping[str, str], *, clients: int, round: int) -> None:
+    """A few bad updates are left out; if it is half of them, something is wrong with the run."""
+    if refused and 2 * len(refused) >= clients:
+        reasons = Counter(refused.values()).most_common(3)
+        raise MessageError(
+            f"round {round}: {len(refused)} of {clients} updates were refused, because of "
+            f"{'; '.join(reason for reason, _ in reasons)}. The model stays as it was. Where local training "
+            "grows without bounds, lower the clients' learning rate."
+        )
 
 
 def spaced(examples: Examples, at_most: int | None) -> Examples:

@@ -205,6 +205,20 @@ def test_a_dead_worker_is_a_typed_error_and_the_next_round_works():
     assert CohortEngine(quick, 0, workers=2).work(quick.start().broadcast(), clients(quick)).update.clients == 12
 
 
+@pytest.mark.parametrize("workers", [None, 0, pytest.param(2, marks=pytest.mark.system)])
+def test_a_home_whose_training_went_wrong_is_left_out_and_keeps_what_it_had(workers):
+    made = built()
+    engine = LoopEngine(made, 0) if workers is None else CohortEngine(made, 0, workers=workers)
+    start, everybody = made.start().broadcast(), clients(made)
+    lost = everybody[3]
+    spoiled = Client(lost.user, {name: value * float("nan") for name, value in lost.private.items()}, lost.data)
+    found = engine.work(start, [*everybody[:3], spoiled, *everybody[4:]])
+    assert list(found.refused) == [lost.user] and "NaN or infinity" in found.refused[lost.user]
+    assert lost.user not in found.private and len(found.private) == 11
+    without = engine.work(start, [*everybody[:3], *everybody[4:]])
+    assert found.update.clients == 11 and differences(without, found) < 1e-6
+
+
 @pytest.mark.system
 def test_an_error_in_a_worker_names_its_cause():
     made = built()

@@ -27,7 +27,7 @@ from homespun.core.messages import Broadcast, pack, prefixed, strip, unpack, upd
 from homespun.core.method import Built, Stackable
 from homespun.core.tree import Tree
 from homespun.engines.engine import Client, Outcome, Work, empty_update, in_user_order
-from homespun.engines.stacked import merge_private, predict_together, sum_updates, work_together
+from homespun.engines.stacked import merged, predict_together, work_together
 from homespun.engines.worker import clients_to_tensors
 
 # Clients per chunk, at most: large enough to fill a stacked matrix product, small enough that its activations
@@ -70,8 +70,7 @@ class CohortEngine:
         else:
             header = {"kind": "work", "work": work}
             outcomes = self._distribute(broadcast, chunks, header=header, read=_read_outcome)
-        update = sum_updates([outcome.update for outcome in outcomes], empty_update(self.built, broadcast))
-        return Outcome(update, merge_private(outcomes))
+        return merged(outcomes, empty_update(self.built, broadcast))
 
     def predict(self, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
         order = sorted(range(len(clients)), key=lambda position: -clients[position].examples)
@@ -125,8 +124,13 @@ def chunked(clients: Sequence[Client], size: int = CHUNK) -> list[list[Client]]:
 
 def _read_outcome(chunk: Sequence[Client], header: dict[str, Any], tensors: Tree) -> Outcome:
     # Names are matched by position: a user's name is data and never becomes part of a key.
-    private = {client.user: strip(f"private/{position}", tensors) for position, client in enumerate(chunk)}
-    return Outcome(update_from_tensors(header, tensors), private)
+    refused = {chunk[int(position)].user: reason for position, reason in header["refused"].items()}
+    private = {
+        client.user: strip(f"private/{position}", tensors)
+        for position, client in enumerate(chunk)
+        if client.user not in refused
+    }
+    return Outcome(update_from_tensors(header, tensors), private, refused)
 
 
 def _read_outputs(chunk: Sequence[Client], header: dict[str, Any], tensors: Tree) -> list[Tensor]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from homespun.core import seeds, tree
+from homespun.core.intake import Intake
 from homespun.core.messages import Broadcast, Rows, Update
 from homespun.core.method import Batch, Built
 from homespun.core.roles import Role
@@ -36,10 +37,14 @@ class Client:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A cohort's work: the summed update for the server, and what stays at each home."""
+    """A cohort's work: the summed update for the server, and what stays at each home.
+
+    Whoever was refused is in neither: a home whose training went wrong keeps what it had.
+    """
 
     update: Update
     private: Mapping[str, Tree]
+    refused: Mapping[str, str] = field(default_factory=dict)  # user -> why
 
 
 class Engine(Protocol):
@@ -73,6 +78,10 @@ def empty_update(built: Built, broadcast: Broadcast) -> Update:
         weight=0.0,
         clients=0,
     )
+
+
+def intake(built: Built, broadcast: Broadcast) -> Intake:
+    return Intake(broadcast, built.method.statistics, empty_update(built, broadcast))
 
 
 def client_update(

@@ -20,8 +20,8 @@ from homespun.engines.engine import (
     Outcome,
     Work,
     client_update,
-    empty_update,
     in_user_order,
+    intake,
     kept_at_home,
     with_released,
 )
@@ -33,13 +33,15 @@ class LoopEngine:
     seed: int
 
     def work(self, broadcast: Broadcast, clients: Sequence[Client], *, work: Work = "phases") -> Outcome:
-        update, private = empty_update(self.built, broadcast), {}
+        arrived, private = intake(self.built, broadcast), {}
         for client in in_user_order(clients):
             trained, statistics = train_client(self.built, broadcast, client, work=work, seed=self.seed)
-            private[client.user] = kept_at_home(self.built, broadcast, trained, work=work)
             if work == "phases":  # whoever personalizes has nothing to send
-                update = update + client_update(self.built, broadcast, client, trained=trained, statistics=statistics)
-        return Outcome(update, private)
+                sent = client_update(self.built, broadcast, client, trained=trained, statistics=statistics)
+                if not arrived.take(client.user, sent):
+                    continue
+            private[client.user] = kept_at_home(self.built, broadcast, trained, work=work)
+        return Outcome(arrived.total, private, arrived.refused)
 
     def predict(self, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
         return [predict_client(self.built, broadcast, client) for client in clients]

@@ -8,7 +8,7 @@ are always the first ones, and those who are done are not touched again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,8 +27,8 @@ from homespun.engines.engine import (
     Outcome,
     Work,
     client_update,
-    empty_update,
     in_user_order,
+    intake,
     kept_at_home,
     with_released,
 )
@@ -38,20 +38,23 @@ from homespun.engines.loop import LoopEngine, predict_client
 def work_together(built: Built, broadcast: Broadcast, clients: Sequence[Client], *, work: Work, seed: int) -> Outcome:
     """Local work of these clients, stacked where the model can, and their updates summed in user order."""
     clients = in_user_order(clients)
-    update, private = empty_update(built, broadcast), {}
+    arrived, private = intake(built, broadcast), {}
     if work == "personalize" and built.method.generate is not None:  # needs the whole of what is shared
         return LoopEngine(built, seed).work(broadcast, clients, work=work)
     if not isinstance(built.model, Stackable):
         for client in clients:
-            sent, private[client.user] = work_alone(built, broadcast, client, work=work, seed=seed)
-            update = update if sent is None else update + sent
-        return Outcome(update, private)
+            sent, kept = work_alone(built, broadcast, client, work=work, seed=seed)
+            if sent is None or arrived.take(client.user, sent):
+                private[client.user] = kept
+        return Outcome(arrived.total, private, arrived.refused)
     results = train_stacked(built, broadcast, clients, work=work, seed=seed) if clients else []
     for client, (trained, statistics) in zip(clients, results, strict=True):
-        private[client.user] = kept_at_home(built, broadcast, trained, work=work)
         if work == "phases":  # whoever personalizes has nothing to send
-            update = update + client_update(built, broadcast, client, trained=trained, statistics=statistics)
-    return Outcome(update, private)
+            sent = client_update(built, broadcast, client, trained=trained, statistics=statistics)
+            if not arrived.take(client.user, sent):
+                continue
+        private[client.user] = kept_at_home(built, broadcast, trained, work=work)
+    return Outcome(arrived.total, private, arrived.refused)
 
 
 def predict_together(built: Built, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
@@ -211,5 +214,10 @@ def sum_updates(updates: Sequence[Update], empty: Update) -> Update:
     return total
 
 
-def merge_private(outcomes: Sequence[Outcome]) -> Mapping[str, Tree]:
-    return {user: private for outcome in outcomes for user, private in outcome.private.items()}
+def merged(outcomes: Sequence[Outcome], empty: Update) -> Outcome:
+    """Several chunks of a cohort as one."""
+    return Outcome(
+        sum_updates([outcome.update for outcome in outcomes], empty),
+        private={user: private for outcome in outcomes for user, private in outcome.private.items()},
+        refused={user: reason for outcome in outcomes for user, reason in outcome.refused.items()},
+    )

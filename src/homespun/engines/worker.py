@@ -49,8 +49,10 @@ def answer(built: Built, seed: int, broadcast: Broadcast, header: dict[str, Any]
         return pack({}, {str(position): output for position, output in enumerate(outputs)})
     outcome = work_together(built, broadcast, clients, work=header["work"], seed=seed)
     reply, reply_tensors = update_to_tensors(outcome.update)
-    for position, user in enumerate(header["users"]):
-        reply_tensors |= prefixed(f"private/{position}", outcome.private[user])
+    places = {user: position for position, user in enumerate(header["users"])}
+    for user, kept in outcome.private.items():
+        reply_tensors |= prefixed(f"private/{places[user]}", kept)
+    reply["refused"] = {places[user]: reason for user, reason in outcome.refused.items()}
     return pack(reply, reply_tensors)
 
 

@@ -1,0 +1,96 @@
+"""Updates as they arrive: what does not answer the broadcast is refused, the rest is summed.
+
+One bad update, by accident or on purpose, must not change the state nor end the round for everybody else. It is refused
+whole, before anything is clipped or added, and remembered with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from homespun.core.messages import Broadcast, Rows, Update
+from homespun.core.tree import Tree
+
+HEAVIEST = 1e9  # a client that claims more examples than this has none
+
+
+@dataclass
+class Intake:
+    """One round's sum so far, who is in it, and who was refused for what."""
+
+    broadcast: Broadcast
+    statistics: Sequence[str]
+    total: Update
+    taken: set[str] = field(default_factory=set)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    def take(self, user: str, update: Update, *, shaped: Callable[[Update], Update] = lambda update: update) -> bool:
+        """Add one client's update, after `shaped` (clipping, for instance); False if it was refused."""
+        reason = refusal(update, self.broadcast, statistics=self.statistics)
+        if user in self.taken:
+            reason = "a second update in one round"
+        if reason is not None:
+            self.refused[user] = reason
+            return False
+        self.total = self.total + shaped(update)
+        self.taken.add(user)
+        return True
+
+
+def refusal(update: Update, broadcast: Broadcast, *, statistics: Sequence[str]) -> str | None:
+    """Why one client's update cannot be taken; None if it can."""
+    if update.round != broadcast.round:
+        return f"an update of round {update.round} in round {broadcast.round}"
+    if update.clients != 1:
+        return f"an update of {update.clients} clients at once"
+    if not _is_weight(update.weight):
+        return f"a weight of {update.weight}"
+    if set(update.statistics) != set(statistics):
+        return f"statistics {sorted(update.statistics)} where {sorted(statistics)} were declared"
+    if not all(isfinite(value) for value in update.statistics.values()):
+        return "NaN or infinity in its statistics"
+    return _wrong_tensors(update.federated, broadcast.federated) or _wrong_rows(update.keyed, broadcast.keyed)
+
+
+def _wrong_tensors(found: Tree, expected: Tree) -> str | None:
+    missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+    if missing or extra:
+        return f"parameters missing {missing}, unexpected {extra}"
+    wrong = (_wrong_tensor(name, found[name], like=value, shape=value.shape) for name, value in expected.items())
+    return next((reason for reason in wrong if reason is not None), None)
+
+
+def _wrong_rows(found: Mapping[str, Rows], expected: Tree) -> str | None:
+    missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+    if missing or extra:
+        return f"keyed parameters missing {missing}, unexpected {extra}"
+    for name, table in expected.items():
+        rows = found[name]
+        index = rows.index
+        if index.dtype != torch.int64 or index.dim() != 1 or bool((index[1:] <= index[:-1]).any()):
+            return f"rows of {name!r} that are not ascending numbers"
+        if len(index) and (int(index[0]) < 0 or int(index[-1]) >= len(table)):
+            return f"rows of {name!r} that are not there"
+        reason = _wrong_tensor(name, rows.values, like=table, shape=(len(index), *table.shape[1:]))
+        if reason is not None:
+            return reason
+        if rows.weight.shape != index.shape or not all(_is_weight(weight) for weight in rows.weight.tolist()):
+            return f"weights of rows of {name!r} that are none"
+    return None
+
+
+def _wrong_tensor(name: str, found: Tensor, *, like: Tensor, shape: Sequence[int]) -> str | None:
+    if tuple(found.shape) != tuple(shape):
+        return f"{name!r} of shape {tuple(found.shape)} where {tuple(shape)} was expected"
+    if found.dtype != like.dtype:
+        return f"{name!r} of {found.dtype} where {like.dtype} was expected"
+    return None if bool(torch.isfinite(found).all()) else f"NaN or infinity in {name!r}"
+
+
+def _is_weight(weight: float) -> bool:
+    return isfinite(weight) and 0 <= weight <= HEAVIEST

@@ -1,0 +1,82 @@
+"""A bad update is refused whole; everybody else's are summed."""
+
+import re
+from dataclasses import replace
+from math import inf, nan
+
+import pytest
+import torch
+
+from homespun.core.intake import Intake
+from homespun.core.messages import Broadcast, Rows, Update
+
+BROADCAST = Broadcast(3, federated={"w": torch.zeros(2)}, keyed={"t": torch.zeros(4, 1)})
+
+
+def rows(index=(1,), values=((1.0,),), weight=(2.0,)):
+    return Rows(torch.tensor(index, dtype=torch.int64), torch.tensor(values), torch.tensor(weight, dtype=torch.float64))
+
+
+GOOD = Update(3, {"w": torch.tensor([1.0, 2.0])}, {"t": rows()}, {"loss": 0.5}, weight=2.0, clients=1)
+NOBODY = Update(3, {"w": torch.zeros(2)}, {"t": rows((), torch.zeros(0, 1).tolist(), ())}, {"loss": 0.0}, 0.0, 0)
+
+
+def empty():
+    none = Rows(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 1), torch.zeros(0, dtype=torch.float64))
+    return Intake(BROADCAST, ["loss"], replace(NOBODY, keyed={"t": none}))
+
+
+BAD = {
+    "NaN": ({"federated": {"w": torch.tensor([1.0, nan])}}, "NaN or infinity in 'w'"),
+    "infinity": ({"federated": {"w": torch.tensor([1.0, -inf])}}, "NaN or infinity in 'w'"),
+    "NaN in a row": ({"keyed": {"t": rows(values=((nan,),))}}, "NaN or infinity in 't'"),
+    "NaN in a statistic": ({"statistics": {"loss": nan}}, "NaN or infinity in its statistics"),
+    "shape": ({"federated": {"w": torch.zeros(3)}}, r"shape \(3,\) where \(2,\)"),
+    "shape that would broadcast": ({"federated": {"w": torch.zeros(1)}}, r"shape \(1,\) where \(2,\)"),
+    "scalar": ({"federated": {"w": torch.tensor(1.0)}}, r"shape \(\) where \(2,\)"),
+    "shape of a row": ({"keyed": {"t": rows(values=((1.0, 2.0),))}}, "'t' of shape"),
+    "dtype": ({"federated": {"w": torch.zeros(2, dtype=torch.float64)}}, "torch.float64 where torch.float32"),
+    "integers": ({"federated": {"w": torch.zeros(2, dtype=torch.int64)}}, "torch.int64 where"),
+    "missing": ({"federated": {}}, r"missing \['w'\]"),
+    "extra": ({"federated": {"w": torch.zeros(2), "v": torch.zeros(2)}}, r"unexpected \['v'\]"),
+    "missing table": ({"keyed": {}}, r"keyed parameters missing \['t'\]"),
+    "extra statistic": ({"statistics": {"loss": 0.5, "age": 41.0}}, "where .* were declared"),
+    "huge weight": ({"weight": 1e12}, "a weight of 1000000000000.0"),
+    "negative weight": ({"weight": -1.0}, "a weight of -1.0"),
+    "NaN weight": ({"weight": nan}, "a weight of nan"),
+    "negative weight of a row": ({"keyed": {"t": rows(weight=(-2.0,))}}, "weights of rows of 't'"),
+    "weights of too many rows": ({"keyed": {"t": rows(weight=(1.0, 1.0))}}, "weights of rows of 't'"),
+    "a row beyond the table": ({"keyed": {"t": rows(index=(4,))}}, "rows of 't' that are not there"),
+    "a row before the table": ({"keyed": {"t": rows(index=(-1,))}}, "rows of 't' that are not there"),
+    "a row twice": ({"keyed": {"t": rows((1, 1), ((1.0,), (1.0,)), (1.0, 1.0))}}, "not ascending"),
+    "stale": ({"round": 2}, "an update of round 2 in round 3"),
+    "early": ({"round": 4}, "an update of round 4 in round 3"),
+    "several clients": ({"clients": 7}, "an update of 7 clients"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "reason"), BAD.values(), ids=BAD)
+def test_a_bad_update_changes_nothing_and_is_remembered(wrong, reason):
+    intake = empty()
+    assert intake.take("ann", GOOD)
+    before = intake.total
+    assert not intake.take("bob", replace(GOOD, **wrong))
+    assert intake.total is before and intake.taken == {"ann"}
+    assert re.search(reason, intake.refused["bob"])
+    assert intake.take("cem", GOOD)
+    assert intake.total.federated["w"].tolist() == [2.0, 4.0] and intake.total.clients == 2
+
+
+def test_a_second_update_of_the_same_client_is_refused():
+    intake = empty()
+    assert intake.take("ann", GOOD) and not intake.take("ann", GOOD)
+    assert intake.refused == {"ann": "a second update in one round"}
+    assert (intake.total.weight, intake.total.clients) == (2.0, 1)
+
+
+def test_updates_are_shaped_after_they_were_checked():
+    intake = empty()
+    half = lambda update: replace(update, federated={"w": update.federated["w"] / 2})  # noqa: E731
+    assert intake.take("ann", GOOD, shaped=half)
+    assert not intake.take("bob", replace(GOOD, weight=nan), shaped=lambda update: 1 / 0)
+    assert intake.total.federated["w"].tolist() == [0.5, 1.0]
