@@ -29,7 +29,7 @@ import torch
 
 from homespun.core import seeds
 from homespun.core.errors import InputError
-from homespun.core.method import Batch, Built, Task, build, load_method, optimizers
+from homespun.core.method import Batch, Built, Task, build, load_method, method_module, optimizers
 from homespun.core.roles import Role
 from homespun.data.federation import Examples, Federation
 from homespun.engines.alone import narrow, train_alone
@@ -137,10 +137,10 @@ def spread(times_s: Sequence[float]) -> dict[str, float]:
 
 
 def built_side(side: Side, federation: Federation, *, base: str, length: int) -> Built:
-    sizes = {"local_steps": LOCAL_STEPS, "batch": BATCH, "personalize_steps": FINE_TUNING_STEPS}
     # A learned prior takes two more updates a round, which algorithm 1 does not have.
-    prior = {} if side.features else {"prior": "none"}
-    settings = {"base": base, "length": length, **sizes, **prior}
+    sizes = {"local_steps": LOCAL_STEPS, "batch": BATCH, "personalize_steps": FINE_TUNING_STEPS, "prior": "none"}
+    known = method_module(side.method).Settings.model_fields
+    settings = {"base": base, "length": length, **{name: value for name, value in sizes.items() if name in known}}
     return build(load_method(side.method, settings, Task(contexts=len(federation.contexts))), seed=SEED)
 
 

@@ -112,14 +112,15 @@ def test_a_fold_too_many_is_found_before_the_first_trains(tmp_path):
 
 
 def test_differences_are_over_users_of_all_seeds():
-    people = [{"participants": [0, 1, 2]}, {"participants": [1, 2, 3]}]
-    ours = [a_run([10.0, 20.0, 30.0], seed=seed, positions=people[seed], adapted=[8.0, 18.0, 28.0]) for seed in (0, 1)]
-    theirs = [a_run([11.0, 21.0, 31.0], seed=seed, positions=people[seed]) for seed in (0, 1)]
-    controls = [{"untouched": evaluation([10.0, 20.0, 30.0])}] * 2
+    people = [{"participants": [0, 1, 2, 5]}, {"participants": [1, 2, 3, 5]}]
+    losses = np.array([10.0, 20.0, 30.0, 40.0])
+    ours = [a_run(losses, seed=seed, positions=people[seed], adapted=losses - 2) for seed in (0, 1)]
+    theirs = [a_run(losses + 1, seed=seed, positions=people[seed]) for seed in (0, 1)]
+    controls = [{"untouched": evaluation(losses)}] * 2
     found = differences({"ours": ours, "theirs": theirs}, controls)
     test = found["configurations"]["theirs"]["test"]
     # Everybody has 0.1 less per token, so the interval has no width.
-    assert test["users"] == 4
+    assert test["users"] == 5
     assert [test[name] for name in ("percent", "low", "high")] == pytest.approx([100 * (math.exp(-0.1) - 1)] * 3)
     # Theirs does not adapt, and has what training gave it: 0.3 less per token.
     assert found["configurations"]["theirs"]["adapted"]["percent"] == pytest.approx(100 * (math.exp(-0.3) - 1))
@@ -128,8 +129,9 @@ def test_differences_are_over_users_of_all_seeds():
 
 
 def test_what_own_samples_change_is_within_a_configuration():
-    by_count = {"0": evaluation([10.0, 20.0]), "1": evaluation([11.0, 21.0]), "15": evaluation([9.0, 19.0])}
-    runs = [{**a_run([10.0, 20.0]), "newcomers": by_count}]
+    losses = np.array([10.0, 20.0, 30.0, 40.0, 50.0])
+    by_count = {"0": evaluation(losses), "1": evaluation(losses + 1), "15": evaluation(losses - 1)}
+    runs = [{**a_run(losses), "newcomers": by_count}]
     found = from_samples({"ours": runs})["ours"]
     # Ten tokens each: with 15 samples 0.1 less a token than with none, and 0.2 less than with one.
     for few, less in (("0", 0.1), ("1", 0.2)):

@@ -109,7 +109,8 @@ from homespun.methods import fedperc, fedperc_generated
 Settings, RUN = fedperc_generated.Settings, fedperc_generated.RUN
 
 def method(settings, task):
-    (steps,) = fedperc.method(settings, task).personalize
+    learned = fedperc.Settings(base=settings.base, length=settings.length, rate=0.05)
+    (steps,) = fedperc.method(learned, task).personalize
     return replace(fedperc_generated.method(settings, task), personalize=(replace(steps, loss=fedperc.loss),))
 """
 

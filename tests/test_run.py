@@ -262,9 +262,16 @@ def test_learning_beats_chance_where_there_is_something_to_learn(tmp_path):
         assert evaluate(run, "train").accuracy > 0.6
 
 
-def test_shots_are_the_first_examples():
-    data = {"label": torch.tensor([5, 6, 7])}
-    assert [shots(data, count)["label"].tolist() for count in (0, 2, 9, None)] == [[], [5, 6], [5, 6, 7], [5, 6, 7]]
+def test_shots_are_drawn_and_more_of_them_hold_the_fewer():
+    data = {"label": torch.arange(10, 30)}
+
+    def drawn(count, seed=0):
+        return shots(data, count, draw=np.random.default_rng(seed))["label"].tolist()
+
+    assert (drawn(0), drawn(99), drawn(None)) == ([], list(range(10, 30)), list(range(10, 30)))
+    few, more = drawn(3), drawn(8)
+    assert len(few) == 3 and set(few) < set(more) and more == sorted(more)
+    assert few not in ([10, 11, 12], drawn(3, seed=1))
 
 
 def test_at_most_so_many_examples_are_evaluated():

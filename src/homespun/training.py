@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from homespun.core import seeds
 from homespun.core.errors import DataError, MethodError, SettingsError, nearest, raise_faults
 from homespun.core.messages import Broadcast
-from homespun.core.method import Batch, Method, method_module
+from homespun.core.method import Batch, Method, build, load_method, method_module
 from homespun.core.roles import Role
 from homespun.core.settings import parse
 from homespun.core.tree import Tree
@@ -20,6 +22,7 @@ from homespun.data import Columns, load_federation
 from homespun.data.federation import Federation
 from homespun.data.splits import sample_users
 from homespun.engines.engine import Client, Engine
+from homespun.engines.loop import LoopEngine
 from homespun.evaluation import classification, language
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
@@ -163,6 +166,10 @@ def training(run: Run) -> Iterator[RoundRecord | Evaluated]:
 
 def evaluate(run: Run, part: Part = "test") -> Evaluation | TextEvaluation:
     """How the run's model fares with its participants, each with their own parameters."""
+    if run.method.generate is not None and part == "train":
+        raise SettingsError(
+            f"{run.method.name}: parameters are generated from the training part, so they are not tested on it."
+        )
     positions = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
 
     def clients(block: Sequence[int]) -> list[Client]:
@@ -235,7 +242,11 @@ def _adapted(
             Client(
                 people.users[position],
                 private=private[people.users[position]],
-                data=shots(run.encode(people, position, learns_from), count),
+                data=shots(
+                    run.encode(people, position, learns_from),
+                    count,
+                    draw=seeds.numpy_generator(run.settings.seed, "samples", people.users[position]),
+                ),
             )
             for position in block
         ]
@@ -282,9 +293,15 @@ def blocks(positions: Sequence[int]) -> Iterator[Sequence[int]]:
     return (positions[start : start + BLOCK] for start in range(0, len(positions), BLOCK))
 
 
-def shots(data: Batch, count: int | None) -> Batch:
-    """The first `count` examples; None: all of them."""
-    return data if count is None else {name: column[:count] for name, column in data.items()}
+def shots(data: Batch, count: int | None, *, draw: np.random.Generator) -> Batch:
+    """So many examples, drawn; None: all of them. A person's fewer are among their more, in the order of the corpus.
+
+    The first ones would be an opening, a date, a greeting, and often of one setting only.
+    """
+    if count is None:
+        return data
+    chosen = np.sort(draw.permutation(len(next(iter(data.values()))))[:count])
+    return {name: column[torch.from_numpy(chosen)] for name, column in data.items()}
 
 
 def evaluate_controls(run: Run, part: Part | None = None) -> Mapping[str, Evaluation | TextEvaluation]:
@@ -305,20 +322,25 @@ def evaluate_controls(run: Run, part: Part | None = None) -> Mapping[str, Evalua
 def untouched(
     run: Run, people: Federation, positions: Sequence[int], part: Part = "scored"
 ) -> Evaluation | TextEvaluation:
-    """The pre-trained model: the state before the first round, with everybody new."""
-    start = run.built.start().broadcast()
+    """The pre-trained model: the state before the first round, with everybody new, and one BOS before every text."""
+    built, engine = run.built, run.engine
+    if getattr(run.method.settings, "virtual_tokens", 1) > 1:  # several BOS would be nothing that it was trained with
+        settings = {**run.method.settings.model_dump(mode="json"), "virtual_tokens": 1}
+        built = build(load_method(run.method.origin, settings, run.method.task), seed=run.settings.seed)
+        engine = LoopEngine(built, run.settings.seed)
+    start = built.start().broadcast()
 
     def clients(block: Sequence[int]) -> list[Client]:
         return [
             Client(
                 people.users[position],
-                private=run.built.new_private(people.users[position], seed=run.settings.seed),
+                private=built.new_private(people.users[position], seed=run.settings.seed),
                 data=run.encode(people, position, part),
             )
             for position in block
         ]
 
-    return judge(run, (clients(block) for block in blocks(positions)), broadcast=start)
+    return judge(run, (clients(block) for block in blocks(positions)), broadcast=start, engine=engine)
 
 
 def personalize_many(run: Run, homes: Sequence[Client]) -> dict[str, Tree]:

@@ -25,15 +25,34 @@ def test_nobody_has_no_perplexity():
 
 
 def test_a_difference_that_all_users_share_has_no_spread():
-    theirs = TextEvaluation(2, (10.0, 20.0), (5, 10))
-    ours = TextEvaluation(2, (9.5, 19.0), (5, 10))  # a tenth of a nat less for every token
+    theirs = TextEvaluation(6, (10.0, 20.0) * 3, (5, 10) * 3)
+    ours = TextEvaluation(6, (9.5, 19.0) * 3, (5, 10) * 3)  # a tenth of a nat less for every token
     found = compare(ours, theirs)
     assert (found.percent, found.low, found.high) == pytest.approx((100 * (math.exp(-0.1) - 1),) * 3)
 
 
 def test_a_difference_that_rests_on_one_user_may_be_none():
-    found = compare(TextEvaluation(3, (0.0, 10.5, 10.5), (10, 10, 10)), TextEvaluation(3, (10.0,) * 3, (10,) * 3))
+    found = compare(TextEvaluation(6, (0.0, *[10.5] * 5), (10,) * 6), TextEvaluation(6, (10.0,) * 6, (10,) * 6))
     assert found.percent < 0 and found.low < 0 < found.high
+
+
+def test_few_users_have_no_interval():
+    ours, theirs = TextEvaluation(4, (9.0,) * 4, (10,) * 4), TextEvaluation(4, (10.0,) * 4, (10,) * 4)
+    found = compare(ours, theirs)
+    assert found.percent == pytest.approx(100 * (math.exp(-0.1) - 1)) and (found.low, found.high) == (None, None)
+
+
+@pytest.mark.parametrize("users", [6, 19])
+def test_where_there_is_no_difference_one_interval_in_twenty_excludes_zero(users):
+    """With plain percentiles it is one in seven of six users, and one in twelve of nineteen."""
+    draw, tokens = np.random.default_rng(0), (100,) * users
+    found = 0
+    for _ in range(400):
+        theirs = draw.normal(500, 50, users)
+        ours = theirs + draw.normal(0, 5, users)
+        one = compare(TextEvaluation(users, tuple(ours), tokens), TextEvaluation(users, tuple(theirs), tokens))
+        found += one.low > 0 or one.high < 0
+    assert 0.02 < found / 400 < 0.085
 
 
 def test_only_the_same_tokens_can_be_compared():

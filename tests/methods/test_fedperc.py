@@ -35,8 +35,9 @@ def llama(tmp_path_factory):
 
 
 def made(base, method="fedperc", contexts=3, **settings):
-    small = {"base": base, "length": 12, "local_steps": 2, "batch": 3, "personalize_steps": 2, "rate": 0.01}
-    return build(load_method(method, {**small, **settings}, Task(contexts=contexts)), seed=0)
+    small = {"base": base, "length": 12, "local_steps": 2, "batch": 3, "rate": 0.01}
+    more = {"personalize_steps": 2} if method == "fedperc" else {}
+    return build(load_method(method, {**small, **more, **settings}, Task(contexts=contexts)), seed=0)
 
 
 def home(built, user="ada", examples=EXAMPLES, **private):

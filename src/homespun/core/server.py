@@ -38,6 +38,9 @@ def mean_delta(state: ServerState, update: Update, *, over: Denominator) -> tupl
     return federated, keyed
 
 
+ServerName: TypeAlias = Literal["fedavg", "fedadam"]
+
+
 @dataclass(frozen=True)
 class FedAvg:
     """w <- w + rate * (sum of c_i delta_i / sum of c_i)."""
@@ -90,3 +93,9 @@ class FedAdam:
             keyed=step("keyed", state.keyed, keyed),
             optimizer=memory,
         )
+
+
+def server_rule(name: ServerName, *, rate: float | None, over: Denominator) -> FedAvg | FedAdam:
+    """By the names that settings have; without a rate, the rule's own."""
+    given = {} if rate is None else {"rate": rate}
+    return FedAdam(over=over, **given) if name == "fedadam" else FedAvg(over=over, **given)

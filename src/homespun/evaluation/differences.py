@@ -76,10 +76,7 @@ def _compared(
     )
     if not left.users or left.user_tokens != right.user_tokens:
         return None
-    found = asdict(language.compare(left, right))
-    if left.users < 2:  # nobody else to draw
-        found |= {"low": None, "high": None}
-    return {**found, "users": left.users}
+    return {**asdict(language.compare(left, right)), "users": left.users}
 
 
 def with_all_samples(run: Mapping[str, Any], who: str) -> Mapping[str, Any] | None:

@@ -17,7 +17,10 @@ COLUMNS = ("value", "user_mean", "user_worst_tenth", "loss")  # what a table sho
 
 
 def averaged(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The mean over evaluations of much the same people: the participants of a seed's folds."""
+    """The mean over evaluations of much the same people: the participants of a seed's folds. Of texts, over
+    their tokens, as differences between configurations are."""
+    if evaluations[0]["metric"] == "perplexity":
+        return dict(joined(evaluations))
     return {
         "metric": evaluations[0]["metric"],
         **{column: _mean([one[column] for one in evaluations]) for column in COLUMNS},

@@ -28,10 +28,11 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from torch import Tensor, nn
 
 from homespun.core import settings as core_settings
+from homespun.core.errors import SettingsError
 from homespun.core.messages import Broadcast
 from homespun.core.method import Adam, Batch, Method, Phase, Predict, Task
 from homespun.core.roles import Role, Rules
-from homespun.core.server import Denominator, FedAdam, FedAvg
+from homespun.core.server import Denominator, ServerName, server_rule
 from homespun.core.tree import Tree
 from homespun.models.language import PreferenceModel, Prefix
 from homespun.models.pretrained import BaseName, load_pretrained, with_lora
@@ -62,7 +63,7 @@ class Settings(core_settings.Settings):
     average_noise: NonNegativeFloat = 0.1  # standard deviation of every number's noise
 
     # The server
-    server: Literal["fedavg", "fedadam"] = "fedavg"
+    server: ServerName = "fedavg"
     server_rate: NonNegativeFloat | None = None
     over: Denominator = "cohort"  # a context's change is averaged over everybody, or over who was in it
 
@@ -89,6 +90,8 @@ def prior_loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
 
 
 def method(settings: Settings, task: Task) -> Method:
+    if settings.lora and settings.layers:
+        raise SettingsError("lora and layers: one of the two is trained with everybody. Give one of them.")
     pretrained = load_pretrained(settings.base)
     personal = settings.prefix in ("personal x context", "personal")
     shared = settings.prefix != "personal"
@@ -158,15 +161,10 @@ def method(settings: Settings, task: Task) -> Method:
         new_private=new_private,
         release=told_average if personal and settings.prior == "average" else None,
         releases=("personal embedding, clipped and noised",) if personal and settings.prior == "average" else (),
-        server=_server(settings),
+        server=server_rule(settings.server, rate=settings.server_rate, over=settings.over),
         weight=lambda examples: float(examples > 0),
         share="length",
         keys={"context.table": "context"} if settings.prefix in ("personal x context", "context") else {},
         predicts="text",
         built_on=pretrained.fingerprint,
     )
-
-
-def _server(settings: Settings) -> FedAvg | FedAdam:
-    rate = {} if settings.server_rate is None else {"rate": settings.server_rate}
-    return FedAdam(over=settings.over, **rate) if settings.server == "fedadam" else FedAvg(over=settings.over, **rate)

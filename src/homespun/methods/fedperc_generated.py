@@ -20,54 +20,73 @@ Deviations: see docs/methods/fedperc.md, numbered there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Any
 
 import torch
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from homespun.core.method import Batch, Method, Predict, Sgd, Task
+from homespun.core import settings as core_settings
+from homespun.core.errors import SettingsError
+from homespun.core.messages import Broadcast
+from homespun.core.method import Batch, Method, Phase, Predict, Sgd, Task
 from homespun.core.roles import Role
-from homespun.core.server import FedAdam
+from homespun.core.server import Denominator, FedAdam, ServerName, server_rule
 from homespun.core.tree import Tree
 from homespun.methods import fedperc
 from homespun.models.generator import EmbeddingGenerator, with_evidence
-from homespun.models.pretrained import load_pretrained
+from homespun.models.language import PreferenceModel
+from homespun.models.pretrained import BaseName, load_pretrained
+from homespun.models.utterances import UtteranceLength, encode
 
 
-class Settings(fedperc.Settings):
-    # A home has one person's text to learn reading from: ten steps there learn that person by heart. So it takes one,
-    # and Adam is the server's.
-    local_steps: PositiveInt = 1
-    rate: NonNegativeFloat = 1.0  # of gradient descent at home
-    server: Literal["fedavg", "fedadam"] = "fedadam"
-    server_rate: NonNegativeFloat | None = 1e-3
-
+class Settings(core_settings.Settings):
+    base: BaseName = "tiny"  # tiny, smollm2, a folder, or a name on the hub
+    virtual_tokens: PositiveInt = 1
+    length: UtteranceLength = 64  # tokens read of an utterance
     heads: PositiveInt = 4  # of the generators' attention
-    evidence: tuple[NonNegativeInt, ...] = (1, 5, 15, 0)  # earlier utterances to read in training, in turn
-    evidence_words: PositiveInt = 256  # at most so many tokens of them
+    evidence: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (1, 5, 15, 0)  # utterances read, in turn
+    evidence_words: PositiveInt = 512  # at most so many tokens of them
+
+    # Local training. A home has one person's text to learn reading from: ten steps there learn that person by heart.
+    # So it takes one, and Adam is the server's.
+    local_steps: PositiveInt = 1
+    batch: PositiveInt = 15
+    rate: NonNegativeFloat = 1.0  # of gradient descent at home
+    proximal: NonNegativeFloat = 1.0
+
+    # The server
+    server: ServerName = "fedadam"
+    server_rate: NonNegativeFloat = 1e-3
+    over: Denominator = "cohort"  # a context's change is averaged over everybody, or over who was in it
 
 
 # Gradients of generators are small, and at the start zero but for rounding, which Adam would blow up to whole steps.
 SMALLEST = 1e-5
 
-RUN = fedperc.RUN
-SMALL = {**fedperc.SMALL, "evidence_words": 16}
+RUN = {**fedperc.RUN, "commit_every": 10}  # Adam's memory of the generators is 19 MB with `tiny`
+SMALL = {"length": 12, "local_steps": 2, "batch": 3, "evidence_words": 16}
 
 
 def method(settings: Settings, task: Task) -> Method:
-    plain = fedperc.method(settings, task)
     pretrained = load_pretrained(settings.base)
+    if pretrained.width % settings.heads:
+        raise SettingsError(f"heads: {settings.heads} do not divide the width of {pretrained.name}, {pretrained.width}")
     starts = {"personal": torch.ones(pretrained.width), "context": pretrained.embeddings[pretrained.bos]}
 
     def generators() -> nn.ModuleDict:
         return nn.ModuleDict({name: EmbeddingGenerator(start, heads=settings.heads) for name, start in starts.items()})
 
     def build() -> nn.Module:
-        model = plain.build()
+        model = PreferenceModel(
+            pretrained.model,
+            start=starts["context"],
+            contexts=max(task.contexts, 1),
+            tokens=settings.virtual_tokens,
+            kind="personal x context",
+        )
         model.generators = generators()
         return model
 
@@ -104,20 +123,47 @@ def method(settings: Settings, task: Task) -> Method:
             "context.table": read("context", parameters, rows, tokens=many, is_word=of == each),
         }
 
-    def encode(examples: object) -> Batch:
-        return with_evidence(plain.encode(examples), counts=settings.evidence, words=settings.evidence_words)
+    def encoded(examples: Any) -> Batch:
+        data = encode(
+            examples.texts, examples.contexts, pretrained, length=settings.length, prefix=settings.virtual_tokens
+        )
+        return with_evidence(data, counts=settings.evidence, words=settings.evidence_words)
 
-    shared: Sequence[str] = ("generators.*", "prior.embedding", "context.table")
-    joint = replace(plain.phases[0], trains={name: Sgd(settings.rate) for name in shared})
-    return replace(
-        plain,
+    def new_private(_: torch.Generator, broadcast: Broadcast) -> dict[str, Tensor]:
+        return {"personal.embedding": broadcast.federated["prior.embedding"].clone()}
+
+    shared = ("generators.*", "prior.embedding", "context.table")
+    rule = server_rule(settings.server, rate=settings.server_rate, over=settings.over)
+    return Method(
         name="fedperc_generated",
+        version=2,
+        settings=settings,
+        task=task,
         build=build,
-        rules=[("generators.*", Role.FEDERATED), *plain.rules],
-        encode=encode,
+        rules=[
+            ("generators.*", Role.FEDERATED),
+            ("prior.embedding", Role.FEDERATED),
+            ("personal.embedding", Role.PRIVATE),
+            ("context.table", Role.KEYED),
+            ("backbone.*", Role.FROZEN),
+        ],
+        encode=encoded,
         loss=loss,
-        phases=(joint,),
+        phases=(
+            Phase(
+                trains={name: Sgd(settings.rate) for name in shared},
+                batch=settings.batch,
+                steps=settings.local_steps,
+                proximal=settings.proximal,
+            ),
+        ),
         personalize=(),
         generate=generated,
-        server=replace(plain.server, adaptivity=SMALLEST) if isinstance(plain.server, FedAdam) else plain.server,
+        new_private=new_private,
+        server=replace(rule, adaptivity=SMALLEST) if isinstance(rule, FedAdam) else rule,
+        weight=lambda examples: float(examples > 0),
+        share="length",
+        keys={"context.table": "context"},
+        predicts="text",
+        built_on=pretrained.fingerprint,
     )

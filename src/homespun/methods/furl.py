@@ -33,7 +33,7 @@ from homespun.core import settings as core_settings
 from homespun.core.messages import Broadcast
 from homespun.core.method import Batch, Method, Phase, Predict, Sgd, Task
 from homespun.core.roles import Role, Rules
-from homespun.core.server import FedAdam, FedAvg, ServerRule
+from homespun.core.server import ServerName, ServerRule, server_rule
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples
 from homespun.models.document import DocumentModel
@@ -60,7 +60,7 @@ class Settings(core_settings.Settings):
     proximal: NonNegativeFloat = 0.0  # FedProx's mu, on what is shared
 
     # The server
-    server: Literal["fedavg", "fedadam"] = "fedavg"
+    server: ServerName = "fedavg"
     server_rate: PositiveFloat | None = None  # None: the rule's own, 1 for fedavg and 0.01 for fedadam
     keeps: Literal["all", "share"] = "all"
 
@@ -100,12 +100,11 @@ def rules(users: str) -> Rules:
     return [*own[users], *shared]
 
 
-def server_rule(settings: Settings) -> ServerRule:
+def _server(settings: Settings) -> ServerRule:
     # Averaged over those who touched it, a user's row of the server's table moves as at home with z = 1;
     # averaged over the cohort, as with z = c_i / sum c.
     over: Literal["contributors", "cohort"] = "contributors" if settings.keeps == "all" else "cohort"
-    rate = {} if settings.server_rate is None else {"rate": settings.server_rate}
-    return FedAdam(over=over, **rate) if settings.server == "fedadam" else FedAvg(over=over, **rate)
+    return server_rule(settings.server, rate=settings.server_rate, over=over)
 
 
 def method(settings: Settings, task: Task) -> Method:
@@ -155,7 +154,7 @@ def method(settings: Settings, task: Task) -> Method:
         phases=(joint,),
         personalize=(at_home,) if personalized else (),
         new_private=new_private,
-        server=server_rule(settings),
+        server=_server(settings),
         keeps=settings.keeps,
         keys={"user.table": "author"} if settings.users == "table" else {},
     )

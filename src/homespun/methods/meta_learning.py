@@ -21,8 +21,9 @@ from __future__ import annotations
 
 from homespun.core.method import Adam, Method, Phase, Task
 from homespun.core.roles import Role
+from homespun.core.server import server_rule
 from homespun.methods.fedperc import loss
-from homespun.models.heads import SMALLEST, HeadSettings, SharedHead, server_rule
+from homespun.models.heads import SMALLEST, HeadSettings, SharedHead
 from homespun.models.pretrained import load_pretrained
 from homespun.models.utterances import encode
 
@@ -45,7 +46,7 @@ def method(settings: Settings, task: Task) -> Method:
     at_home = {"head.weight": Adam(settings.home_pace * settings.rate, epsilon=SMALLEST)}
     return Method(
         name="meta_learning",
-        version=1,
+        version=2,
         settings=settings,
         task=task,
         build=lambda: SharedHead(pretrained),
@@ -54,7 +55,7 @@ def method(settings: Settings, task: Task) -> Method:
         loss=loss,
         phases=(Phase(trains=together, batch=settings.batch, steps=settings.local_steps, proximal=settings.proximal),),
         personalize=(Phase(trains=at_home, batch=settings.batch, steps=settings.personalize_steps),),
-        server=server_rule(settings),
+        server=server_rule(settings.server, rate=settings.server_rate, over=settings.over),
         weight=lambda examples: float(examples > 0),
         share="length",
         predicts="text",

@@ -27,8 +27,9 @@ from torch import Tensor
 from homespun.core.messages import Broadcast
 from homespun.core.method import Adam, Method, Phase, Task
 from homespun.core.roles import Role
+from homespun.core.server import server_rule
 from homespun.methods.fedperc import loss
-from homespun.models.heads import SMALLEST, HeadSettings, SplitHeads, output_head, server_rule
+from homespun.models.heads import SMALLEST, HeadSettings, SplitHeads, output_head
 from homespun.models.pretrained import load_pretrained
 from homespun.models.utterances import encode
 
@@ -57,7 +58,7 @@ def method(settings: Settings, task: Task) -> Method:
 
     return Method(
         name="split_learning",
-        version=1,
+        version=2,
         settings=settings,
         task=task,
         build=lambda: SplitHeads(pretrained, contexts=max(task.contexts, 1)),
@@ -67,7 +68,7 @@ def method(settings: Settings, task: Task) -> Method:
         phases=(Phase(trains=together, batch=settings.batch, steps=settings.local_steps, proximal=settings.proximal),),
         personalize=(Phase(trains=at_home, batch=settings.batch, steps=settings.personalize_steps),),
         new_private=new_private,
-        server=server_rule(settings),
+        server=server_rule(settings.server, rate=settings.server_rate, over=settings.over),
         weight=lambda examples: float(examples > 0),
         share="length",
         keys={"context.heads": "context"},

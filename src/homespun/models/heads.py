@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from homespun.core import settings as core_settings
 from homespun.core.errors import InputError
-from homespun.core.server import Denominator, FedAdam, FedAvg
+from homespun.core.server import Denominator, ServerName
 from homespun.models.pretrained import BaseName, Pretrained
 from homespun.models.utterances import UtteranceLength
 
@@ -44,18 +44,13 @@ class HeadSettings(core_settings.Settings):
     proximal: NonNegativeFloat = 1.0
 
     # The server
-    server: Literal["fedavg", "fedadam"] = "fedavg"
+    server: ServerName = "fedavg"
     server_rate: NonNegativeFloat | None = None
     over: Denominator = "cohort"  # a context's change is averaged over everybody, or over who was in it
 
     # At home, after training
     personalize_steps: PositiveInt = 15
     home_pace: NonNegativeFloat = 1.0  # rates there are so many times those of training
-
-
-def server_rule(settings: HeadSettings) -> FedAvg | FedAdam:
-    rate = {} if settings.server_rate is None else {"rate": settings.server_rate}
-    return FedAdam(over=settings.over, **rate) if settings.server == "fedadam" else FedAvg(over=settings.over, **rate)
 
 
 class SharedHead(nn.Module):

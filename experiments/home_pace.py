@@ -1,0 +1,70 @@
+"""How fast to learn at home: python experiments/home_pace.py RUN... [--paces 0.2 1 5]
+
+Participants of finished runs adapt to one half of their evaluation part, at several paces, and are scored on the other
+half: perplexity by number of own samples. Nothing of the test part is read. The pace that is best with all samples is the
+one for an experiment's `home_pace`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from homespun.core import seeds
+from homespun.core.method import load_method
+from homespun.core.tree import Tree
+from homespun.data.splits import sample_users
+from homespun.engines.engine import Client
+from homespun.engines.loop import LoopEngine
+from homespun.run import Run
+from homespun.training import judge, reopen, shots
+
+COUNTS = (1, 5, 15, None)
+
+
+def halves(run: Run, position: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Every other utterance of the evaluation part to adapt to, the rest to be scored."""
+    whole = run.method.encode(run.split(run.federation, position).eval)
+    scored = {name: column[1::2] for name, column in whole.items()}
+    most = run.settings.evaluate_examples or len(scored["length"])
+    return {name: column[0::2] for name, column in whole.items()}, {
+        name: column[:most] for name, column in scored.items()
+    }
+
+
+def perplexities(run: Run, pace: float) -> list[float]:
+    settings = {**run.method.settings.model_dump(mode="json"), "home_pace": pace}
+    method = load_method(run.method.origin, settings, run.method.task)
+    engine, broadcast = LoopEngine(replace(run.built, method=method), run.settings.seed), run.state.broadcast()
+    positions = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
+    users = [run.federation.users[position] for position in positions]
+    private = run.private(users)
+    parts = {user: halves(run, position) for user, position in zip(users, positions, strict=True)}
+    found = []
+    for count in COUNTS:
+        draws = {user: seeds.numpy_generator(run.settings.seed, "samples", user) for user in users}
+        homes = [Client(user, private[user], shots(parts[user][0], count, draw=draws[user])) for user in users]
+        learned: dict[str, Tree] = dict(engine.work(broadcast, homes, work="personalize").private)
+        judged = judge(run, [[Client(user, learned[user], parts[user][1]) for user in users]], engine=engine)
+        found.append(float(np.exp(judged.loss)))
+    return found
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    asked.add_argument("runs", nargs="+")
+    asked.add_argument("--paces", nargs="+", type=float, default=[0.1, 0.2, 0.5, 1.0, 2.0, 5.0])
+    given = asked.parse_args()
+    print("samples      " + "".join(f"{'all' if count is None else count:>10}" for count in COUNTS))
+    for folder in given.runs:
+        with reopen(folder) as run:
+            print(f"{folder}: {run.method.name}, {run.state.round} rounds")
+            for pace in given.paces:
+                print(f"pace {pace:<8g}" + "".join(f"{value:10.2f}" for value in perplexities(run, pace)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
