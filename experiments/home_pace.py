@@ -1,8 +1,8 @@
 """How fast to learn at home: python experiments/home_pace.py RUN... [--paces 0.2 1 5]
 
 Participants of finished runs adapt to one half of their evaluation part, at several paces, and are scored on the other
-half: perplexity by number of own samples. Nothing of the test part is read. The pace that is best with all samples is the
-one for an experiment's `home_pace`.
+half: perplexity by number of own samples. Nothing of the test part is read. The pace that is best with all samples is
+the one for an experiment's `home_pace`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from homespun.engines.loop import LoopEngine
 from homespun.run import Run
 from homespun.training import judge, reopen, shots
 
-COUNTS = (1, 5, 15, None)
+COUNTS: tuple[int | None, ...] = (1, 5, 15, None)
 
 
 def halves(run: Run, position: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

@@ -10,6 +10,7 @@ from spoken_corpus import train_small
 
 from homespun import reopen
 from homespun.core.errors import DataError, InputError, RunError
+from homespun.experiment import read_results
 from homespun.models.pretrained import load_pretrained
 
 
@@ -85,9 +86,39 @@ def test_a_context_that_only_withheld_users_have(tmp_path):
             trained += 1
         except DataError as error:
             refused += 1
-            assert (
-                "context 'sung' is used by withheld users only ('3'), so nobody would train it. Withhold others"
-                in str(error)
-            )
+            assert "context 'sung' is in nobody's training part, but would be tested with '3'." in str(error)
             assert not (tmp_path / str(fold) / "run").exists()
     assert (refused, trained) == (1, 4)  # the fold of the one who sings
+
+
+def test_a_context_that_only_a_participants_test_part_has(tmp_path):
+    """One utterance is sung; with some seeds it is for training, with others it is not."""
+    rows = [
+        f"{user},{'sung' if (user, row) == (0, 0) else 'spoken'},We go on to {row}"
+        for user in (0, 1)
+        for row in range(5)
+    ]
+    corpus = tmp_path / "people.csv"
+    corpus.write_text("user,context,text\n" + "\n".join(rows) + "\n")
+    base, outcomes = write_gpt2(tmp_path / "base"), set()
+    for seed in range(6):
+        (tmp_path / str(seed)).mkdir()
+        try:
+            with train_small(tmp_path / str(seed), base=base, corpus=corpus, rounds=1, seed=seed) as run:
+                assert "We go on to 0" in run.split(run.federation, run.federation.users.index("0")).train.texts
+            outcomes.add("trained")
+        except DataError as error:
+            assert "context 'sung' is in nobody's training part" in str(error)
+            outcomes.add("refused")
+    assert outcomes == {"trained", "refused"}
+
+
+def test_settings_and_results_that_are_not_whole(tmp_path):
+    train_small(tmp_path, rounds=1).close()
+    folder = tmp_path / "run"
+    (folder / "results.json").write_text('{"schema": 1}')
+    with pytest.raises(RunError, match="not the results of a run"):
+        read_results(folder)
+    (folder / "settings.json").write_text('{"schema": 1}')
+    with pytest.raises(RunError, match="has no data, method, method_settings, run"):
+        reopen(folder)

@@ -18,7 +18,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from pydantic import Field, PositiveInt, StringConstraints, model_validator
 
-from homespun.core.errors import SettingsError, nearest
+from homespun.core.errors import RunError, SettingsError, nearest
 from homespun.core.method import method_module
 from homespun.core.settings import Settings, parse
 from homespun.data.check import check
@@ -352,6 +352,11 @@ def write_results(folder: Path, found: Mapping[str, Any]) -> Path:
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    return read_json(
+    found = read_json(
         folder / RESULTS_FILE, missing=f"{folder}: no {RESULTS_FILE} here. Train the run to its end first."
     )
+    if not {"name", "data", "configurations", "controls"} <= found.keys():
+        raise RunError(
+            f"{folder / RESULTS_FILE}: not the results of a run, or not all of them. Train it again to its end."
+        )
+    return found

@@ -146,13 +146,17 @@ def with_parameters(model: nn.Module, parameters: Tree) -> nn.Module:
 
 def continuations(voice: Voice, opening: str, sampling: Sampling) -> list[str]:
     """What follows the opening, as often as asked for."""
+    try:
+        opening.encode()
+    except UnicodeEncodeError:
+        raise InputError("opening: it holds something that is no text in UTF-8.") from None
     ids: list[int] = voice.pretrained.tokenizer(opening, add_special_tokens=False)["input_ids"] if opening else []
-    room = voice.pretrained.positions - len(voice.prefix) - len(ids)
-    if room < 1:
+    most = voice.pretrained.positions - len(voice.prefix)
+    if len(ids) > most:
         raise InputError(
-            f"opening: {len(ids)} tokens are more than the {len(ids) + room - 1} that {voice.pretrained.name} can read "
-            "and still write one. Shorten it."
+            f"opening: {len(ids)} tokens are more than the {most} that {voice.pretrained.name} can read. Shorten it."
         )
+    room = most - len(ids) + 1  # the last token is written, not read
     ends = end_tokens(voice)
     rows: list[list[int]] = [[] for _ in range(sampling.samples)]
     done: dict[int, str] = {}

@@ -210,6 +210,8 @@ def require_utterances(home: Client, given: int, *, where: str) -> None:
 
 
 def require_new(run: Run, user: str) -> None:
+    if not user.strip():
+        raise InputError("user: a name has to have letters or digits.")
     if user in run.federation.users:
         raise RunError(f"user {user!r} takes part in this run: train it further instead.")
     if run.vault.private(user) is not None:

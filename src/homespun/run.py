@@ -405,8 +405,8 @@ def _require_same_base(folder: Path, method: Method) -> None:
 def _require_known_contexts(
     method: Method, participants: Federation, newcomers: Federation, settings: RunSettings
 ) -> None:
-    """A row of the context table that nobody trains would be judged all the same, with newcomers who use it."""
-    if method.predicts != "text" or "context" not in method.keys.values() or not len(newcomers.users):
+    """A row of the context table that nobody trains would be judged all the same, with whoever is tested in it."""
+    if method.predicts != "text" or "context" not in method.keys.values():
         return
     training = part(participants, "train", seed=settings.seed, fractions=settings.fractions)
     missing = set(range(len(participants.contexts)))
@@ -415,16 +415,19 @@ def _require_known_contexts(
             return
         missing -= _contexts_of(training, position)
     users: dict[int, list[str]] = {}
-    for position in range(len(newcomers.users)):
-        for context in missing & _contexts_of(newcomers, position):
-            users.setdefault(context, []).append(newcomers.users[position])
+    for people in (participants, newcomers):
+        for position in range(len(people.users)):
+            for context in missing & _contexts_of(people, position):
+                users.setdefault(context, []).append(people.users[position])
     faults = [
-        f"context {participants.contexts[context]!r} is used by withheld users only "
-        f"({', '.join(repr(user) for user in names[:3])}{', ...' if len(names) > 3 else ''}), so nobody would train it."
+        f"context {participants.contexts[context]!r} is in nobody's training part, but would be tested with "
+        f"{', '.join(repr(user) for user in names[:3])}{', ...' if len(names) > 3 else ''}."
         for context, names in sorted(users.items())
     ]
     if faults:
-        remedy = "Withhold others (another seed or fold), or leave these contexts out of the corpus."
+        remedy = (
+            "Leave rare contexts out (--data-set min_context_examples=50), or let others train (another seed or fold)."
+        )
         raise_faults(DataError, participants.name, [*faults[:-1], f"{faults[-1]} {remedy}"])
 
 

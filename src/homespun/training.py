@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from homespun.core import seeds
-from homespun.core.errors import DataError, MethodError, SettingsError, nearest, raise_faults
+from homespun.core.errors import DataError, MethodError, RunError, SettingsError, nearest, raise_faults
 from homespun.core.messages import Broadcast
 from homespun.core.method import Batch, Method, build, load_method, method_module
 from homespun.core.roles import Role
@@ -128,6 +128,9 @@ def resolved_settings(run: Run, data: DataSettings) -> dict[str, Any]:
 def reopen(folder: str | Path, *, read_only: bool = True) -> Run:
     """The run in a folder, as far as it got."""
     found = read_json(Path(folder) / SETTINGS_FILE, missing=f"{folder}: no run here ({SETTINGS_FILE} is missing).")
+    absent = sorted({"method", "method_settings", "run", "data"} - found.keys())
+    if absent:
+        raise RunError(f"{folder}: {SETTINGS_FILE} has no {', '.join(absent)}. Restore it from a copy.")
     data = parse(DataSettings, found["data"], where=f"{folder}: data")
     run = open_run(
         folder,

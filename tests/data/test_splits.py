@@ -149,3 +149,12 @@ def test_pooled_is_one_user_with_everybodys_examples() -> None:
     assert server.fingerprint != train.fingerprint
     with pytest.raises(IndexError):
         server.examples(1)
+
+
+@given(count=st.integers(0, 60), seed=st.integers(0, 5))
+def test_what_is_adapted_to_is_never_scored(count, seed):
+    examples = Examples([str(number) for number in range(count)])
+    found = split(examples, seed=seed, user="ann", fractions=(0.6, 0.2, 0.2))
+    parts = [found.train, found.eval, found.adapt, found.scored]
+    together = [text for some in parts for text in some.texts]
+    assert sorted(together, key=int) == list(examples.texts)  # everything once

@@ -12,11 +12,11 @@ from spoken_corpus import train_small
 from homespun.contract import check_method
 from homespun.core.errors import InputError, SettingsError
 from homespun.core.messages import update_to_tensors
-from homespun.core.method import Task, build, load_method
+from homespun.core.method import Sgd, Task, build, load_method
 from homespun.core.roles import Role
 from homespun.data.federation import Examples
 from homespun.engines.engine import Client
-from homespun.engines.loop import LoopEngine, model_output, predict_client
+from homespun.engines.loop import LoopEngine, model_output, predict_client, train_phase
 from homespun.models.generator import with_evidence
 from homespun.models.language import token_losses
 from homespun.models.pretrained import load_pretrained
@@ -177,10 +177,12 @@ def test_what_is_scored_never_depends_on_later_tokens(gpt2):
     """Change one token: the losses before it stay, with generated embeddings too."""
     built = made(gpt2, "fedperc_generated")
     parameters = {name: value + 0.05 * torch.randn(value.shape) for name, value in built.initial.items()}
-    data = home(built).data
+    plain = made(gpt2).method.encode(EXAMPLES)
     row, place = 4, 5
-    changed = {**data, "tokens": data["tokens"].clone()}
+    changed = {**plain, "tokens": plain["tokens"].clone()}
     changed["tokens"][row, place] = 7
+    # evidence is drawn again from the changed text: it must not hold what is scored
+    data, changed = (with_evidence(some, counts=(1, 5, 15), words=64) for some in (plain, changed))
     seen = []
 
     def spy(given, batch):
@@ -191,6 +193,22 @@ def test_what_is_scored_never_depends_on_later_tokens(gpt2):
         built.method.loss(spy, parameters, some)
     assert torch.equal(seen[0][row, :place], seen[1][row, :place])
     assert not torch.equal(seen[0][row, place:], seen[1][row, place:])
+
+
+def test_fedprox_pulls_what_is_shared_and_not_what_is_ones_own(gpt2):
+    """Without a gradient of the loss the pull alone moves; plain steps of 0.1 at proximal 1 bring a tenth back."""
+    built = made(gpt2, prefix="personal x context", local_steps=1, proximal=1.0)
+    (joint, _) = built.method.phases
+    still = replace(joint, trains={name: Sgd(0.1) for name in joint.trains}, loss=lambda predict, given, batch: sum(
+        0.0 * given[name].sum() for name in ("personal.embedding", "context.table")
+    ).expand(len(batch["length"])))  # fmt: skip
+    start = built.start().broadcast()
+    client = home(built)
+    anchor = built.parameters(start, client.private)
+    moved = {**anchor, **{name: anchor[name] + 1 for name in ("personal.embedding", "context.table")}}
+    found, _ = train_phase(built, still, moved, anchor=anchor, batches=[client.data])
+    torch.testing.assert_close(found["personal.embedding"], moved["personal.embedding"])
+    torch.testing.assert_close(found["context.table"], moved["context.table"] - 0.1)
 
 
 def test_evidence_is_earlier_utterances_of_the_same_person():

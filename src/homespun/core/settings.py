@@ -33,7 +33,9 @@ def _fault(kind: type[Settings], item: Mapping[str, Any]) -> str:
     if item["type"] == "extra_forbidden":
         known = sorted(kind.model_fields)
         return f"unknown setting {name!r}.{nearest(name, known)} Known: {', '.join(known)}."
-    return f"{name}: {item['msg'][0].lower()}{item['msg'][1:]} (got {item['input']!r})"
+    said = item["msg"].removeprefix("Value error, ")
+    got = f" (got {item['input']!r})" if item["loc"] else ""  # of several settings together there is too much
+    return f"{name}: {said[0].lower()}{said[1:]}{got}"
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
