@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from homespun.bench import tables_of
+from homespun.core.method import method_module
 from homespun.experiment import RESULTS_FILE, Draw, read_results, run_folder
 from homespun.files import read_json
 from homespun.report.cells import PERPLEXITY
@@ -28,13 +29,15 @@ MARKED = re.compile(r"(<!-- (results|samples|bench): (\S+) -->\n)(.*?)(<!-- end 
 RUNS = Path("runs")
 NOT_RUN = "Not run yet"
 OPENINGS = ("We must", "I think")  # the paper's
+RUN_SETTINGS = ("cohort", "withheld", "evaluate_users", "evaluate_examples")  # that a reader wants to know
 SAMPLING = {"max_tokens": 24, "top_p": 0.9, "seed": 0}
 
 
 def results_of(name: str) -> str:
     results = read_results(RUNS / name)
     text = metric_of(results) == PERPLEXITY
-    return "\n\n".join([*(language_parts(results) if text else label_parts(results)), about(results)])
+    parts = [*language_parts(results), settings_text(results)] if text else label_parts(results)
+    return "\n\n".join([*parts, about(results)])
 
 
 def label_parts(results: Mapping[str, Any]) -> list[str]:
@@ -69,6 +72,20 @@ def language_parts(results: Mapping[str, Any]) -> list[str]:
     if samples is not None:
         parts += [f"**{samples.caption}**", markdown_table(samples)]
     return parts
+
+
+def settings_text(results: Mapping[str, Any]) -> str:
+    """How it was run: what is not as the methods' papers have it."""
+    lines = []
+    for configuration in results["configurations"].values():
+        first = configuration["runs"][0]
+        module = method_module(configuration["method"])
+        usual = module.Settings().model_dump(mode="json")
+        changed = {name: value for name, value in first["settings"].items() if usual.get(name) != value}
+        run = {"rounds": len(first["rounds"]), **{name: first["run"][name] for name in RUN_SETTINGS}}
+        named = ", ".join(f"{name} {value}" for name, value in {**run, **changed}.items() if value is not None)
+        lines.append(f"- {escape(configuration['title'])}: {escape(named)}.")
+    return "\n".join(["Settings, where they are not the defaults:", "", *lines])
 
 
 def about(results: Mapping[str, Any]) -> str:
