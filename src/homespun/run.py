@@ -35,6 +35,7 @@ from torch import Tensor
 from homespun.core import seeds, tree
 from homespun.core.errors import DataError, MessageError, RunError, SettingsError, raise_faults
 from homespun.core.messages import (
+    Broadcast,
     ServerState,
     Update,
     require_valid,
@@ -42,7 +43,7 @@ from homespun.core.messages import (
     state_to_bytes,
 )
 from homespun.core.method import Batch, Built, Method, Task, build, load_method
-from homespun.core.roles import Role
+from homespun.core.roles import SHARED, Role
 from homespun.core.settings import Settings
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples, Federation
@@ -50,6 +51,11 @@ from homespun.data.splits import Split, part, part_sizes, pooled, sample_users, 
 from homespun.engines.cohort import CohortEngine, default_workers
 from homespun.engines.engine import Client, Engine
 from homespun.engines.loop import LoopEngine
+from homespun.privacy.guard import Guard
+from homespun.privacy.ledger import Ledger, ledger_path
+from homespun.privacy.mechanism import released_centrally
+from homespun.privacy.noise import secure_normal, secure_uniform, seeded_normal
+from homespun.privacy.settings import Plan, Privacy, Sampler, make_plan, require_promise
 from homespun.vault import VAULT_FILE, Vault
 
 Part = Literal["train", "eval", "test", "adapt", "scored"]
@@ -63,7 +69,8 @@ class RunSettings(Settings):
     rounds: PositiveInt | None = None  # either rounds ...
     epochs: PositiveFloat | None = None  # ... or epochs: every training example used once
     cohort: PositiveInt | Literal["all"] = 10
-    sampler: Literal["shuffled", "uniform"] = "shuffled"  # everyone once an epoch, or an independent draw a round
+    # Everyone once an epoch; so many drawn anew every round; or everybody drawn or not, independently of the others
+    sampler: Sampler = "shuffled"
     seed: NonNegativeInt = 0
     fractions: tuple[PositiveFloat, NonNegativeFloat, NonNegativeFloat] = (0.8, 0.1, 0.1)
     withheld: float = Field(default=0.0, ge=0.0, lt=1.0)  # share of users who never take part
@@ -74,6 +81,7 @@ class RunSettings(Settings):
     evaluate_users: PositiveInt = 1000  # at most so many users, drawn once
     evaluate_examples: PositiveInt | None = None  # at most so many of each user's examples, evenly spaced; None: all
     commit_every: PositiveInt = 1  # rounds between commits to disk
+    privacy: Privacy | None = None  # differential privacy of what clients send; None: none
 
     @field_validator("fractions")
     @classmethod
@@ -92,8 +100,10 @@ class RunSettings(Settings):
 
     def identity(self) -> dict[str, Any]:
         """What makes two runs different runs: not how long they go on, nor on how many processes."""
-        free = {"rounds", "epochs", "workers", "evaluate_every", "evaluate_users", "evaluate_examples", "commit_every"}
-        found = self.model_dump(mode="json", exclude_none=True)
+        free = {"workers", "evaluate_every", "evaluate_users", "evaluate_examples", "commit_every"}
+        if self.privacy is None or self.privacy.epsilon is None:  # else the length says how much noise there is
+            free |= {"rounds", "epochs"}
+        found = self.model_dump(mode="json", exclude_none=True, exclude={"privacy": {"budget", "ledger"}})
         return {name: value for name, value in found.items() if name not in free}
 
 
@@ -138,8 +148,37 @@ class Run:
     def engine(self) -> Engine:
         workers = default_workers() if self.settings.workers is None else self.settings.workers
         if self.settings.engine == "loop":
-            return LoopEngine(self.built, self.settings.seed)
-        return CohortEngine(self.built, self.settings.seed, workers)
+            return LoopEngine(self.built, self.settings.seed, self.guard)
+        return CohortEngine(self.built, self.settings.seed, workers, self.guard)
+
+    @cached_property
+    def plan(self) -> Plan | None:
+        """How what clients send is kept private; None if it is not."""
+        privacy = self.settings.privacy
+        if privacy is None:
+            return None
+        users = len(self.population.users)
+        return make_plan(
+            privacy, users=users, cohort=self.cohort_size, sampler=self.settings.sampler, rounds=self.total_rounds
+        )
+
+    @cached_property
+    def guard(self) -> Guard | None:
+        if self.plan is None:
+            return None
+        return Guard(
+            self.plan.clip,
+            local_noise=self.plan.noise_multiplier if self.plan.local else None,
+            insecure_seed=self.settings.seed if self.plan.settings.insecure else None,
+        )
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """Beside the data, where they are a file; else among homespun's own files."""
+        privacy, name = self.settings.privacy, self.federation.name.partition("/")[0]
+        assert privacy is not None
+        source = "" if self.data is None else self.data.source
+        return Ledger(ledger_path(name, source=source, named=privacy.ledger), name)
 
     @cached_property
     def population(self) -> Federation:
@@ -181,6 +220,10 @@ class Run:
     def cohort(self, round: int) -> list[int]:
         """The positions of the users who take part in this round."""
         users, size, seed = len(self.population.users), self.cohort_size, self.settings.seed
+        if self.settings.sampler == "poisson":
+            secret = self.plan is not None and not self.plan.settings.insecure
+            drawn = secure_uniform(users) if secret else seeds.numpy_generator(seed, "cohort", round).random(users)
+            return np.flatnonzero(drawn < size / users).tolist()
         if self.settings.sampler == "uniform":
             draw = seeds.numpy_generator(seed, "cohort", round).choice(users, size, replace=False, shuffle=False)
             return sorted(int(position) for position in draw)
@@ -233,14 +276,16 @@ class Run:
         outcome = self.engine.work(broadcast, clients)
         _require_enough(outcome.refused, clients=len(clients), round=self.state.round)
         require_valid(outcome.update, broadcast, statistics=self.method.statistics)
-        self.state = self.method.server(self.state, outcome.update)
+        update = outcome.update if self.plan is None else self._released(outcome.update, broadcast, self.plan)
+        self.state = self.method.server(self.state, update)
         if self.built.partition.names(Role.PRIVATE):
-            self.vault.stage(self._kept(clients, outcome.private, outcome.update))
+            self.vault.stage(self._kept(clients, outcome.private, update))
+        told = self.plan is None or self.plan.clip.statistics is not None
         record = RoundRecord(
             round=self.state.round,
-            clients=outcome.update.clients,
-            examples=int(outcome.update.statistics["examples"]),
-            loss=outcome.update.statistics["loss"] / max(1.0, outcome.update.statistics["examples"]),
+            clients=update.clients,
+            examples=max(0, int(update.statistics["examples"])),
+            loss=update.statistics["loss"] / max(1.0, update.statistics["examples"]) if told else float("nan"),
             refused=len(outcome.refused),
             seconds=time.perf_counter() - started,
             **traffic(self.state, clients, keys=self.method.keys, statistics=len(outcome.update.statistics)),
@@ -248,18 +293,45 @@ class Run:
         self._records.append(record.to_dict())
         return record
 
+    def _released(self, total: Update, broadcast: Broadcast, plan: Plan) -> Update:
+        """The cohort's sum as it may be told, after it was written down that it will be."""
+        if self._costs(plan):
+            self.ledger.debit(plan.release, run=str(self.vault.path.parent), budget=plan.budget)
+        if plan.local:
+            return total
+        seed = self.settings.seed
+        normal = seeded_normal(seed, "central", broadcast.round) if plan.settings.insecure else secure_normal
+        return released_centrally(
+            total,
+            broadcast,
+            plan.clip,
+            noise_multiplier=plan.noise_multiplier,
+            expected=plan.expected,
+            normal=normal,
+        )
+
+    def _costs(self, plan: Plan) -> bool:
+        """Whether this round is a release more for somebody. With noise of their own and everybody once a turn, the
+        rounds of a turn are of different people, and cost what one of them costs."""
+        if not plan.local or self.settings.sampler != "shuffled":
+            return True
+        return self.state.round % int(self.rounds_per_turn) == 0
+
     def _kept(self, clients: Sequence[Client], trained: Mapping[str, Tree], update: Update) -> Mapping[str, Tree]:
         """What each home keeps: all it learned (Eq. 7 of FURL), or its update's share of it (Eq. 6)."""
         if self.method.keeps == "all" or update.weight == 0:
             return trained
         return {
             client.user: {
-                name: old + self.method.weight(client.examples) / update.weight * (trained[client.user][name] - old)
+                name: old + self._weight(client) / update.weight * (trained[client.user][name] - old)
                 for name, old in client.private.items()
             }
             for client in clients
             if client.user in trained
         }
+
+    def _weight(self, client: Client) -> float:
+        return self.method.weight(client.examples) if self.plan is None else 1.0
 
     def rounds(self) -> Iterator[RoundRecord]:
         """The remaining rounds. A round is on disk, whole, when the next one is asked for."""
@@ -292,7 +364,8 @@ class Run:
         )
 
     def close(self) -> None:
-        self.engine.close()
+        if "engine" in vars(self):  # it is made when it is first used
+            self.engine.close()
         self.vault.close()
 
     def __enter__(self) -> Run:
@@ -374,6 +447,10 @@ def open_run(
         _require_known_contexts(made, participants, newcomers, settings)
     _require_same_base(Path(folder), made)
     built = build(made, seed=settings.seed)
+    if settings.privacy is not None:
+        users = 1 if made.pooled else len(participants.users)
+        shared = built.partition.names(*SHARED)
+        require_promise(settings.privacy, users=users, sampler=settings.sampler, shared=shared)
     identity = {
         "method": made.origin,
         "method_version": made.version,

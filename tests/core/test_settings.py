@@ -22,6 +22,24 @@ def test_an_override_without_a_name_or_value(wrong):
         parse_overrides([wrong])
 
 
+class Inner(Settings):
+    clip: float = 1.0
+
+
+class Outer(Settings):
+    rate: float = 0.1
+    inner: Inner | None = None
+
+
+def test_a_dot_goes_inside():
+    values = parse_overrides(["rate=1", "inner.clip=2.5"])
+    assert parse(Outer, values, where="run") == Outer(rate=1, inner=Inner(clip=2.5))
+    with pytest.raises(SettingsError, match=r"unknown setting 'inner.clp'. Did you mean 'clip'\? Known: clip\."):
+        parse(Outer, parse_overrides(["inner.clp=1"]), where="run")
+    with pytest.raises(SettingsError, match="inner was given as a whole"):
+        parse_overrides(["inner=1", "inner.clip=2"])
+
+
 def test_every_fault_is_reported_with_the_nearest_name():
     with pytest.raises(SettingsError) as caught:
         parse(Small, {"raet": 1, "cohort": "many"}, where="run")

@@ -14,6 +14,7 @@ import typer
 
 from homespun.cli import people, pretrain, training, voices
 from homespun.cli.corpora import data_app
+from homespun.cli.privacy import privacy_app
 from homespun.core.errors import HomespunError
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ for command in (training.train, training.compare, training.demo, training.evalua
     app.command()(command)
 app.add_typer(data_app, name="data")
 app.add_typer(people.vault_app, name="vault")
+app.add_typer(privacy_app, name="privacy")
 
 
 def main() -> None:

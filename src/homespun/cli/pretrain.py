@@ -89,15 +89,11 @@ def _request(
     if only_text and without:
         raise SettingsError("give either --only-text or --without")
     values = {name: value for name, value in (("minutes", minutes), ("steps", steps)) if value is not None}
-    sections: dict[str, dict[str, object]] = {"corpus": {"drop_overlap": drop_overlap}, "network": {}}
-    for name, value in parse_overrides(overrides).items():
-        section, _, own = name.partition(".")
-        if own and section in sections:
-            sections[section][own] = value
-        else:
-            values[name] = value
+    given = parse_overrides(overrides)
+    corpus = given.pop("corpus", {})
+    corpus = {"drop_overlap": drop_overlap, **corpus} if isinstance(corpus, dict) else corpus
     return Asked(
-        settings=parse(PretrainSettings, {**values, "seed": seed, **sections}, where="pretrain"),
+        settings=parse(PretrainSettings, {**values, **given, "seed": seed, "corpus": corpus}, where="pretrain"),
         without=tuple(source.name for source in SOURCES) if only_text else tuple(without),
         texts=tuple(str(path.resolve()) for path in text),
     )

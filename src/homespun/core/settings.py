@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -31,22 +31,40 @@ def parse(kind: type[AnySettings], values: Mapping[str, Any], *, where: str) -> 
 def _fault(kind: type[Settings], item: Mapping[str, Any]) -> str:
     name = ".".join(str(part) for part in item["loc"]) or "settings"
     if item["type"] == "extra_forbidden":
-        known = sorted(kind.model_fields)
-        return f"unknown setting {name!r}.{nearest(name, known)} Known: {', '.join(known)}."
+        *groups, last = map(str, item["loc"])
+        known = sorted(_inside(kind, groups).model_fields)
+        return f"unknown setting {name!r}.{nearest(last, known)} Known: {', '.join(known)}."
     said = item["msg"].removeprefix("Value error, ")
     got = f" (got {item['input']!r})" if item["loc"] else ""  # of several settings together there is too much
     return f"{name}: {said[0].lower()}{said[1:]}{got}"
 
 
+def _inside(kind: type[BaseModel], groups: Sequence[str]) -> type[BaseModel]:
+    """The settings class of a group within settings."""
+    for group in groups:
+        annotation = kind.model_fields[group].annotation
+        for option in (annotation, *get_args(annotation)):
+            if isinstance(option, type) and issubclass(option, BaseModel):
+                kind = option
+    return kind
+
+
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """`["rate=0.1", "users=none"]` as values: TOML where it is TOML, text otherwise."""
+    """`["rate=0.1", "privacy.clip=1"]` as values: TOML where it is TOML, text otherwise; a dot goes inside."""
     values: dict[str, Any] = {}
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator or not key.strip():
             raise SettingsError(f"override {override!r} is not of the form name=value, for instance rate=0.1")
         try:
-            values[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+            value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
-            values[key.strip()] = text.strip()
+            value = text.strip()
+        *groups, name = key.strip().split(".")
+        inside = values
+        for group in groups:
+            inside = inside.setdefault(group, {})
+            if not isinstance(inside, dict):
+                raise SettingsError(f"override {override!r}: {group} was given as a whole before")
+        inside[name] = value
     return values

@@ -29,6 +29,7 @@ from homespun.core.tree import Tree
 from homespun.engines.engine import Client, Outcome, Work, empty_update, in_user_order
 from homespun.engines.stacked import merged, predict_together, work_together
 from homespun.engines.worker import clients_to_tensors
+from homespun.privacy.guard import Guard
 
 # Clients per chunk, at most: large enough to fill a stacked matrix product, small enough that its activations
 # stay in the cache (measured; see docs/decisions/0002-stacked-lstm.md).
@@ -62,13 +63,17 @@ class CohortEngine:
     built: Built
     seed: int
     workers: int = field(default_factory=default_workers)
+    guard: Guard | None = None
 
     def work(self, broadcast: Broadcast, clients: Sequence[Client], *, work: Work = "phases") -> Outcome:
         chunks = chunked(by_size(in_user_order(clients)), self._chunk)
         if self.workers == 0:
-            outcomes = [work_together(self.built, broadcast, chunk, work=work, seed=self.seed) for chunk in chunks]
+            outcomes = [
+                work_together(self.built, broadcast, chunk, work=work, seed=self.seed, guard=self.guard)
+                for chunk in chunks
+            ]
         else:
-            header = {"kind": "work", "work": work}
+            header = {"kind": "work", "work": work, "guard": None if self.guard is None else self.guard.to_dict()}
             outcomes = self._distribute(broadcast, chunks, header=header, read=_read_outcome)
         return merged(outcomes, empty_update(self.built, broadcast))
 

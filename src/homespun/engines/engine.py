@@ -15,6 +15,7 @@ from homespun.core.messages import Broadcast, Rows, Update
 from homespun.core.method import Batch, Built
 from homespun.core.roles import Role
 from homespun.core.tree import Tree
+from homespun.privacy.guard import Guard
 
 Work: TypeAlias = Literal["phases", "personalize"]  # train with the cohort, or alone at home
 
@@ -84,11 +85,27 @@ def intake(built: Built, broadcast: Broadcast) -> Intake:
     return Intake(broadcast, built.method.statistics, empty_update(built, broadcast))
 
 
+def take(arrived: Intake, client: Client, update: Update, guard: Guard | None) -> bool:
+    """Add a client's update to what arrived, as it leaves home; False if it was refused."""
+    if guard is None:
+        return arrived.take(client.user, update)
+    return arrived.take(client.user, update, shaped=lambda some: guard.shaped(some, arrived.broadcast, client.user))
+
+
 def client_update(
-    built: Built, broadcast: Broadcast, client: Client, *, trained: Tree, statistics: Mapping[str, float]
+    built: Built,
+    broadcast: Broadcast,
+    client: Client,
+    *,
+    trained: Tree,
+    statistics: Mapping[str, float],
+    guard: Guard | None = None,
 ) -> Update:
-    """What one client sends: weight times delta, of touched rows only where a parameter is keyed."""
-    weight = built.method.weight(client.examples)
+    """What one client sends: weight times delta, of touched rows only where a parameter is keyed.
+
+    Under a guard everybody weighs 1; what it makes of the update comes later, when the update is taken in.
+    """
+    weight = built.method.weight(client.examples) if guard is None else 1.0
     keyed = {}
     for name, table in broadcast.keyed.items():
         touched = torch.unique(client.data[built.method.keys[name]].long())

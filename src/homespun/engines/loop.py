@@ -23,22 +23,27 @@ from homespun.engines.engine import (
     in_user_order,
     intake,
     kept_at_home,
+    take,
     with_released,
 )
+from homespun.privacy.guard import Guard
 
 
 @dataclass(frozen=True)
 class LoopEngine:
     built: Built
     seed: int
+    guard: Guard | None = None
 
     def work(self, broadcast: Broadcast, clients: Sequence[Client], *, work: Work = "phases") -> Outcome:
         arrived, private = intake(self.built, broadcast), {}
         for client in in_user_order(clients):
             trained, statistics = train_client(self.built, broadcast, client, work=work, seed=self.seed)
             if work == "phases":  # whoever personalizes has nothing to send
-                sent = client_update(self.built, broadcast, client, trained=trained, statistics=statistics)
-                if not arrived.take(client.user, sent):
+                sent = client_update(
+                    self.built, broadcast, client, trained=trained, statistics=statistics, guard=self.guard
+                )
+                if not take(arrived, client, sent, self.guard):
                     continue
             private[client.user] = kept_at_home(self.built, broadcast, trained, work=work)
         return Outcome(arrived.total, private, arrived.refused)

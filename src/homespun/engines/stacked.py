@@ -30,12 +30,16 @@ from homespun.engines.engine import (
     in_user_order,
     intake,
     kept_at_home,
+    take,
     with_released,
 )
 from homespun.engines.loop import LoopEngine, predict_client
+from homespun.privacy.guard import Guard
 
 
-def work_together(built: Built, broadcast: Broadcast, clients: Sequence[Client], *, work: Work, seed: int) -> Outcome:
+def work_together(
+    built: Built, broadcast: Broadcast, clients: Sequence[Client], *, work: Work, seed: int, guard: Guard | None = None
+) -> Outcome:
     """Local work of these clients, stacked where the model can, and their updates summed in user order."""
     clients = in_user_order(clients)
     arrived, private = intake(built, broadcast), {}
@@ -43,15 +47,15 @@ def work_together(built: Built, broadcast: Broadcast, clients: Sequence[Client],
         return LoopEngine(built, seed).work(broadcast, clients, work=work)
     if not isinstance(built.model, Stackable):
         for client in clients:
-            sent, kept = work_alone(built, broadcast, client, work=work, seed=seed)
-            if sent is None or arrived.take(client.user, sent):
+            sent, kept = work_alone(built, broadcast, client, work=work, seed=seed, guard=guard)
+            if sent is None or take(arrived, client, sent, guard):
                 private[client.user] = kept
         return Outcome(arrived.total, private, arrived.refused)
     results = train_stacked(built, broadcast, clients, work=work, seed=seed) if clients else []
     for client, (trained, statistics) in zip(clients, results, strict=True):
         if work == "phases":  # whoever personalizes has nothing to send
-            sent = client_update(built, broadcast, client, trained=trained, statistics=statistics)
-            if not arrived.take(client.user, sent):
+            sent = client_update(built, broadcast, client, trained=trained, statistics=statistics, guard=guard)
+            if not take(arrived, client, sent, guard):
                 continue
         private[client.user] = kept_at_home(built, broadcast, trained, work=work)
     return Outcome(arrived.total, private, arrived.refused)

@@ -20,6 +20,7 @@ from homespun.core.method import Built, Task, build, load_method
 from homespun.core.tree import Tree
 from homespun.engines.engine import Client
 from homespun.engines.stacked import predict_together, work_together
+from homespun.privacy.guard import guard_from
 
 
 def clients_to_tensors(clients: Sequence[Client]) -> dict[str, Tensor]:
@@ -47,7 +48,8 @@ def answer(built: Built, seed: int, broadcast: Broadcast, header: dict[str, Any]
     if header["kind"] == "predict":
         outputs = predict_together(built, broadcast, clients)
         return pack({}, {str(position): output for position, output in enumerate(outputs)})
-    outcome = work_together(built, broadcast, clients, work=header["work"], seed=seed)
+    guard = guard_from(header["guard"])
+    outcome = work_together(built, broadcast, clients, work=header["work"], seed=seed, guard=guard)
     reply, reply_tensors = update_to_tensors(outcome.update)
     places = {user: position for position, user in enumerate(header["users"])}
     for user, kept in outcome.private.items():

@@ -26,6 +26,15 @@ from homespun.privacy.accounting import Release, Spending, affordable, epsilon
 SUFFIX = ".privacy.jsonl"
 
 
+def ledger_path(data: str, *, source: str, named: str | None) -> Path:
+    """Where the ledger of a data set lies: where somebody said, beside the file, or among homespun's own files."""
+    if named is not None:
+        return Path(named)
+    if source and Path(source).exists():
+        return Path(source + SUFFIX)
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "homespun" / (data + SUFFIX)
+
+
 class LedgerError(HomespunError):
     """What was told cannot be read or written, so nothing more is told."""
 
@@ -89,7 +98,7 @@ class Ledger:
             raise BudgetError(
                 f"{self.data}: its privacy budget is spent. So far epsilon {cost:.3f} at delta {budget.delta:g}; one "
                 f"more round would cost more than {budget.epsilon:g}. The model stays as it is. A larger budget, or "
-                f"`homespun privacy reset {self.data}` after everybody agreed, makes room."
+                "`homespun privacy reset` after everybody agreed, makes room."
             )
         self._known = (Counter(spent) + Counter({release: 1}), room - 1)
 
@@ -109,6 +118,18 @@ class Ledger:
         if lines and lines[0].get("data") != self.data:
             raise RunError(f"{self.path}: this is the ledger of {lines[0].get('data')!r}, not of {self.data!r}")
         return lines
+
+
+def find_ledger(source: str, *, named: Path | None = None) -> Ledger:
+    """The ledger of data that are a file or a built-in corpus; its first line says whose it is."""
+    path = ledger_path(source, source=source, named=None if named is None else str(named))
+    first = _read(path).split(b"\n", 1)[0]
+    if not first:
+        raise UnknownNameError(f"{path}: there is no ledger here, so nothing was told of {source!r} with privacy yet.")
+    try:
+        return Ledger(path, json.loads(first)["data"])
+    except (ValueError, KeyError, TypeError):
+        raise LedgerError(f"{path}: its first line cannot be read. Restore the file from a copy.") from None
 
 
 _MANY = 64  # rounds that are looked ahead at once

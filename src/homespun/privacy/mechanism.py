@@ -106,10 +106,11 @@ def noised(update: Update, broadcast: Broadcast, clip: Clip, *, noise_multiplier
         statistics = {name: value + deviation * float(normal(1)[0]) for name, value in statistics.items()}
     return replace(
         update,
-        federated={name: with_noise(name, tensor) for name, tensor in update.federated.items()},
+        # by name, so that a seeded source gives the same noise in every process
+        federated={name: with_noise(name, tensor) for name, tensor in sorted(update.federated.items())},
         keyed={
             name: replace(rows, values=with_noise(name, rows.values))
-            for name, rows in whole_tables(update, broadcast).items()
+            for name, rows in sorted(whole_tables(update, broadcast).items())
         },
         statistics=statistics,
     )

@@ -20,11 +20,16 @@ from homespun.core import seeds
 Normal: TypeAlias = Callable[[int], np.ndarray]  # so many independent standard normal numbers, float64
 
 
+def secure_uniform(count: int) -> np.ndarray:
+    """Strictly between 0 and 1, with 53 bits each."""
+    bits = np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(11)
+    return (bits + 0.5) * 2.0**-53
+
+
 def secure_normal(count: int) -> np.ndarray:
-    """By Box and Muller's transform of uniform numbers with 53 bits each."""
+    """By Box and Muller's transform."""
     pairs = (count + 1) // 2
-    bits = np.frombuffer(os.urandom(16 * pairs), dtype=np.uint64) >> np.uint64(11)
-    uniform = (bits + 0.5) * 2.0**-53  # strictly between 0 and 1
+    uniform = secure_uniform(2 * pairs)
     radius, angle = np.sqrt(-2 * np.log(uniform[:pairs])), 2 * np.pi * uniform[pairs:]
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
 

@@ -1,0 +1,93 @@
+"""What a run says of its privacy, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal, TypeAlias
+
+from pydantic import Field, PositiveFloat, model_validator
+
+from homespun.core.errors import SettingsError
+from homespun.core.settings import Settings
+from homespun.privacy.accounting import Release, multiplier_for, require_delta
+from homespun.privacy.ledger import Budget
+from homespun.privacy.mechanism import Clip
+
+Sampler: TypeAlias = Literal["shuffled", "uniform", "poisson"]
+
+
+class Privacy(Settings):
+    """User-level differential privacy of what clients send. Neighbours differ by one user, added or removed."""
+
+    noise: Literal["central", "local"] = "central"  # the server's, on the sum; or every client's, on its own update
+    clip: PositiveFloat | dict[str, PositiveFloat] = 1.0  # longest update; or norms of groups, by glob
+    statistics_clip: PositiveFloat | None = None  # of loss and examples; None: they are not sent
+    epsilon: PositiveFloat | None = None  # what all rounds may cost together, which says how much noise; or ...
+    noise_multiplier: PositiveFloat | None = None  # ... the noise itself, in clip norms
+    delta: float = Field(default=1e-5, gt=0.0, lt=1.0)
+    amplification: bool = True  # count on users not knowing who was drawn; needs sampler = "poisson"
+    budget: PositiveFloat | None = None  # what the data set may cost over all runs
+    ledger: str | None = None  # where that is written down; None: beside the data
+    insecure: bool = False  # draw noise and cohorts from the run's seed, to repeat them: this protects nobody
+
+    @model_validator(mode="after")
+    def _one_amount(self) -> Privacy:
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            raise ValueError("privacy needs either epsilon or noise_multiplier")
+        return self
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The mechanism of one run, worked out."""
+
+    settings: Privacy
+    clip: Clip
+    release: Release  # one round's
+    expected: float  # clients a round, on average
+    budget: Budget | None
+
+    @property
+    def noise_multiplier(self) -> float:
+        return self.release.noise_multiplier
+
+    @property
+    def local(self) -> bool:
+        return self.settings.noise == "local"
+
+
+def require_promise(settings: Privacy, *, users: int, sampler: Sampler, shared: Iterable[str]) -> None:
+    """Raise where a run with so many users could not keep what these settings say."""
+    require_delta(settings.delta, users=users)
+    if settings.noise == "central" and settings.amplification and sampler != "poisson":
+        raise SettingsError(
+            f"privacy: amplification holds for sampler = 'poisson', not for {sampler!r}. Set that, or amplification = "
+            "false and pay for every round in full."
+        )
+    clip = clip_of(settings)
+    for name in shared:
+        clip.group_of(name)
+
+
+def clip_of(settings: Privacy) -> Clip:
+    norms = settings.clip if isinstance(settings.clip, dict) else {"*": settings.clip}
+    return Clip(norms, settings.statistics_clip)
+
+
+def make_plan(settings: Privacy, *, users: int, cohort: int, sampler: Sampler, rounds: int) -> Plan:
+    """What a run with so many users and rounds releases; with an epsilon, after a search that takes seconds."""
+    rate = 1.0 if settings.noise == "local" or not settings.amplification else cohort / users
+    multiplier = settings.noise_multiplier
+    if multiplier is None:
+        assert settings.epsilon is not None
+        told = ceil(rounds * cohort / users) if settings.noise == "local" and sampler == "shuffled" else rounds
+        multiplier = multiplier_for(settings.epsilon, rate=rate, rounds=told, delta=settings.delta)
+    return Plan(
+        settings=settings,
+        clip=clip_of(settings),
+        release=Release(rate, multiplier),
+        expected=float(cohort),
+        budget=None if settings.budget is None else Budget(settings.budget, settings.delta),
+    )

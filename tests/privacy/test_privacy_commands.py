@@ -1,0 +1,48 @@
+"""`homespun privacy` and a private run from the command line."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from homespun.cli import app
+from homespun.core.errors import SettingsError, UnknownNameError
+from homespun.methods.furl import SMALL
+from homespun.privacy.ledger import LedgerError
+
+
+def homespun(*words, fails=None):
+    found = CliRunner().invoke(app, [str(word) for word in words], standalone_mode=False)
+    if fails is None:
+        assert found.exception is None, found.exception
+        return found.stdout
+    assert isinstance(found.exception, fails), found.exception
+    return str(found.exception)
+
+
+def test_cost_of_the_first_reference_value():
+    found = json.loads(homespun("privacy", "cost", "--rounds", 100, "--rate", 1, "--noise-multiplier", 10, "--json"))
+    assert (found["pld"], found["rdp"]) == pytest.approx((4.377179, 4.728507), abs=1e-3)
+    assert "either" in homespun("privacy", "cost", "--rounds", 1, "--rate", 1, fails=SettingsError)
+
+
+def test_a_private_run_is_written_down_beside_its_data_and_can_be_reset(tmp_path):
+    rows = [f"user{user},good day number {row},{'ab'[row % 2]}" for user in range(6) for row in range(10)]
+    data = tmp_path / "notes.csv"
+    data.write_text("user,text,label\n" + "\n".join(rows) + "\n")
+    settings = {**SMALL, "rounds": 2, "cohort": 3, "workers": 0, "sampler": "poisson", "privacy.noise_multiplier": 2,
+                "privacy.delta": 0.01, "privacy.clip": 0.5}  # fmt: skip
+    words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    assert "nothing was told" in homespun("privacy", "show", data, fails=UnknownNameError)
+    homespun("train", "furl", "--data", data, "--folder", tmp_path / "run", *words)
+    shown = homespun("privacy", "show", data, "--delta", 0.01)
+    assert "2 rounds, noise 2 times the clip norm, users drawn 50.00%" in shown
+    name = shown.partition(":")[0]
+    assert "Nothing was reset" in homespun("privacy", "reset", data, "--name", "other", fails=UnknownNameError)
+    assert "begins again" in homespun("privacy", "reset", data, "--name", name, "--reason", "a test")
+    assert json.loads(homespun("privacy", "show", data, "--json"))["epsilon"] == 0.0
+    (tmp_path / "notes.csv.privacy.jsonl").write_text("nonsense\n")
+    assert "first line cannot be read" in homespun("privacy", "show", data, fails=LedgerError)
+    wrong = homespun("train", "furl", "--data", data, "--folder", tmp_path / "x", "--set", "rounds=1",
+                     "--set", "privacy.epsilom=1", fails=SettingsError)  # fmt: skip
+    assert "unknown setting 'privacy.epsilom'. Did you mean 'epsilon'?" in wrong

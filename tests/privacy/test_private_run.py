@@ -1,0 +1,234 @@
+"""Runs whose updates are clipped and noised: what is told, what it costs, and what is refused."""
+
+from collections import Counter
+from math import nan
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import beta
+
+from homespun.core import seeds
+from homespun.core.errors import SettingsError
+from homespun.core.messages import Broadcast, Update, state_to_bytes
+from homespun.data import load_federation
+from homespun.engines.cohort import CohortEngine
+from homespun.engines.loop import LoopEngine
+from homespun.methods.furl import SMALL
+from homespun.privacy.accounting import Release, epsilon
+from homespun.privacy.guard import Guard
+from homespun.privacy.ledger import BudgetError, Ledger
+from homespun.privacy.mechanism import Clip, clipped, norms, released_centrally
+from homespun.privacy.noise import secure_normal, seeded_normal
+from homespun.run import RunSettings, open_run
+
+PRIVATE = {"noise_multiplier": 1.5, "clip": 0.05, "insecure": True, "delta": 0.01}
+
+
+def opened(tmp_path, *, name="run", privacy=None, method="furl", method_settings=None, **settings):
+    given = {"ledger": str(tmp_path / "ledger.jsonl"), **PRIVATE, **(privacy or {})}
+    given = {key: value for key, value in given.items() if value is not None}
+    return open_run(
+        tmp_path / name,
+        method=method,
+        federation=load_federation("dialects", settings={"users": 20, "examples": 10}),
+        settings=RunSettings(
+            **{"rounds": 3, "cohort": 8, "sampler": "poisson", "workers": 0, "privacy": given, **settings}
+        ),
+        method_settings={**SMALL, **(method_settings or {})},
+    )
+
+
+def spent(tmp_path):
+    return Ledger(tmp_path / "ledger.jsonl", "dialects").spent()
+
+
+def test_a_round_by_hand(tmp_path):
+    """Clip every client's delta, add them up, add noise, divide by the cohort that was expected."""
+    with opened(tmp_path) as run:
+        start, clip = run.state.broadcast(), Clip({"*": 0.05})
+        drawn = np.flatnonzero(seeds.numpy_generator(0, "cohort", 0).random(20) < 8 / 20)
+        total = {name: torch.zeros_like(value) for name, value in start.federated.items()}
+        lengths = []
+        for client in run.clients(drawn.tolist()):
+            sent = LoopEngine(run.built, 0).work(start, [client]).update
+            plain = Update(**{**vars(sent), "federated": {n: v / sent.weight for n, v in sent.federated.items()}})
+            lengths.append(norms(plain, clip)["*"])
+            short = clipped(plain, clip)
+            total = {name: value + short.federated[name] for name, value in total.items()}
+        record = run.step()
+        normal = seeded_normal(0, "central", 0)
+        for name, value in sorted(start.federated.items()):
+            noise = torch.from_numpy(1.5 * 0.05 * normal(value.numel())).reshape(value.shape).float()
+            torch.testing.assert_close(run.state.federated[name], value + (total[name] + noise) / 8, rtol=0, atol=1e-6)
+    assert max(lengths) > 0.05  # somebody was clipped
+    assert (record.clients, record.examples, record.refused) == (8, 0, 0) and record.loss != record.loss
+    assert spent(tmp_path) == Counter({Release(0.4, 1.5): 1})
+
+
+@pytest.mark.parametrize("users", ["private", "table"])
+@pytest.mark.parametrize("local_noise", [None, 0.7])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.system)])
+def test_all_engines_guard_alike(tmp_path, users, local_noise, workers):
+    guard = Guard(Clip({"*": 0.05}), local_noise=local_noise, insecure_seed=3)
+    with opened(tmp_path, method_settings={"users": users}) as run:
+        start, clients = run.state.broadcast(), run.clients(range(9))
+        slow = LoopEngine(run.built, 0, guard).work(start, clients).update
+        fast = CohortEngine(run.built, 0, workers, guard).work(start, clients).update
+    assert slow.weight == fast.weight == 9.0 and slow.statistics == fast.statistics == {"loss": 0.0, "examples": 0.0}
+    for name, value in slow.federated.items():
+        torch.testing.assert_close(value, fast.federated[name], rtol=0, atol=1e-6)
+    for name, rows in slow.keyed.items():
+        assert torch.equal(rows.index, fast.keyed[name].index)
+        assert len(rows.index) == (9 if local_noise is None else len(start.keyed[name]))  # noise hides who has a row
+        torch.testing.assert_close(rows.values, fast.keyed[name].values, rtol=0, atol=1e-6)
+
+
+def test_rounds_before_and_after_a_resume_cost_what_they_cost_together(tmp_path):
+    with opened(tmp_path, rounds=2) as run:
+        list(run.rounds())
+    with opened(tmp_path, rounds=5) as run:
+        assert run.state.round == 2
+        list(run.rounds())
+    assert spent(tmp_path) == Counter({Release(0.4, 1.5): 5})
+
+
+def test_a_round_is_debited_before_the_model_changes(tmp_path, monkeypatch):
+    with opened(tmp_path) as run:
+        run.commit()
+        before = state_to_bytes(run.state)
+
+        def killed(*_):
+            assert spent(tmp_path) == Counter({Release(0.4, 1.5): 1})
+            raise KeyboardInterrupt
+
+        object.__setattr__(run.built.method, "server", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run.step()
+    with opened(tmp_path) as run:
+        assert state_to_bytes(run.state) == before
+        run.step()
+    assert spent(tmp_path) == Counter({Release(0.4, 1.5): 2})  # one was never told
+
+
+def test_a_run_stops_before_the_round_that_would_exceed_the_budget(tmp_path):
+    budget = epsilon({Release(0.4, 1.5): 2}, delta=0.01) + 1e-6
+    with opened(tmp_path, privacy={"budget": budget}, rounds=5) as run:
+        with pytest.raises(BudgetError, match="The model stays as it is"):
+            list(run.rounds())
+        assert run.state.round == 2
+        kept = state_to_bytes(run.state)
+    with opened(tmp_path, rounds=5) as run:
+        assert state_to_bytes(run.state) == kept
+    with (
+        opened(tmp_path, name="other", privacy={"budget": budget}) as run,
+        pytest.raises(BudgetError, match="dialects: its privacy budget is spent"),
+    ):
+        run.step()
+    assert sum(spent(tmp_path).values()) == 2
+
+
+def test_an_empty_cohort_tells_noise_and_costs_a_round(tmp_path):
+    with opened(tmp_path, cohort=1, seed=4) as run:
+        empty = next(round for round in range(50) if not run.cohort(round))
+        run.state = type(run.state)(**{**vars(run.state), "round": empty})
+        before = run.state.federated
+        record = run.step()
+        assert record.clients == 1  # as many as were expected
+        assert all((run.state.federated[name] != value).any() for name, value in before.items())
+    assert sum(spent(tmp_path).values()) == 1
+
+
+def test_an_epsilon_is_turned_into_noise_and_its_rounds_cost_no_more(tmp_path):
+    with opened(tmp_path, privacy={"noise_multiplier": None, "epsilon": 4.0}) as run:
+        list(run.rounds())
+        found = epsilon(run.ledger.spent(), delta=0.01)
+    assert 3.8 < found <= 4.0
+
+
+def test_with_noise_of_their_own_a_turn_costs_a_round(tmp_path):
+    """20 users, 8 a round: everybody sends once in three rounds."""
+    local = {"noise": "local", "amplification": False}
+    with opened(tmp_path, privacy=local, sampler="shuffled", rounds=7) as run:
+        list(run.rounds())
+    assert spent(tmp_path) == Counter({Release(1.0, 1.5): 3})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"sampler": "shuffled"}, "amplification holds for sampler = 'poisson', not for 'shuffled'"),
+        ({"sampler": "uniform"}, "not for 'uniform'"),
+        ({"privacy": {"delta": 0.06}}, "less than one over the number of users, 1/20"),
+        ({"privacy": {"clip": {"user.*": 1.0}}}, "no norm covers"),
+    ],
+)
+def test_what_cannot_be_promised_is_refused(tmp_path, wrong, message):
+    with pytest.raises(SettingsError, match=message):
+        opened(tmp_path, **wrong)
+    assert not (tmp_path / "run").exists()
+
+
+WRONG = [
+    {"clip": 0}, {"clip": -1.0}, {"noise_multiplier": 0}, {"noise_multiplier": nan}, {"epsilon": 0}, {"delta": 0},
+    {"delta": 1},    {"epsilon": 1.0, "noise_multiplier": 1.0}, {}, {"noise_multiplier": 1.0, "clp": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_settings_that_protect_nobody(wrong):
+    with pytest.raises(ValueError, match="privacy"):
+        RunSettings(rounds=1, privacy=wrong)
+
+
+def test_secret_draws_are_not_those_of_the_seed(tmp_path):
+    with opened(tmp_path, privacy={"insecure": False}) as run:
+        cohorts = [tuple(run.cohort(0)) for _ in range(12)]
+    assert len(set(cohorts)) > 6 and 4 < np.mean([len(cohort) for cohort in cohorts]) < 12
+
+
+# An attack: somebody with the worst possible update, and an observer who knows everything but whether they took part
+
+
+def told(normal, *, canary, noise_multiplier):
+    broadcast = Broadcast(0, {"w": torch.zeros(4)}, {})
+    others = Update(0, {"w": torch.tensor([0.3, -0.2, 0.1, 0.4])}, {}, {}, weight=1.0, clients=1)
+    total = others
+    if canary:
+        own = Update(0, {"w": torch.tensor([100.0, 0.0, 0.0, 0.0])}, {}, {}, weight=1.0, clients=1)
+        total = others + clipped(own, Clip({"*": 1.0}))
+    found = released_centrally(
+        total, broadcast, Clip({"*": 1.0}), noise_multiplier=noise_multiplier, expected=1.0, normal=normal
+    )
+    return float(found.federated["w"][0]) - 0.3
+
+
+def empirical_epsilon(noise_multiplier, *, trials=4000, delta=1e-5):
+    """The largest epsilon that the attack proves, with 95 % confidence (Clopper and Pearson), over thresholds."""
+    without, within = (
+        np.array([told(secure_normal, canary=canary, noise_multiplier=noise_multiplier) for _ in range(trials)])
+        for canary in (False, True)
+    )
+    found = 0.0
+    for threshold in np.linspace(0, 3, 13):
+        hits, alarms = int((within > threshold).sum()), int((without > threshold).sum())
+        low = beta.ppf(0.025 / 13, hits, trials - hits + 1) if hits else 0.0
+        high = beta.ppf(1 - 0.025 / 13, alarms + 1, trials - alarms)
+        if low > delta:
+            found = max(found, float(np.log((low - delta) / high)))
+    return found
+
+
+def test_an_attack_finds_no_more_than_is_claimed_and_without_noise_it_does():
+    claimed = epsilon({Release(1.0, 1.0): 1}, delta=1e-5)
+    found = empirical_epsilon(1.0)
+    assert 0.5 < found <= claimed  # the attack is a real one
+    assert empirical_epsilon(1e-6) > claimed  # and would have noticed that noise is missing
+
+
+def test_rows_of_a_table_are_all_told(tmp_path):
+    with opened(tmp_path, method_settings={"users": "table"}) as run:
+        before = run.state.keyed["user.table"]
+        run.step()
+        moved = (run.state.keyed["user.table"] != before).all(dim=1)
+    assert bool(moved.all())
