@@ -51,6 +51,7 @@ from homespun.data.splits import Split, part, part_sizes, pooled, sample_users, 
 from homespun.engines.cohort import CohortEngine, default_workers
 from homespun.engines.engine import Client, Engine
 from homespun.engines.loop import LoopEngine
+from homespun.privacy.accounting import Release
 from homespun.privacy.guard import Guard
 from homespun.privacy.ledger import Ledger, ledger_path
 from homespun.privacy.mechanism import released_centrally
@@ -295,7 +296,7 @@ class Run:
 
     def _released(self, total: Update, broadcast: Broadcast, plan: Plan) -> Update:
         """The cohort's sum as it may be told, after it was written down that it will be."""
-        if self._costs(plan):
+        if self.state.round % self._rounds_per_release(plan) == 0:
             self.ledger.debit(plan.release, run=str(self.vault.path.parent), budget=plan.budget)
         if plan.local:
             return total
@@ -310,12 +311,17 @@ class Run:
             normal=normal,
         )
 
-    def _costs(self, plan: Plan) -> bool:
-        """Whether this round is a release more for somebody. With noise of their own and everybody once a turn, the
-        rounds of a turn are of different people, and cost what one of them costs."""
-        if not plan.local or self.settings.sampler != "shuffled":
-            return True
-        return self.state.round % int(self.rounds_per_turn) == 0
+    def _rounds_per_release(self, plan: Plan) -> int:
+        """With noise of their own and everybody once a turn, the rounds of a turn are of different people, and cost
+        what one of them costs."""
+        return int(self.rounds_per_turn) if plan.local and self.settings.sampler == "shuffled" else 1
+
+    @property
+    def spending(self) -> dict[Release, int]:
+        """What the rounds so far have told of anybody; nothing where there is no privacy to lose."""
+        if self.plan is None:
+            return {}
+        return {self.plan.release: ceil(self.state.round / self._rounds_per_release(self.plan))}
 
     def _kept(self, clients: Sequence[Client], trained: Mapping[str, Tree], update: Update) -> Mapping[str, Tree]:
         """What each home keeps: all it learned (Eq. 7 of FURL), or its update's share of it (Eq. 6)."""

@@ -27,6 +27,7 @@ from homespun.evaluation import classification, language
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
 from homespun.files import SCHEMA, DataSettings, read_json, versions, write_json
+from homespun.privacy.accounting import epsilon
 from homespun.run import Part, RoundRecord, Run, RunSettings, open_run, spaced
 
 SETTINGS_FILE = "settings.json"
@@ -391,6 +392,26 @@ def user_vectors(run: Run, positions: Sequence[int]) -> np.ndarray | None:
     return run.state.keyed[tables[0]][list(positions)].numpy() if tables else None
 
 
+def privacy_of(run: Run) -> dict[str, Any] | None:
+    """What differential privacy the run had, and what its rounds cost; None: it had none."""
+    if run.plan is None:
+        return None
+    settings, delta = run.plan.settings, run.plan.settings.delta
+    ((release, rounds),) = run.spending.items()
+    return {
+        "noise": settings.noise,
+        "clip": run.plan.clip.norms,
+        "statistics_clip": run.plan.clip.statistics,
+        "noise_multiplier": release.noise_multiplier,
+        "rate": release.rate,
+        "releases": rounds,
+        "delta": delta,
+        "epsilon": epsilon(run.spending, delta=delta),
+        "epsilon_rdp": epsilon(run.spending, delta=delta, way="rdp"),
+        "insecure": settings.insecure,
+    }
+
+
 def results(run: Run) -> dict[str, Any]:
     """All that `results.json` says of a finished run."""
     history = run.history()
@@ -410,5 +431,6 @@ def results(run: Run) -> dict[str, Any]:
         "adapted": {count: found.to_dict() for count, found in adapted.items()},
         "newcomers": {count: found.to_dict() for count, found in evaluate_newcomers(run).items()},
         "newcomers_untouched": newcomers_untouched(run),
+        "privacy": privacy_of(run),
         "released": ["parameter updates", "weight", *run.method.statistics, *run.method.releases],
     }

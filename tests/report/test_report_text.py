@@ -16,6 +16,7 @@ from homespun.report.differences import difference_sentences, difference_table, 
 from homespun.report.facts import data_table
 from homespun.report.html import page
 from homespun.report.tables import markdown, plain_tables
+from homespun.report.traffic import privacy_table
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +89,25 @@ def test_what_own_samples_change_is_shown_where_somebody_tried() -> None:
     ]  # fmt: skip
     assert [cell.best for cell in found.rows[0]] == [False, True, False, False, True]
     assert own_samples_table(single()) is None
+
+
+def test_the_report_says_what_privacy_there_was_and_stamps_what_is_none() -> None:
+    found = text_results()
+    assert privacy_table(found) is None
+    run = found["configurations"]["personal"]["runs"][0]
+    run["privacy"] = {
+        "noise": "central", "clip": {"*": 1.0}, "statistics_clip": None, "noise_multiplier": 1.234, "rate": 0.05,
+        "releases": 100, "delta": 1e-5, "epsilon": 3.5021, "epsilon_rdp": 4.0389, "insecure": False,
+    }  # fmt: skip
+    shown = privacy_table(found)
+    assert shown is not None
+    assert texts(shown)[0] == [
+        "FedPerC", "central noise, 1.23 clip norms", "not sent", "never", "3.502 at delta 1e-05 (RDP 4.039)",
+        "100 releases, users drawn 5.00%",
+    ]  # fmt: skip
+    assert texts(shown)[1][1:5] == ["as they are", "as they are", "never", MISSING]
+    run["privacy"]["insecure"] = True
+    assert "INSECURE" in markdown(found) and "INSECURE" in page(found)
 
 
 def test_a_difference_that_reads_as_zero_is_none() -> None:

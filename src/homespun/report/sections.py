@@ -226,8 +226,8 @@ def _homes(results: Mapping[str, Any]) -> Section:
     ]
     if central:
         lines.append(f"{', '.join(central)}: central training, where the server has everybody's examples.")
-    found = traffic.traffic_table(results)
-    tables = (*((found,) if found else ()), traffic.released_table(results))
+    found = [traffic.traffic_table(results), traffic.privacy_table(results), traffic.released_table(results)]
+    tables = tuple(made for made in found if made is not None)
     return Section("homes", "What left the homes", "What left the homes", text=(traffic.PROMISE, *lines), tables=tables)
 
 

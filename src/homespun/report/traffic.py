@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from homespun.report.cells import Column, Table, count, mean, shorten, table
+from homespun.report.cells import MISSING, Column, Table, count, mean, shorten, table
 from homespun.report.outcomes import title_of
 
 ROLES = ("federated", "keyed", "statistics", "private")
@@ -17,6 +17,7 @@ MEANINGS = {
     "examples": "how many examples the client trained on",
 }
 EVERYTHING = "all training examples"
+INSECURE = "INSECURE: noise and cohorts came from the seed and protect nobody"
 PROMISE = (
     "Private parameters are never uploaded: the message a client sends has no place for them. This means "
     "'never uploaded', not 'cannot be inferred': who sees a single client's update in the clear can "
@@ -99,6 +100,30 @@ def traffic_table(results: Mapping[str, Any]) -> Table | None:
         "of a table at the server; private ones belong to one person."
     )
     return table(columns, rows, caption="Bytes by role per round", note=note)
+
+
+def privacy_table(results: Mapping[str, Any]) -> Table | None:
+    """By role, what was released with which privacy; None where no configuration has any."""
+    rows = []
+    for key, configuration in results.get("configurations", {}).items():
+        found = configuration["runs"][0].get("privacy")
+        if not found:
+            rows.append([title_of(results, key), "as they are", "as they are", "never", MISSING, MISSING])
+            continue
+        noised = f"{found['noise']} noise, {found['noise_multiplier']:.3g} clip norms"
+        cost = f"{found['epsilon']:.3f} at delta {found['delta']:g} (RDP {found['epsilon_rdp']:.3f})"
+        statistics = "not sent" if found["statistics_clip"] is None else noised
+        stamp = INSECURE if found["insecure"] else f"{found['releases']} releases, users drawn {found['rate']:.2%}"
+        rows.append([title_of(results, key), noised, statistics, "never", cost, stamp])
+    if all(row[4] == MISSING for row in rows):
+        return None
+    names = ("Configuration", "Federated and keyed", "Statistics", "Private", "Epsilon", "How")
+    note = (
+        "Of one user, added or removed, over all rounds of a run. Noise is on every number that is told, also on keyed "
+        "rows that nobody used, so a sum does not say who belongs where; in the clear it would. Private parameters "
+        "need none: they are never told."
+    )
+    return table([Column(name) for name in names], rows, caption="Differential privacy", note=note)
 
 
 def released_table(results: Mapping[str, Any]) -> Table:
