@@ -155,7 +155,8 @@ def _advance(
     for _ in range(rounds):
         outcome = engine.work(state.broadcast(), homes)
         state = subject.method.server(state, outcome.update)
-        homes = [replace(home, private=outcome.private[home.user]) for home in homes]
+        # whoever was refused keeps what they had
+        homes = [replace(home, private=outcome.private.get(home.user, home.private)) for home in homes]
     return state, {home.user: home.private for home in homes}
 
 
