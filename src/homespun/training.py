@@ -402,7 +402,7 @@ def privacy_of(run: Run) -> dict[str, Any] | None:
         "noise": settings.noise,
         "clip": run.plan.clip.norms,
         "statistics_clip": run.plan.clip.statistics,
-        "noise_multiplier": release.noise_multiplier,
+        "noise_multiplier": run.plan.noise_multiplier,
         "rate": release.rate,
         "releases": rounds,
         "delta": delta,

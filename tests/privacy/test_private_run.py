@@ -20,6 +20,7 @@ from homespun.privacy.guard import Guard
 from homespun.privacy.ledger import BudgetError, Ledger
 from homespun.privacy.mechanism import Clip, clipped, norms, released_centrally
 from homespun.privacy.noise import secure_normal, seeded_normal
+from homespun.privacy.settings import Privacy, make_plan
 from homespun.run import RunSettings, open_run
 
 PRIVATE = {"noise_multiplier": 1.5, "clip": 0.05, "insecure": True, "delta": 0.01}
@@ -151,7 +152,18 @@ def test_with_noise_of_their_own_a_turn_costs_a_round(tmp_path):
     local = {"noise": "local", "amplification": False}
     with opened(tmp_path, privacy=local, sampler="shuffled", rounds=7) as run:
         list(run.rounds())
-    assert spent(tmp_path) == Counter({Release(1.0, 1.5): 3})
+    # noise of 1.5 clip norms, and two updates may be two clip norms apart
+    assert spent(tmp_path) == Counter({Release(1.0, 0.75): 3})
+
+
+def test_local_noise_for_an_epsilon_is_twice_what_a_sum_of_everybody_needs():
+    about = {"users": 20, "cohort": 20, "sampler": "shuffled", "rounds": 1}
+    central, local = (
+        make_plan(Privacy(noise=noise, epsilon=4.0, delta=0.01, amplification=False), **about)
+        for noise in ("central", "local")
+    )
+    assert local.release == central.release
+    assert local.noise_multiplier == 2 * central.noise_multiplier == 2 * central.release.noise_multiplier
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ Sampler: TypeAlias = Literal["shuffled", "uniform", "poisson"]
 
 
 class Privacy(Settings):
-    """User-level differential privacy of what clients send. Neighbours differ by one user, added or removed."""
+    """User-level differential privacy of what clients send. Neighbours differ by one user, added or removed; with local
+    noise, by what one user sent."""
 
     noise: Literal["central", "local"] = "central"  # the server's, on the sum; or every client's, on its own update
     clip: PositiveFloat | dict[str, PositiveFloat] = 1.0  # longest update; or norms of groups, by glob
@@ -45,13 +46,10 @@ class Plan:
 
     settings: Privacy
     clip: Clip
-    release: Release  # one round's
+    noise_multiplier: float  # of the noise that is added, in clip norms
+    release: Release  # what one round costs
     expected: float  # clients a round, on average
     budget: Budget | None
-
-    @property
-    def noise_multiplier(self) -> float:
-        return self.release.noise_multiplier
 
     @property
     def local(self) -> bool:
@@ -79,15 +77,19 @@ def clip_of(settings: Privacy) -> Clip:
 def make_plan(settings: Privacy, *, users: int, cohort: int, sampler: Sampler, rounds: int) -> Plan:
     """What a run with so many users and rounds releases; with an epsilon, after a search that takes seconds."""
     rate = 1.0 if settings.noise == "local" or not settings.amplification else cohort / users
+    # Of a sum, a user more or less moves one clip norm. A single update is seen to be there; what is hidden is which it
+    # was, and two of them may lie two clip norms apart.
+    moved = 2 if settings.noise == "local" else 1
     multiplier = settings.noise_multiplier
     if multiplier is None:
         assert settings.epsilon is not None
         told = ceil(rounds * cohort / users) if settings.noise == "local" and sampler == "shuffled" else rounds
-        multiplier = multiplier_for(settings.epsilon, rate=rate, rounds=told, delta=settings.delta)
+        multiplier = moved * multiplier_for(settings.epsilon, rate=rate, rounds=told, delta=settings.delta)
     return Plan(
         settings=settings,
         clip=clip_of(settings),
-        release=Release(rate, multiplier),
+        noise_multiplier=multiplier,
+        release=Release(rate, multiplier / moved),
         expected=float(cohort),
         budget=None if settings.budget is None else Budget(settings.budget, settings.delta),
     )
