@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from memory import pss_mb
 
 from homespun.data import load_federation
-from homespun.run import Run, RunSettings, open_run
+from homespun.opening import open_run
+from homespun.run import Run, RunSettings
 
 COHORT = 50
 

@@ -13,7 +13,8 @@ from homespun.data import load_federation
 from homespun.data.federation import Examples
 from homespun.engines.engine import Client
 from homespun.methods.furl import SMALL
-from homespun.run import RunSettings, open_run, spaced, traffic
+from homespun.opening import open_run
+from homespun.run import RunSettings, spaced, traffic
 from homespun.training import (
     Evaluated,
     evaluate,

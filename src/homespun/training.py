@@ -27,8 +27,9 @@ from homespun.evaluation import classification, language
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
 from homespun.files import SCHEMA, DataSettings, read_json, versions, write_json
+from homespun.opening import open_run
 from homespun.privacy.accounting import epsilon
-from homespun.run import Part, RoundRecord, Run, RunSettings, open_run, spaced
+from homespun.run import Part, RoundRecord, Run, RunSettings, spaced
 
 SETTINGS_FILE = "settings.json"
 SHOTS: tuple[int | None, ...] = (0, 1, 5, 20, None)

@@ -121,7 +121,8 @@ def test_a_loss_that_couples_users_breaks_the_agreement():
 
 def test_run_scales_what_a_home_keeps(tmp_path):
     """`keeps` is carried out by the run: one round by hand, z_i = c_i / sum c."""
-    from homespun.run import RunSettings, open_run
+    from homespun.opening import open_run
+    from homespun.run import RunSettings
 
     def one_round(keeps):
         with open_run(

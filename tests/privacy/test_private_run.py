@@ -15,13 +15,14 @@ from homespun.data import load_federation
 from homespun.engines.cohort import CohortEngine
 from homespun.engines.loop import LoopEngine
 from homespun.methods.furl import SMALL
+from homespun.opening import open_run
 from homespun.privacy.accounting import Release, epsilon
 from homespun.privacy.guard import Guard
 from homespun.privacy.ledger import BudgetError, Ledger
 from homespun.privacy.mechanism import Clip, clipped, norms, released_centrally
 from homespun.privacy.noise import secure_normal, seeded_normal
 from homespun.privacy.settings import Privacy, make_plan
-from homespun.run import RunSettings, open_run
+from homespun.run import RunSettings
 
 PRIVATE = {"noise_multiplier": 1.5, "clip": 0.05, "insecure": True, "delta": 0.01}
 

@@ -5,7 +5,8 @@ import pytest
 from homespun.core.errors import VaultError
 from homespun.data import load_federation
 from homespun.methods.furl import SMALL
-from homespun.run import RunSettings, open_run
+from homespun.opening import open_run
+from homespun.run import RunSettings
 from homespun.vault import Vault
 
 

@@ -21,7 +21,8 @@ import torch
 torch.set_num_threads(1)
 from homespun.data import load_federation
 from homespun.engines import cohort
-from homespun.run import Run, RunSettings, open_run
+from homespun.opening import open_run
+from homespun.run import Run, RunSettings
 from homespun.training import training
 from homespun.vault import Vault
 

@@ -119,10 +119,9 @@ def privacy_table(results: Mapping[str, Any]) -> Table | None:
         return None
     names = ("Configuration", "Federated and keyed", "Statistics", "Private", "Epsilon", "How")
     note = (
-        "Of one user, added or removed (with local noise: of what one user sent), over all rounds of a run. Noise is on "
-        "every number that is told, also on keyed "
-        "rows that nobody used, so a sum does not say who belongs where; in the clear it would. Private parameters "
-        "need none: they are never told."
+        "Of one user, added or removed (with local noise: of what one user sent), over all rounds of a run. Noise is "
+        "on every number that is told, also on keyed rows that nobody used, so a sum does not say who belongs where; "
+        "in the clear it would. Private parameters need none: they are never told."
     )
     return table([Column(name) for name in names], rows, caption="Differential privacy", note=note)
 
