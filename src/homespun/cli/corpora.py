@@ -50,7 +50,8 @@ def data_show(
                 notes.append(federation.contexts[int(some.contexts[row])])
             if some.labels is not None:
                 notes.append(f"-> {federation.labels[int(some.labels[row])]}")
-            print(f"  {some.texts[row][:60]}  {' '.join(notes)}")
+            shown = some.texts[row][:60] if some.images is None else "{} x {} image".format(*some.images[row].shape)
+            print(f"  {shown}  {' '.join(notes)}")
 
 
 @data_app.command("check")

@@ -7,34 +7,48 @@ users cost nothing until someone asks for one of them. Names are data; any non-e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import numpy as np
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Some examples, column by column. `labels`, `contexts` and `authors` index into the federation's
-    lists; a column the corpus does not have is None."""
+    """Some examples, column by column: texts, or images in their place. `labels`, `contexts`, `authors` and `groups`
+    index into the federation's lists; a column the corpus does not have is None."""
 
-    texts: Sequence[str]
+    texts: Sequence[str] = ()
     labels: np.ndarray | None = None
     contexts: np.ndarray | None = None
     authors: np.ndarray | None = None  # who wrote it, where one holder has many people's examples
+    images: np.ndarray | None = None  # uint8 [examples, height, width]
+    groups: np.ndarray | None = None  # the author's sub-population, where the corpus knows it
+    parts: np.ndarray | None = None  # 0 train, 1 eval, 2 test, where the corpus itself says so
 
     def __len__(self) -> int:
-        return len(self.texts)
+        return len(self.texts) if self.images is None else len(self.images)
 
     def take(self, rows: np.ndarray | Sequence[int]) -> Examples:
         """The examples at these rows, in this order."""
         rows = np.asarray(rows, dtype=np.int64)
+        columns = {name: getattr(self, name) for name in _COLUMNS}
         return Examples(
-            texts=[self.texts[row] for row in rows],
-            labels=None if self.labels is None else self.labels[rows],
-            contexts=None if self.contexts is None else self.contexts[rows],
-            authors=None if self.authors is None else self.authors[rows],
+            texts=[self.texts[row] for row in rows] if self.images is None else (),
+            **{name: None if column is None else column[rows] for name, column in columns.items()},
         )
+
+
+_COLUMNS = tuple(field.name for field in fields(Examples) if field.name != "texts")
+
+
+def concatenated(parts: Sequence[Examples]) -> Examples:
+    """One after another; a column that one of them lacks is left out."""
+    columns: dict[str, Any] = {}
+    for name in _COLUMNS:
+        found = [column for each in parts if (column := getattr(each, name)) is not None]
+        columns[name] = np.concatenate(found) if found and len(found) == len(parts) else None
+    return Examples(texts=[text for each in parts for text in each.texts], **columns)
 
 
 class Federation(Protocol):

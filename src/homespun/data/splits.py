@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from homespun.core.errors import SettingsError
 from homespun.core.seeds import numpy_generator
-from homespun.data.federation import Examples, Federation
+from homespun.data.federation import Examples, Federation, concatenated
 from homespun.data.names import ListedNames, PickedNames
 from homespun.data.table import LeftOut
 
@@ -44,7 +44,10 @@ class Split(NamedTuple):
 
 
 def split(examples: Examples, *, seed: int, user: str, fractions: Fractions = FRACTIONS) -> Split:
-    """Deal one user's examples out at random. With the usual fractions, fewer than 5 are all for training."""
+    """Deal one user's examples out at random, unless the corpus itself says what is for what. With the usual fractions,
+    fewer than 5 are all for training."""
+    if examples.parts is not None:
+        return Split(*(examples.take(np.flatnonzero(examples.parts == place)) for place in range(3)))
     sizes = part_sizes(len(examples), fractions)
     order = numpy_generator(seed, "split", user).permutation(len(examples))
     train, evaluation, test = np.split(order, np.cumsum(sizes[:2]))
@@ -142,7 +145,7 @@ class Subset:
     def examples(self, user: int) -> Examples:
         found = self.federation.examples(self._position(user))
         authors = np.full(len(found), user, dtype=np.int64)
-        return Examples(found.texts, labels=found.labels, contexts=found.contexts, authors=authors)
+        return replace(found, authors=authors)
 
     def group(self, user: int) -> str | None:
         return self.federation.group(self._position(user))
@@ -229,22 +232,13 @@ class Pooled:
     @cached_property
     def _everything(self) -> Examples:
         parts = [self.federation.examples(user) for user in range(len(self.federation.users))]
-        return Examples(
-            texts=[text for each in parts for text in each.texts],
-            labels=_joined([each.labels for each in parts]),
-            contexts=_joined([each.contexts for each in parts]),
-            authors=np.repeat(np.arange(len(parts)), [len(each) for each in parts]),
-        )
+        authors = np.repeat(np.arange(len(parts)), [len(each) for each in parts])
+        return replace(concatenated(parts), authors=authors, parts=None)
 
 
 def pooled(federation: Federation) -> Pooled:
     """`pooled(part(federation, "train", seed=7))` is what a server that holds all data trains on."""
     return Pooled(federation)
-
-
-def _joined(columns: Sequence[np.ndarray | None]) -> np.ndarray | None:
-    present = [column for column in columns if column is not None]
-    return np.concatenate(present) if present and len(present) == len(columns) else None
 
 
 def sample_users(federation: Federation, *, at_most: int, seed: int) -> list[int]:

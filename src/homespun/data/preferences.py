@@ -1,0 +1,153 @@
+"""People who disagree about the same things: each likes one kind of them and nothing else.
+
+This is how the FedEmbed paper makes users of a labelled collection (Silva et al., 2022, section 4). A user of
+sub-population k has as many examples of kind k, which they call liked, as of all other kinds together, which they call
+not liked. The kind of an example is its context; what the user says of it is its label.
+
+Nobody is held in memory: a user is a formula over a pool of images.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from pydantic import NonNegativeInt, PositiveInt
+
+from homespun.core.errors import DataError, SettingsError
+from homespun.core.seeds import numpy_generator
+from homespun.core.settings import Settings
+from homespun.data.federation import Examples, concatenated
+from homespun.data.names import NumberedNames
+
+LABELS = ("not liked", "liked")
+TRAIN, EVAL, TEST = range(3)
+
+
+class Population(Settings):
+    """Who is there, and how much each of them has."""
+
+    users: PositiveInt = 300
+    balance: Literal["balanced", "imbalanced"] = "balanced"
+    train: PositiveInt = 20  # examples of a user; half of them liked
+    validation: NonNegativeInt = 4  # to choose settings by; of the training pool, and never trained on
+    test: PositiveInt = 10
+    # The paper's own draw: test examples from the training pool too, where others may train on them
+    overlap: bool = False
+    seed: NonNegativeInt = 0
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Images and the kind of each."""
+
+    images: np.ndarray = field(repr=False)  # uint8 [images, height, width]
+    kinds: np.ndarray = field(repr=False)  # int64 [images]
+
+    @cached_property
+    def of_kind(self) -> list[np.ndarray]:
+        return [np.flatnonzero(self.kinds == kind) for kind in range(int(self.kinds.max()) + 1)]
+
+    @cached_property
+    def of_others(self) -> list[np.ndarray]:
+        return [np.flatnonzero(self.kinds != kind) for kind in range(len(self.of_kind))]
+
+
+@dataclass(frozen=True)
+class Preferences:
+    name: str
+    settings: Population
+    contexts: tuple[str, ...]
+    shares: tuple[float, ...]  # of the sub-populations, where they are not balanced
+    training: Pool
+    testing: Pool
+    source: str  # changes when the pools do
+
+    labels = LABELS
+
+    def __post_init__(self) -> None:
+        kinds, settings = len(self.contexts), self.settings
+        if settings.users < kinds:
+            raise SettingsError(
+                f"{self.name}: {kinds} sub-populations need at least as many users, got {settings.users}"
+            )
+        fewest = min(len(rows) for rows in self.training.of_kind)
+        wanted = (settings.train + settings.validation + settings.test * settings.overlap) // 2
+        if fewest < wanted or min(len(rows) for rows in self.testing.of_kind) < settings.test // 2:
+            raise DataError(
+                f"{self.name}: a user needs {wanted} images of one kind, and of one there are only {fewest}"
+            )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(f"{self.source} {self.settings.model_dump_json()}".encode()).hexdigest()
+
+    @cached_property
+    def users(self) -> Sequence[str]:
+        return NumberedNames(self.settings.users)
+
+    @cached_property
+    def group_of(self) -> np.ndarray:
+        """Everybody's sub-population: as many of each as the shares say, in an order of no meaning."""
+        count, kinds = self.settings.users, len(self.contexts)
+        shares = np.full(kinds, 1 / kinds) if self.settings.balance == "balanced" else np.array(self.shares)
+        ends = np.floor(np.cumsum(shares) * count + 0.5).astype(np.int64)
+        groups = np.repeat(np.arange(kinds), np.diff(ends, prepend=0))
+        return numpy_generator(self.settings.seed, "preferences.groups").permutation(groups)
+
+    def group(self, user: int) -> str | None:
+        return self.contexts[self.group_of[user]]
+
+    def examples(self, user: int) -> Examples:
+        if not 0 <= user < len(self.users):
+            raise IndexError(f"no user {user} among {len(self.users)}")
+        return self._drawn(int(self.group_of[user]), author=user, draw=("preferences.user", user))
+
+    def prototypical(self, group: int) -> Examples:
+        """Training examples of somebody of this sub-population whom the server made up and everybody may know."""
+        everything = self._drawn(group, author=-1, draw=("preferences.prototype", group))
+        return everything.take(np.flatnonzero(everything.parts == TRAIN))
+
+    def _drawn(self, group: int, *, author: int, draw: tuple[str, int]) -> Examples:
+        generator, settings = numpy_generator(self.settings.seed, *draw), self.settings
+        sizes = {TRAIN: settings.train, EVAL: settings.validation}
+        if settings.overlap:
+            rows, parts = _rows(self.training, group, {**sizes, TEST: settings.test}, generator)
+            return self._examples(self.training, rows, parts, group=group, author=author)
+        known = self._examples(
+            self.training, *_rows(self.training, group, sizes, generator), group=group, author=author
+        )
+        rows, parts = _rows(self.testing, group, {TEST: settings.test}, generator)
+        return concatenated([known, self._examples(self.testing, rows, parts, group=group, author=author)])
+
+    def _examples(self, pool: Pool, rows: np.ndarray, parts: np.ndarray, *, group: int, author: int) -> Examples:
+        kinds = pool.kinds[rows]
+        return Examples(
+            images=pool.images[rows],
+            labels=(kinds == group).astype(np.int64),
+            contexts=kinds,
+            authors=np.full(len(rows), author, dtype=np.int64),
+            groups=np.full(len(rows), group, dtype=np.int64),
+            parts=parts,
+        )
+
+
+def _rows(
+    pool: Pool, group: int, sizes: dict[int, int], generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of every part, half liked and half not (one more not liked where it is odd), no image twice."""
+    liked = generator.choice(pool.of_kind[group], sum(size // 2 for size in sizes.values()), replace=False)
+    disliked = generator.choice(pool.of_others[group], sum(size - size // 2 for size in sizes.values()), replace=False)
+    parts = [
+        np.concatenate([np.full(count, part) for part, count in counts])
+        for counts in (
+            [(part, size // 2) for part, size in sizes.items()],
+            [(part, size - size // 2) for part, size in sizes.items()],
+        )
+    ]
+    order = generator.permutation(len(liked) + len(disliked))
+    return np.concatenate([liked, disliked])[order], np.concatenate(parts)[order]
