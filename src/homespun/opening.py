@@ -10,9 +10,10 @@ import numpy as np
 
 from homespun.core.errors import DataError, RunError, SettingsError, raise_faults
 from homespun.core.messages import state_from_bytes
-from homespun.core.method import Method, Task, build, load_method
+from homespun.core.method import Batch, Built, Method, Task, build, load_method
 from homespun.core.roles import SHARED
 from homespun.data.federation import Federation
+from homespun.data.preferences import Preferences
 from homespun.data.splits import part, withhold
 from homespun.privacy.settings import require_promise
 from homespun.run import Run, RunSettings
@@ -20,7 +21,13 @@ from homespun.vault import VAULT_FILE, Vault
 
 
 def task_of(federation: Federation) -> Task:
-    return Task(classes=len(federation.labels), population=len(federation.users), contexts=len(federation.contexts))
+    images = federation.examples(0).images if len(federation.users) else None
+    return Task(
+        classes=len(federation.labels),
+        population=len(federation.users),
+        contexts=len(federation.contexts),
+        image=None if images is None else (images.shape[1], images.shape[2]),
+    )
 
 
 def open_run(
@@ -59,7 +66,20 @@ def open_run(
     }
     vault = Vault.open(Path(folder), identity=identity, read_only=read_only)
     state = built.start() if vault.state is None else state_from_bytes(vault.state)
-    return Run(participants, built, settings, vault, state, newcomers)
+    return Run(participants, built, settings, vault, state, newcomers, prototypical=_prototypical(built, federation))
+
+
+def _prototypical(built: Built, federation: Federation) -> list[Batch]:
+    """The examples of the users whom the server itself holds, one for every row of the method's prototypes."""
+    if built.method.prototypes is None:
+        return []
+    if not isinstance(federation, Preferences):
+        raise SettingsError(
+            f"{federation.name}: {built.method.name} needs prototypical users, and this corpus has none. "
+            "Set assignment to som, which finds sub-populations without them."
+        )
+    rows, kinds = len(built.initial[built.method.prototypes[0]]), len(federation.contexts)
+    return [built.method.encode(federation.prototypical(row % kinds, row // kinds)) for row in range(rows)]
 
 
 def _require_same_base(folder: Path, method: Method) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import ceil
 from typing import Any, Literal
@@ -133,6 +133,7 @@ class Run:
     vault: Vault
     state: ServerState
     newcomers: Federation  # users who never take part
+    prototypical: Sequence[Batch] = ()  # examples of users whom the server holds itself
     _records: list[dict[str, Any]] = field(default_factory=list)
     data: Any = None  # how the federation was loaded, if it can be loaded again
     temporary: Any = None  # keeps a folder that nobody named alive as long as the run
@@ -149,6 +150,11 @@ class Run:
         if self.settings.engine == "loop":
             return LoopEngine(self.built, self.settings.seed, self.guard)
         return CohortEngine(self.built, self.settings.seed, workers, self.guard)
+
+    @cached_property
+    def server_engine(self) -> Engine:
+        """For what the server does itself: nothing is clipped or noised, because nothing of anybody's is in it."""
+        return CohortEngine(self.built, self.settings.seed, workers=0)
 
     @cached_property
     def plan(self) -> Plan | None:
@@ -276,7 +282,9 @@ class Run:
         _require_enough(outcome.refused, clients=len(clients), round=self.state.round)
         require_valid(outcome.update, broadcast, statistics=self.method.statistics)
         update = outcome.update if self.plan is None else self._released(outcome.update, broadcast, self.plan)
+        prototypes = self._prototypes(broadcast)
         self.state = self.method.server(self.state, update)
+        self.state = replace(self.state, federated={**self.state.federated, **prototypes})
         if self.built.partition.names(Role.PRIVATE):
             self.vault.stage(self._kept(clients, outcome.private, update))
         told = self.plan is None or self.plan.clip.statistics is not None
@@ -287,10 +295,28 @@ class Run:
             loss=update.statistics["loss"] / max(1.0, update.statistics["examples"]) if told else float("nan"),
             refused=len(outcome.refused),
             seconds=time.perf_counter() - started,
-            **traffic(self.state, clients, keys=self.method.keys, statistics=len(outcome.update.statistics)),
+            **traffic(
+                self.state,
+                clients,
+                keys=self.method.keys,
+                statistics=len(outcome.update.statistics),
+                all_rows=self.method.sends == "all",
+            ),
         )
         self._records.append(record.to_dict())
         return record
+
+    def _prototypes(self, broadcast: Broadcast) -> Tree:
+        """The embeddings of the server's own users, trained as everybody's are; what they would send is not used."""
+        if self.method.prototypes is None:
+            return {}
+        table, own = self.method.prototypes
+        held = [
+            Client(f"prototype {row}", private={**self.new_private(f"prototype {row}"), own: embedding}, data=data)
+            for row, (embedding, data) in enumerate(zip(broadcast.federated[table], self.prototypical, strict=True))
+        ]
+        learned = self.server_engine.work(broadcast, held).private
+        return {table: torch.stack([learned[client.user][own] for client in held])}
 
     def _released(self, total: Update, broadcast: Broadcast, plan: Plan) -> Update:
         """The cohort's sum as it may be told, after it was written down that it will be."""
@@ -398,13 +424,14 @@ def spaced(examples: Examples, at_most: int | None) -> Examples:
 
 
 def traffic(
-    state: ServerState, clients: Sequence[Client], *, keys: Mapping[str, str], statistics: int
+    state: ServerState, clients: Sequence[Client], *, keys: Mapping[str, str], statistics: int, all_rows: bool = False
 ) -> dict[str, dict[str, int]]:
     """Bytes of a round by role, as every client receives and sends them; a cohort's sum has fewer rows than its
     clients together. Private parameters are listed to say it: zero."""
     federated, keyed = tree.byte_count(state.federated), tree.byte_count(state.keyed)
     rows = sum(
-        rows_sent([client.data[keys[name]] for client in clients], table_rows=len(table)) * (NAMED + table[:1].nbytes)
+        (len(clients) * len(table) if all_rows else rows_sent(keys[name], clients, table_rows=len(table)))
+        * (NAMED + table[:1].nbytes)
         for name, table in state.keyed.items()
     )
     return {
@@ -418,8 +445,12 @@ def traffic(
     }
 
 
-def rows_sent(named: Sequence[Tensor], *, table_rows: int) -> int:
-    """How many rows of a keyed parameter clients send, whose examples name these: each client every row once."""
+def rows_sent(column: str, clients: Sequence[Client], *, table_rows: int) -> int:
+    """How many rows of a keyed parameter clients send: each every row that this column of its examples names, once.
+    A home that works out for itself which row is its own has one."""
+    named = [client.data[column] for client in clients if column in client.data]
+    if len(named) < len(clients):
+        return len(clients)
     sizes = torch.tensor([rows.numel() for rows in named], dtype=torch.int64)
     whose = torch.arange(len(named)).repeat_interleave(sizes)
     rows = torch.cat([rows.flatten().long() for rows in named]) if named else whose

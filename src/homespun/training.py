@@ -284,14 +284,23 @@ def judge(
     broadcast, engine = broadcast or run.state.broadcast(), engine or run.engine
     truths: list[np.ndarray] = []
     outputs: list[np.ndarray] = []
+    groups: list[int] = []
     truth = "length" if run.method.predicts == "text" else "label"
     for block in clients:
         able = [client for client in block if client.examples]
         truths += [client.data[truth].numpy() for client in able]
         outputs += [output.numpy() for output in engine.predict(broadcast, able)]
+        groups += [int(client.data["group"][0]) for client in able if "group" in client.data]
     if run.method.predicts == "text":
         return language.summarize(outputs, truths)
-    return classification.summarize(truths, outputs, classes=run.method.task.classes)
+    classes = run.method.task.classes
+    return classification.summarize(
+        truths,
+        [output[:, :classes] for output in outputs],  # what else the model says is its own business
+        classes=classes,
+        groups=groups or None,
+        metric=run.method.metric,
+    )
 
 
 def blocks(positions: Sequence[int]) -> Iterator[Sequence[int]]:

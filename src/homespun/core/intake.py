@@ -13,7 +13,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from homespun.core.messages import Broadcast, Rows, Update
+from homespun.core.messages import Broadcast, Elected, Rows, Update
 from homespun.core.tree import Tree
 
 HEAVIEST = 1e9  # a client that claims more examples than this has none
@@ -54,7 +54,19 @@ def refusal(update: Update, broadcast: Broadcast, *, statistics: Sequence[str]) 
         return f"statistics {sorted(update.statistics)} where {sorted(statistics)} were declared"
     if not all(isfinite(value) for value in update.statistics.values()):
         return "NaN or infinity in its statistics"
-    return _wrong_tensors(update.federated, broadcast.federated) or _wrong_rows(update.keyed, broadcast.keyed)
+    return (
+        _wrong_tensors(update.federated, broadcast.federated)
+        or _wrong_rows(update.keyed, broadcast.keyed)
+        or _wrong_candidate(update.elected, broadcast.federated)
+    )
+
+
+def _wrong_candidate(found: Elected | None, expected: Tree) -> str | None:
+    if found is None:
+        return None
+    if not isfinite(found.score):
+        return f"a score of {found.score}"
+    return _wrong_tensors(found.steps, {name: value for name, value in expected.items() if name in found.steps})
 
 
 def _wrong_tensors(found: Tree, expected: Tree) -> str | None:

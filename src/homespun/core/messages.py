@@ -48,6 +48,14 @@ class Broadcast:
 
 
 @dataclass(frozen=True)
+class Elected:
+    """Of all that clients put up for election, the one with the highest score: steps for federated parameters."""
+
+    score: float
+    steps: Tree
+
+
+@dataclass(frozen=True)
 class Update:
     """What comes back, summed over `clients`: weight times delta, and declared statistics."""
 
@@ -57,6 +65,7 @@ class Update:
     statistics: Mapping[str, float]
     weight: float
     clients: int
+    elected: Elected | None = None  # the only thing that is not a sum
 
     def __add__(self, other: Update) -> Update:
         if self.round != other.round:
@@ -70,7 +79,15 @@ class Update:
             statistics={name: value + other.statistics[name] for name, value in self.statistics.items()},
             weight=self.weight + other.weight,
             clients=self.clients + other.clients,
+            elected=_better(self.elected, other.elected),
         )
+
+
+def _better(one: Elected | None, other: Elected | None) -> Elected | None:
+    """The first of two equals, so that it is the same one whoever adds."""
+    if one is None or other is None:
+        return one or other
+    return other if other.score > one.score else one
 
 
 @dataclass(frozen=True)
@@ -150,6 +167,9 @@ def update_to_tensors(update: Update) -> tuple[dict[str, Any], dict[str, Tensor]
         "clients": update.clients,
     }
     tensors = prefixed("federated", update.federated)
+    if update.elected is not None:
+        header["score"] = update.elected.score
+        tensors |= prefixed("elected", update.elected.steps)
     for name, rows in update.keyed.items():
         tensors |= prefixed(f"keyed/{name}", {"index": rows.index, "values": rows.values, "weight": rows.weight})
     return header, tensors
@@ -165,6 +185,7 @@ def update_from_tensors(header: Mapping[str, Any], tensors: Tree) -> Update:
         statistics=header["statistics"],
         weight=header["weight"],
         clients=header["clients"],
+        elected=Elected(header["score"], strip("elected", tensors)) if "score" in header else None,
     )
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from homespun.core import seeds
 from homespun.core.errors import MethodError, UnknownNameError, nearest
-from homespun.core.messages import Broadcast, ServerState
+from homespun.core.messages import Broadcast, Elected, ServerState
 from homespun.core.roles import Partition, Role, Rules, first_match, partition
 from homespun.core.server import FedAvg, ServerRule
 from homespun.core.settings import Settings, parse
@@ -90,6 +90,7 @@ class Task:
     classes: int = 0
     population: int = 0
     contexts: int = 0
+    image: tuple[int, int] | None = None  # height and width, where examples are images
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,15 @@ class Method:
     # the update carries like any other. `releases` names it for people.
     release: Callable[[Tree, torch.Generator], Tree] | None = None
     releases: tuple[str, ...] = ()
+    # What a home works out of the parameters it sees and adds to its examples as columns, before every phase and
+    # before predicting: which head is its own, for instance. Any leading axes.
+    columns: Callable[[Tree, Batch], Batch] | None = None
+    # What each home puts up for election: a score, and steps for federated parameters. Of a cohort's the best-scoring
+    # one reaches the server rule, with its score.
+    elects: Callable[[Tree], Elected] | None = None
+    # The federated table whose rows are the embeddings of prototypical users, whom the server itself holds and trains
+    # beside every round; and the private parameter they are.
+    prototypes: tuple[str, str] | None = None
     # Where a new user begins, from what the server sends.
     new_private: Callable[[torch.Generator, Broadcast], dict[str, Tensor]] = field(default=lambda *_: {})
     server: ServerRule = field(default_factory=FedAvg)
@@ -121,6 +131,9 @@ class Method:
     # in the cohort's average (equation 6).
     keeps: Literal["all", "share"] = "all"
     keys: Mapping[str, str] = field(default_factory=dict)  # keyed parameter -> the batch column that names its rows
+    sends: Literal["touched", "all"] = "touched"  # rows of a keyed parameter; all: zeros for those not touched
+    head: tuple[str, ...] = ()  # globs of the last layer, for methods that give everybody one of their own
+    metric: Literal["accuracy", "auc", "f1"] | None = None  # what is shown first; None: auc for two labels
     predicts: Literal["labels", "text"] = "labels"  # the model gives logits of labels, or the loss of every token
     built_on: str = ""  # fingerprint of the pre-trained model underneath, if there is one
     pooled: bool = False  # central training: one holder has everybody's examples

@@ -107,12 +107,12 @@ class Preferences:
             raise IndexError(f"no user {user} among {len(self.users)}")
         return self._drawn(int(self.group_of[user]), author=user, draw=("preferences.user", user))
 
-    def prototypical(self, group: int) -> Examples:
+    def prototypical(self, group: int, number: int = 0) -> Examples:
         """Training examples of somebody of this sub-population whom the server made up and everybody may know."""
-        everything = self._drawn(group, author=-1, draw=("preferences.prototype", group))
+        everything = self._drawn(group, author=-1, draw=("preferences.prototype", group, number))
         return everything.take(np.flatnonzero(everything.parts == TRAIN))
 
-    def _drawn(self, group: int, *, author: int, draw: tuple[str, int]) -> Examples:
+    def _drawn(self, group: int, *, author: int, draw: tuple[str, *tuple[int, ...]]) -> Examples:
         generator, settings = numpy_generator(self.settings.seed, *draw), self.settings
         sizes = {TRAIN: settings.train, EVAL: settings.validation}
         if settings.overlap:

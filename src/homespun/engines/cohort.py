@@ -27,7 +27,8 @@ from homespun.core.messages import Broadcast, pack, prefixed, strip, unpack, upd
 from homespun.core.method import Built, Stackable
 from homespun.core.tree import Tree
 from homespun.engines.engine import Client, Outcome, Work, empty_update, in_user_order
-from homespun.engines.stacked import merged, predict_together, work_together
+from homespun.engines.stacked import merged, predict_together
+from homespun.engines.summed import work_cohort
 from homespun.engines.worker import clients_to_tensors
 from homespun.privacy.guard import Guard
 
@@ -69,7 +70,7 @@ class CohortEngine:
         chunks = chunked(by_size(in_user_order(clients)), self._chunk)
         if self.workers == 0:
             outcomes = [
-                work_together(self.built, broadcast, chunk, work=work, seed=self.seed, guard=self.guard)
+                work_cohort(self.built, broadcast, chunk, work=work, seed=self.seed, guard=self.guard)
                 for chunk in chunks
             ]
         else:

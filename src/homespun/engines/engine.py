@@ -108,7 +108,7 @@ def client_update(
     weight = built.method.weight(client.examples) if guard is None else 1.0
     keyed = {}
     for name, table in broadcast.keyed.items():
-        touched = torch.unique(client.data[built.method.keys[name]].long())
+        touched = touched_rows(built, client, name, moved=trained[name] != table)
         keyed[name] = Rows(
             touched,
             weight * (trained[name][touched] - table[touched]),
@@ -121,7 +121,27 @@ def client_update(
         statistics=statistics,
         weight=weight,
         clients=1,
+        elected=None if built.method.elects is None else built.method.elects(trained),
     )
+
+
+def touched_rows(built: Built, client: Client, name: str, *, moved: Tensor) -> Tensor:
+    """The rows that a client sends: those its examples name, or, where the column that names them was worked out in
+    training, those that moved."""
+    if built.method.sends == "all":
+        return torch.arange(len(moved))
+    column = built.method.keys[name]
+    if column in client.data:
+        return torch.unique(client.data[column].long())
+    return moved.flatten(1).any(dim=1).nonzero()[:, 0]
+
+
+def with_columns(built: Built, parameters: Tree, data: Batch) -> Batch:
+    """A home's examples with what it works out of the parameters it sees."""
+    if built.method.columns is None:
+        return data
+    with torch.no_grad():
+        return {**data, **built.method.columns(parameters, data)}
 
 
 def with_released(

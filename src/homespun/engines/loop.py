@@ -24,6 +24,7 @@ from homespun.engines.engine import (
     intake,
     kept_at_home,
     take,
+    with_columns,
     with_released,
 )
 from homespun.privacy.guard import Guard
@@ -60,8 +61,9 @@ def model_output(built: Built, parameters: Tree, batch: Batch) -> Tensor:
 
 
 def predict_client(built: Built, broadcast: Broadcast, client: Client) -> Tensor:
+    parameters = built.parameters(broadcast, client.private)
     with torch.no_grad():
-        return model_output(built, built.parameters(broadcast, client.private), client.data)
+        return model_output(built, parameters, with_columns(built, parameters, client.data))
 
 
 def train_client(
@@ -76,9 +78,10 @@ def train_client(
             parameters |= built.method.generate(parameters, client.data)
     for phase in getattr(built.method, work):
         batches = plan_batches(client.examples, phase, generator)
+        data = with_columns(built, parameters, client.data)
         parameters, phase_loss = train_phase(
             built, phase, parameters, anchor=built.parameters(broadcast, client.private),
-            batches=[{name: column[rows] for name, column in client.data.items()} for rows in batches],
+            batches=[{name: column[rows] for name, column in data.items()} for rows in batches],
         )  # fmt: skip
         loss += phase_loss
         examples += sum(len(rows) for rows in batches)

@@ -31,6 +31,7 @@ from homespun.engines.engine import (
     intake,
     kept_at_home,
     take,
+    with_columns,
     with_released,
 )
 from homespun.engines.loop import LoopEngine, predict_client
@@ -43,9 +44,11 @@ def work_together(
     """Local work of these clients, stacked where the model can, and their updates summed in user order."""
     clients = in_user_order(clients)
     arrived, private = intake(built, broadcast), {}
-    if work == "personalize" and built.method.generate is not None:  # needs the whole of what is shared
-        return LoopEngine(built, seed).work(broadcast, clients, work=work)
-    if not isinstance(built.model, Stackable):
+    stackable = isinstance(built.model, Stackable)
+    generates = work == "personalize" and built.method.generate is not None
+    if generates or (built.method.columns is not None and not stackable):  # needs the whole of what is shared
+        return LoopEngine(built, seed, guard).work(broadcast, clients, work=work)
+    if not stackable:
         for client in clients:
             sent, kept = work_alone(built, broadcast, client, work=work, seed=seed, guard=guard)
             if sent is None or take(arrived, client, sent, guard):
@@ -73,7 +76,7 @@ def predict_together(built: Built, broadcast: Broadcast, clients: Sequence[Clien
         **built.partition.select(built.initial, Role.FROZEN),
     }
     with torch.no_grad():
-        outputs = built.model.stacked(parameters, data)
+        outputs = built.model.stacked(parameters, with_columns(built, parameters, data))
     return [output[: client.examples].clone() for output, client in zip(outputs, clients, strict=True)]
 
 
@@ -87,8 +90,8 @@ def train_stacked(
     anchor = {
         name: value.expand(count, *value.shape) for name, value in {**broadcast.federated, **broadcast.keyed}.items()
     }
-    values = {name: value.clone() for name, value in anchor.items()} | stack_private(built, busiest_first)
-    data = stack_data(busiest_first)
+    values = {**anchor, **stack_private(built, busiest_first)}
+    data, frozen = stack_data(busiest_first), built.partition.select(built.initial, Role.FROZEN)
     generators = [seeds.numpy_generator(seed, work, broadcast.round, client.user) for client in busiest_first]
     loss, examples = torch.zeros(count, dtype=torch.float64), np.zeros(count)
     for phase in getattr(built.method, work):
@@ -96,7 +99,8 @@ def train_stacked(
             plan_batches(client.examples, phase, generator)
             for client, generator in zip(busiest_first, generators, strict=True)
         ]
-        loss += train_phase_stacked(built, phase, values, anchor=anchor, data=data, plans=plans)
+        here = with_columns(built, {**frozen, **values}, data)
+        loss += train_phase_stacked(built, phase, values, anchor=anchor, data=here, plans=plans)
         examples += [sum(len(rows) for rows in plan) for plan in plans]
     found: dict[int, tuple[dict[str, Tensor], dict[str, float]]] = {}
     for place, position in enumerate(order):
@@ -119,6 +123,8 @@ def train_phase_stacked(
 ) -> Tensor:
     """Train `values` in place; return each client's summed loss."""
     chosen = optimizers(phase, list(values))
+    for name in chosen:  # until now it may have been one value, shown to everybody
+        values[name] = values[name].clone(memory_format=torch.contiguous_format)
     shared = set(built.partition.names(*SHARED)) if phase.proximal else set()
     frozen = built.partition.select(built.initial, Role.FROZEN)
     steppers = {name: Stepper(optimizer) for name, optimizer in chosen.items()}

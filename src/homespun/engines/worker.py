@@ -19,7 +19,8 @@ from homespun.core.messages import Broadcast, pack, prefixed, strip, unpack, upd
 from homespun.core.method import Built, Task, build, load_method
 from homespun.core.tree import Tree
 from homespun.engines.engine import Client
-from homespun.engines.stacked import predict_together, work_together
+from homespun.engines.stacked import predict_together
+from homespun.engines.summed import work_cohort
 from homespun.privacy.guard import guard_from
 
 
@@ -49,7 +50,7 @@ def answer(built: Built, seed: int, broadcast: Broadcast, header: dict[str, Any]
         outputs = predict_together(built, broadcast, clients)
         return pack({}, {str(position): output for position, output in enumerate(outputs)})
     guard = guard_from(header["guard"])
-    outcome = work_together(built, broadcast, clients, work=header["work"], seed=seed, guard=guard)
+    outcome = work_cohort(built, broadcast, clients, work=header["work"], seed=seed, guard=guard)
     reply, reply_tensors = update_to_tensors(outcome.update)
     places = {user: position for position, user in enumerate(header["users"])}
     for user, kept in outcome.private.items():

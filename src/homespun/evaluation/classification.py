@@ -6,8 +6,8 @@ stand beside it, because a mean over examples hides whom a model fails.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,11 +31,20 @@ class Evaluation:
     user_loss_mean: float
     user_loss_worst_tenth: float
     user_accuracy: tuple[float, ...]  # one value per user
+    # Macro-F1 of every sub-population by number, over all that its members are tested on; where they are known
+    group_f1: Mapping[int, float] = field(default_factory=dict)
+    metric: str | None = None  # the paper's; None: AUC for two classes, accuracy otherwise
+
+    @property
+    def f1(self) -> float | None:
+        """The mean over sub-populations, so that a small one counts as much as a large one."""
+        return float(np.mean(list(self.group_f1.values()))) if self.group_f1 else None
 
     @property
     def headline(self) -> tuple[str, float]:
-        """The paper's metric: AUC for two classes, accuracy otherwise."""
-        return ("accuracy", self.accuracy) if self.auc is None else ("auc", self.auc)
+        if self.metric == "f1" and self.f1 is not None:
+            return "f1", self.f1
+        return ("accuracy", self.accuracy) if self.auc is None or self.metric == "accuracy" else ("auc", self.auc)
 
     def to_dict(self) -> dict[str, Any]:
         metric, value = self.headline
@@ -48,11 +57,20 @@ class Evaluation:
             "user_values": list(self.user_accuracy),
             "user_loss_mean": self.user_loss_mean,
             "user_loss_worst_tenth": self.user_loss_worst_tenth,
+            **({"f1": self.f1, "group_f1": list(self.group_f1.values())} if self.group_f1 else {}),
         }
 
 
-def summarize(labels: Sequence[np.ndarray], logits: Sequence[np.ndarray], *, classes: int) -> Evaluation:
-    """From every user's labels and logits; users without examples do not count."""
+def summarize(
+    labels: Sequence[np.ndarray],
+    logits: Sequence[np.ndarray],
+    *,
+    classes: int,
+    groups: Sequence[int] | None = None,
+    metric: str | None = None,
+) -> Evaluation:
+    """From every user's labels and logits and, where they are known, sub-populations; users without examples do not
+    count."""
     pairs = [(one, other) for one, other in zip(labels, logits, strict=True) if len(one)]
     if not pairs:
         nan = float("nan")
@@ -72,7 +90,22 @@ def summarize(labels: Sequence[np.ndarray], logits: Sequence[np.ndarray], *, cla
         user_loss_mean=float(np.mean(user_loss)),
         user_loss_worst_tenth=metrics.worst_tenth(user_loss, higher_is_better=False),
         user_accuracy=tuple(user_accuracy),
+        group_f1={} if groups is None else _group_f1(labels, logits, groups=groups, classes=classes),
+        metric=metric,
     )
+
+
+def _group_f1(
+    labels: Sequence[np.ndarray], logits: Sequence[np.ndarray], *, groups: Sequence[int], classes: int
+) -> dict[int, float]:
+    found = {}
+    for group in sorted(set(groups)):
+        members = [place for place, other in enumerate(groups) if other == group and len(labels[place])]
+        if members:
+            predicted = np.concatenate([logits[place].argmax(axis=1) for place in members])
+            truth = np.concatenate([labels[place] for place in members])
+            found[group] = metrics.macro_f1(truth, predicted, classes=classes)
+    return found
 
 
 def controls(splits: Sequence[Split], tested: Sequence[Examples], *, classes: int) -> dict[str, Evaluation]:

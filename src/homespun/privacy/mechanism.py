@@ -82,6 +82,33 @@ def clipped(update: Update, clip: Clip) -> Update:
     )
 
 
+def clipped_sum(updates: Mapping[str, Tensor], clip: Clip) -> dict[str, Tensor]:
+    """The sum of many clients' clipped updates, each tensor [clients, ...]; what is not there is zero."""
+    squares: dict[str, Tensor] = {}
+    for name, tensor in updates.items():
+        length = torch.linalg.vector_norm(tensor.flatten(1), dim=1, dtype=torch.float64)
+        group = clip.group_of(name)
+        squares[group] = squares.get(group, torch.zeros_like(length)) + length**2
+    factors = {
+        group: torch.tensor([_factor(sqrt(square), clip.norms[group]) for square in squared.tolist()])
+        for group, squared in squares.items()
+    }
+    return {
+        name: (factors[clip.group_of(name)].to(tensor.dtype) @ tensor.flatten(1)).view(tensor.shape[1:])
+        for name, tensor in updates.items()
+    }
+
+
+def clipped_statistics(statistics: Mapping[str, Tensor], norm: float | None) -> dict[str, Tensor]:
+    """Many clients' statistics, each [clients], clipped one by one."""
+    each = [
+        dict(zip(statistics, values, strict=True))
+        for values in zip(*(v.tolist() for v in statistics.values()), strict=True)
+    ]
+    short = [_clipped_statistics(values, norm) for values in each]
+    return {name: torch.tensor([values[name] for values in short], dtype=torch.float64) for name in statistics}
+
+
 def _factor(length: float, norm: float) -> float:
     return 1.0 if length <= norm * BELOW else norm * BELOW / length if length < inf else 0.0
 

@@ -1,0 +1,298 @@
+"""FedEmbed: personalized private federated learning (Silva, Metcalf, Apostoloff and Theobald, 2022).
+
+Where people disagree about the same thing, one model cannot please them all. FedEmbed gives every sub-population a head
+of its own over a common encoder, and finds out who belongs where from personal embeddings that never leave home.
+
+| paper | here |
+|---|---|
+| e_u, personal embedding | `user.embedding`, PRIVATE |
+| theta, global encoder | `encoder.*`, FEDERATED |
+| phi_k, heads of the sub-populations | rows of `heads.weight` and `heads.bias`, KEYED by the column `head` |
+| nu, global head | `common.*`, FEDERATED |
+| gamma, k-way head | `kinds.*`, FEDERATED |
+| prototype embeddings (3.3.2) | `places.prototypes`; the server trains them with users of its own |
+| SOM Psi (3.3.1) | `places.map`, and `places.next`, the one that is being learned |
+| m, the mode of a sample | the column `kind` |
+
+A round of a client (algorithm 1): move the embedding towards the prototype of what it likes, choose a head, take one
+gradient of everything at the weights it was sent. The server averages the gradients and makes the step.
+
+Deviations: see docs/methods/fedembed.md, numbered there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor, nn
+
+from homespun.core.errors import SettingsError
+from homespun.core.messages import Broadcast, Elected, ServerState, Update
+from homespun.core.method import Adam, Batch, Method, Optimizer, Phase, Predict, Sgd, Task
+from homespun.core.roles import Role, Rules
+from homespun.core.server import Denominator, ServerRule, server_rule
+from homespun.core.tree import Tree
+from homespun.methods.preference import WHOLE, Common, cross_entropy, embedding_size, encode, new_embedding
+from homespun.models.preference import CLASSES, PreferenceModel
+
+
+class Settings(Common):
+    assignment: Literal["prototype", "som", "type", "personal"] = "prototype"
+    heads: PositiveInt | None = None  # sub-populations; None: as many as there are kinds
+    kinds_head: bool = True  # the k-way head of section 3.1
+    trained_by: Literal["all", "common"] = "all"  # the heads whose gradients move the embedding
+    over: Denominator = "cohort"  # a head's gradient is averaged over everybody, or over those who used it
+    sends: Literal["touched", "all"] = "touched"  # only the head that was used, or zeros for the others too
+
+    # Prototypes (3.3.2)
+    margin: NonNegativeFloat = 1.0  # alpha of equation 1
+    triplet_rate: NonNegativeFloat = 0.1
+    triplet_steps: PositiveInt = 1
+
+    # Map (3.3.1)
+    map_step: Literal["best", "mean"] = "best"  # the best-scoring client's step, or everybody's mean
+    map_rate: PositiveFloat = 0.5
+    map_radius: PositiveFloat = 1.0  # of the neighbourhood, at the start; it halves ...
+    map_halves: PositiveInt = 50  # ... every so many rounds
+    map_every: PositiveInt = 10  # rounds until the map that was learned takes the place of the one in use
+
+    # A head of one's own (assignment = "personal")
+    own_rate: NonNegativeFloat = 0.01
+    own_steps: PositiveInt = 10
+
+
+SMALL = {"personalize_steps": 2, "own_steps": 2}
+CORPUS = {"source": "digits", "users": 20}  # on which the contract is checked
+RUN = {"rounds": 200, "cohort": 100}
+
+
+def loss(predict: Predict, parameters: Tree, batch: Batch, *, kinds: int, trained_by: str) -> Tensor:
+    """The assigned head, the k-way head and the global head together."""
+    output = predict(parameters, batch)
+    total = cross_entropy(output[..., :CLASSES], batch["label"])
+    if kinds:
+        total = total + cross_entropy(output[..., CLASSES : CLASSES + kinds], batch["kind"])
+    if trained_by == "common" and torch.is_grad_enabled():  # the same again, so that nothing else reaches the embedding
+        still = {**parameters, "user.embedding": parameters["user.embedding"].detach()}
+        total = loss(predict, still, batch, kinds=kinds, trained_by="all")
+        total = total - cross_entropy(predict(still, batch)[..., -CLASSES:], batch["label"])
+    return total + cross_entropy(output[..., -CLASSES:], batch["label"])
+
+
+# Which head: functions of the parameters that a home sees, with any leading axes.
+
+
+def nearest(embedding: Tensor, places: Tensor) -> Tensor:
+    """The number of the place that is nearest to each embedding: [..., d] and [..., k, d] -> [...]."""
+    return (embedding[..., None, :] - places).square().sum(dim=-1).argmin(dim=-1)
+
+
+def nearest_head(parameters: Tree, batch: Batch, *, places: str) -> Batch:
+    head = nearest(parameters["user.embedding"], parameters[places])
+    return {"head": head[..., None].expand(batch["label"].shape)}
+
+
+# Prototypes
+
+
+def triplet(predict: Predict, parameters: Tree, batch: Batch, *, kinds: int, margin: float) -> Tensor:
+    """Equation 1 as a hinge, for every example that is liked, in the mean over the negative prototypes.
+
+    Row r of the prototypes is somebody who likes kind r mod `kinds`; of several, the nearest one attracts.
+    """
+    embedding, prototypes = parameters["user.embedding"], parameters["places.prototypes"]
+    distance = (embedding[..., None, :] - prototypes).square().sum(dim=-1)  # [..., prototypes]
+    likes = torch.arange(prototypes.shape[-2]) % kinds
+    positive = batch["kind"][..., None] == likes  # [..., examples, prototypes]
+    far = distance[..., None, :].expand(positive.shape)
+    attracts = far.masked_fill(~positive, torch.inf).min(dim=-1, keepdim=True).values
+    hinge = (attracts - far + margin).clamp(min=0).masked_fill(positive, 0)
+    mean = hinge.sum(dim=-1) / (~positive).sum(dim=-1).clamp(min=1)
+    return mean * batch["label"]
+
+
+# Map: a line of nodes
+
+
+def map_step(embedding: Tensor, nodes: Tensor, *, radius: Tensor, rate: float) -> Tensor:
+    """Kohonen's step: the nearest node and its neighbours on the line move towards the embedding."""
+    place = torch.arange(len(nodes))
+    near = torch.exp(-(place - nearest(embedding, nodes)).square() / (2 * radius.square()))
+    return rate * near[:, None] * (embedding - nodes)
+
+
+def stand_for_election(trained: Tree, *, rate: float) -> Elected:
+    """This home's step and how well the map already knows it."""
+    embedding, nodes = trained["user.embedding"], trained["places.next"]
+    step = map_step(embedding, nodes, radius=trained["places.radius"], rate=rate)
+    return Elected(-float((embedding - nodes).square().sum(dim=1).min().sqrt()), {"places.next": step})
+
+
+def tell_places(trained: Tree, _: torch.Generator, *, rate: float, with_step: bool) -> Tree:
+    """Where this home is on the old map and on the new one and, if everybody's step counts, its step."""
+    embedding = trained["user.embedding"]
+    overlap = torch.zeros_like(trained["places.overlap"])
+    overlap[nearest(embedding, trained["places.map"]), nearest(embedding, trained["places.next"])] = 1
+    told = {"places.overlap": trained["places.overlap"] + overlap}
+    if with_step:
+        nodes = trained["places.next"]
+        told["places.next"] = nodes + map_step(embedding, nodes, radius=trained["places.radius"], rate=rate)
+    return told
+
+
+@dataclass(frozen=True)
+class MapServer:
+    """Learns the map beside the model; every so often the learned map is put to use, and each of its clusters goes on
+    with the head of the old cluster that most of its members come from."""
+
+    rule: ServerRule
+    every: int
+    radius: float
+    halves: int
+
+    def __call__(self, state: ServerState, update: Update) -> ServerState:
+        places = {name: value for name, value in state.federated.items() if name.startswith("places.")}
+        model = self.rule(
+            replace(state, federated=_without(state.federated, places)),
+            replace(update, federated=_without(update.federated, places)),
+        )
+        if update.elected is not None:
+            step = update.elected.steps["places.next"]
+        else:
+            step = update.federated["places.next"] / max(update.weight, 1.0)
+        places["places.next"] = places["places.next"] + step
+        places["places.overlap"] = places["places.overlap"] + update.federated["places.overlap"]
+        places["places.radius"] = torch.full((), self.radius * 0.5 ** (model.round / self.halves))
+        if model.round % self.every == 0:
+            model = self._carried_over(model, places["places.overlap"])
+            places["places.map"] = places["places.next"].clone()
+            places["places.overlap"] = torch.zeros_like(places["places.overlap"])
+        return replace(model, federated={**model.federated, **places})
+
+    def _carried_over(self, model: ServerState, overlap: Tensor) -> ServerState:
+        old = torch.arange(len(overlap))
+        source = torch.where(overlap.max(dim=0).values > 0, overlap.argmax(dim=0), old)  # nobody came: its own
+        moments = {name: value[source] if ".heads." in name else value for name, value in model.optimizer.items()}
+        return replace(model, keyed={name: table[source] for name, table in model.keyed.items()}, optimizer=moments)
+
+
+def _without(tree: Tree, names: Tree) -> Tree:
+    return {name: value for name, value in tree.items() if name not in names}
+
+
+def method(settings: Settings, task: Task) -> Method:
+    size, kinds, assignment = embedding_size(settings, task), task.contexts, settings.assignment
+    count = settings.heads or kinds
+    _require_sound(settings, task, count=count, size=size)
+    told_kinds = kinds if settings.kinds_head else 0
+
+    def places() -> dict[str, Tensor]:
+        if assignment == "prototype":
+            return {"prototypes": torch.rand(count, size)}
+        if assignment == "som":
+            nodes = torch.rand(count, size)
+            radius, overlap = torch.tensor(settings.map_radius), torch.zeros(count, count)
+            return {"map": nodes, "next": nodes.clone(), "overlap": overlap, "radius": radius}
+        return {}
+
+    def build() -> nn.Module:
+        assert task.image is not None
+        heads = None if assignment == "personal" else count
+        return PreferenceModel(
+            size=task.image, embedding=size, heads=heads, kinds=told_kinds, common=True, places=places()
+        )
+
+    def columns(parameters: Tree, batch: Batch) -> Batch:
+        if assignment == "type":
+            return {"head": batch["group"]}
+        return nearest_head(
+            parameters, batch, places="places.prototypes" if assignment == "prototype" else "places.map"
+        )
+
+    def new_private(generator: torch.Generator, _: Broadcast) -> dict[str, Tensor]:
+        if assignment != "personal":
+            return new_embedding(size, generator)
+        inputs = PreferenceModel(size=task.image or (28, 28), embedding=size, heads=None).head.weight.shape[1]
+        zeros = {"head.weight": torch.zeros(CLASSES, inputs), "head.bias": torch.zeros(CLASSES)}
+        return {**new_embedding(size, generator), **zeros}
+
+    def joint_loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
+        return loss(predict, parameters, batch, kinds=told_kinds, trained_by=settings.trained_by)
+
+    def own_loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
+        return cross_entropy(predict(parameters, batch)[..., :CLASSES], batch["label"])
+
+    def triplet_loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
+        return triplet(predict, parameters, batch, kinds=kinds, margin=settings.margin)
+
+    embedding: dict[str, Optimizer] = {"user.embedding": Adam(settings.embedding_rate)}
+    shared = {glob: Sgd(1.0) for glob in ("encoder.*", "common.*", *(["kinds.*"] if told_kinds else []))}
+    towards = Phase(
+        trains={"user.embedding": Sgd(settings.triplet_rate)},
+        batch=WHOLE,
+        steps=settings.triplet_steps,
+        loss=triplet_loss,
+    )
+    own = Phase(trains={"head.*": Adam(settings.own_rate)}, batch=WHOLE, steps=settings.own_steps, loss=own_loss)
+    first = {"prototype": (towards,), "personal": (own,)}.get(assignment, ())
+    heads = {} if assignment == "personal" else {"heads.*": Sgd(1.0)}
+    at_home = Phase(trains=embedding, batch=WHOLE, steps=settings.personalize_steps)
+    private = [("user.embedding", Role.PRIVATE)]
+    rules: Rules = [
+        *private,
+        *([("head.*", Role.PRIVATE)] if assignment == "personal" else [("heads.*", Role.KEYED)]),
+        *((glob, Role.FEDERATED) for glob in shared),
+        *([("places.*", Role.FEDERATED)] if assignment in ("prototype", "som") else []),
+    ]
+    rule = server_rule(settings.server, rate=settings.server_rate, over=settings.over)
+    maps = assignment == "som"
+    best = settings.map_step == "best"
+    return Method(
+        name="fedembed",
+        version=1,
+        settings=settings,
+        task=task,
+        build=build,
+        rules=rules,
+        encode=encode,
+        loss=joint_loss,
+        phases=(*first, Phase(trains={**embedding, **heads, **shared}, batch=WHOLE, steps=1)),
+        personalize=(*first, at_home, *first) if settings.personalize_steps else first,
+        columns=None if assignment == "personal" else columns,
+        new_private=new_private,
+        server=MapServer(rule, settings.map_every, settings.map_radius, settings.map_halves) if maps else rule,
+        weight=lambda examples: float(examples > 0),
+        keys={} if assignment == "personal" else {"heads.weight": "head", "heads.bias": "head"},
+        sends=settings.sends,
+        prototypes=("places.prototypes", "user.embedding") if assignment == "prototype" else None,
+        elects=(lambda trained: stand_for_election(trained, rate=settings.map_rate)) if maps and best else None,
+        release=(
+            (lambda trained, draw: tell_places(trained, draw, rate=settings.map_rate, with_step=not best))
+            if maps
+            else None
+        ),
+        releases=("a step of the map and its score", "place on the old and the new map") if maps else (),
+        head=("head.*",),
+        metric="f1",
+    )
+
+
+def _require_sound(settings: Settings, task: Task, *, count: int, size: int) -> None:
+    if size == 0:
+        raise SettingsError("fedembed: embedding_dim is 0. Without personal embeddings it is the method `preference`.")
+    if task.contexts < 2:
+        raise SettingsError("fedembed: the corpus needs examples of at least two kinds, named by its contexts.")
+    if count > task.population:
+        raise SettingsError(
+            f"fedembed: {count} sub-populations for {task.population} users. Set heads to {task.population} at most."
+        )
+    if settings.assignment == "prototype" and count % task.contexts:
+        raise SettingsError(
+            f"fedembed: {count} prototypes for {task.contexts} kinds. Every kind has equally many: set heads to a "
+            f"multiple of {task.contexts}."
+        )
+    if settings.assignment == "type" and count < task.contexts:
+        raise SettingsError(f"fedembed: {count} heads for {task.contexts} known sub-populations. Leave heads out.")

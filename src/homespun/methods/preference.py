@@ -1,0 +1,118 @@
+"""Global and Global+, as FedEmbed compares itself with them (Silva et al., 2022, table 1).
+
+One network for everybody, trained by federated averaging: an encoder and one head that says whether an image is liked.
+With `embedding = true` (Global+) every user also has a personal embedding, which stays at home.
+
+| paper | here |
+|---|---|
+| theta, the encoder | `encoder.*`, FEDERATED |
+| the single model head | `head.*`, FEDERATED |
+| e_u, the personal embedding (Global+) | `user.embedding`, PRIVATE |
+
+Clients take one gradient at the weights they were sent and the server makes the step, as in algorithm 1 of the paper.
+Deviations: see docs/methods/fedembed.md, numbered there.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
+from torch import Tensor, nn
+from torch.nn import functional
+
+from homespun.core import settings as core_settings
+from homespun.core.errors import MethodError
+from homespun.core.messages import Broadcast
+from homespun.core.method import Adam, Batch, Method, Phase, Predict, Sgd, Task
+from homespun.core.roles import Role, Rules
+from homespun.core.server import ServerName, server_rule
+from homespun.core.tree import Tree
+from homespun.data.federation import Examples
+from homespun.models.preference import PreferenceModel
+
+WHOLE = 1_000_000  # a batch that holds everything a user has
+EMBEDDING = {(28, 28): 28, (200, 375): 200}  # sizes of the personal embedding, appendix B
+
+
+class Common(core_settings.Settings):
+    """What all methods over this network have."""
+
+    embedding_dim: NonNegativeInt | None = None  # None: the paper's, 28 for digits and 200 for speech
+    embedding_rate: NonNegativeFloat = 0.01  # of local Adam on the personal embedding
+    server: ServerName = "fedadam"
+    server_rate: PositiveFloat | None = 0.01
+    personalize_steps: NonNegativeInt = 50  # at home, for somebody who never took part
+
+
+class Settings(Common):
+    embedding: bool = False
+
+
+SMALL = {"personalize_steps": 2}
+CORPUS = {"source": "digits", "users": 20}  # on which the contract is checked
+RUN = {"rounds": 200, "cohort": 100}
+
+
+def encode(examples: Examples) -> Batch:
+    """Images stay bytes until they are used: a user is 16 kB instead of 63."""
+    if examples.images is None:
+        raise MethodError("this method looks at images, and the corpus has texts. Try --data digits.")
+    columns = {"label": examples.labels, "kind": examples.contexts, "group": examples.groups}
+    numbers = {
+        name: torch.from_numpy(np.asarray(column, dtype=np.int64))
+        for name, column in columns.items()
+        if column is not None
+    }
+    return {"image": torch.from_numpy(np.ascontiguousarray(examples.images)), **numbers}
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Of each example; any leading axes."""
+    return functional.cross_entropy(logits.flatten(0, -2), target.flatten(), reduction="none").view(target.shape)
+
+
+def loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
+    return cross_entropy(predict(parameters, batch), batch["label"])
+
+
+def embedding_size(settings: Common, task: Task) -> int:
+    if task.image is None:
+        raise MethodError("this method looks at images, and the corpus has texts. Try --data digits.")
+    return EMBEDDING.get(task.image, min(task.image)) if settings.embedding_dim is None else settings.embedding_dim
+
+
+def new_embedding(size: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Uniform, as section 3.2 has it."""
+    return {"user.embedding": torch.rand(size, generator=generator)}
+
+
+def method(settings: Settings, task: Task) -> Method:
+    size = embedding_size(settings, task) if settings.embedding else 0
+    own = {"user.embedding": Adam(settings.embedding_rate)} if size else {}
+    rules: Rules = [("encoder.*", Role.FEDERATED), ("head.*", Role.FEDERATED)]
+
+    def build() -> nn.Module:
+        assert task.image is not None
+        return PreferenceModel(size=task.image, embedding=size, heads=None)
+
+    def new_private(generator: torch.Generator, _: Broadcast) -> dict[str, Tensor]:
+        return new_embedding(size, generator) if size else {}
+
+    return Method(
+        name="preference",
+        version=1,
+        settings=settings,
+        task=task,
+        build=build,
+        rules=[("user.embedding", Role.PRIVATE), *rules] if size else rules,
+        encode=encode,
+        loss=loss,
+        phases=(Phase(trains={**own, "encoder.*": Sgd(1.0), "head.*": Sgd(1.0)}, batch=WHOLE, steps=1),),
+        personalize=(Phase(trains=own, batch=WHOLE, steps=settings.personalize_steps),) if size else (),
+        new_private=new_private,
+        server=server_rule(settings.server, rate=settings.server_rate, over="cohort"),
+        weight=lambda examples: float(examples > 0),
+        head=("head.*",),
+        metric="f1",
+    )

@@ -1,0 +1,177 @@
+"""Does this person like this image: FedEmbed's network (Silva et al., 2022, figure 2 and appendix B).
+
+    image, diag(e) -> encoder -> features ++ e -> the assigned head      liked or not, for this sub-population
+                                               -> the kinds head        what kind of thing it is
+                                               -> the common head       liked or not, for everybody
+
+The common head gives all personal embeddings one space. People disagree, so its gradient must not reach the encoder's
+weights (section 3.2): it comes to the embedding through the encoder, and to the head itself, and that is all.
+
+There are no activation functions, as the appendix lists none; the layer norms are what is not linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from homespun.core.errors import MethodError
+from homespun.core.tree import Tree
+from homespun.models.stacked_layers import Geometry, conv, linear, stacked_sequential
+
+CLASSES = 2  # not liked, liked
+FEATURES = {(28, 28): 64, (200, 375): 256}  # of the encoder, by the size of an image
+
+
+def digit_encoder(channels: int) -> nn.Sequential:
+    """Appendix B.1."""
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 3, stride=2, padding=1),
+        nn.LayerNorm([16, 14, 14]),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.LayerNorm([32, 7, 7]),
+        nn.Conv2d(32, 64, 7),
+        nn.LayerNorm([64, 1, 1]),
+    )
+
+
+def speech_encoder(channels: int) -> nn.Sequential:
+    """Appendix B.2. Without padding its first layer norm would not fit what it is given: [16, 49, 41]."""
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, (3, 5), stride=(2, 3), padding=(1, 0)),
+        nn.AvgPool2d((2, 3)),
+        nn.LayerNorm([16, 50, 41]),
+        nn.Conv2d(16, 32, (5, 5), stride=(2, 2)),
+        nn.AvgPool2d(3, 3),
+        nn.LayerNorm([32, 7, 6]),
+        nn.Conv2d(32, 64, (3, 2), stride=(2, 2)),
+        nn.LayerNorm([64, 3, 3]),
+        nn.Flatten(1),
+        nn.Linear(576, 256),
+        nn.LayerNorm([256]),
+    )
+
+
+class PreferenceModel(nn.Module):
+    """A batch holds `image` [n, height, width] as bytes and, where there are several heads, `head` [n].
+
+    The output is [n, 2 + kinds + 2]: the assigned head's logits and, where there are such heads, those of the kinds and
+    the common head. `embedding` is the size of the personal embedding, 0 for none; `heads` the number of heads to
+    assign, None for a single one. `places` are parameters that no logit depends on: where sub-populations are found.
+    """
+
+    def __init__(
+        self,
+        *,
+        size: tuple[int, int],
+        embedding: int,
+        heads: int | None,
+        kinds: int = 0,
+        common: bool = False,
+        places: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        if size not in FEATURES:
+            known = " or ".join(f"{height} x {width}" for height, width in FEATURES)
+            raise MethodError(f"images of {known} can be read, not of {size[0]} x {size[1]}")
+        channels = 1 if embedding == 0 else 2
+        self.encoder = digit_encoder(channels) if size == (28, 28) else speech_encoder(channels)
+        if embedding:
+            self.user = nn.ParameterDict({"embedding": torch.rand(embedding)})
+        inputs = FEATURES[size] + embedding
+        first = nn.Linear(inputs, CLASSES)
+        if heads is None:
+            self.head = first
+        else:
+            each = [first, *(nn.Linear(inputs, CLASSES) for _ in range(heads - 1))]
+            self.heads = nn.ParameterDict(
+                {
+                    "weight": torch.stack([head.weight.detach() for head in each]),
+                    "bias": torch.stack([head.bias.detach() for head in each]),
+                }
+            )
+        if kinds:
+            self.kinds = nn.Linear(inputs, kinds)
+        if common:
+            self.common = nn.Linear(inputs, CLASSES)
+        if places:
+            self.places = nn.ParameterDict(dict(places))
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        features = self._features(batch["image"], dict(self.encoder.named_parameters()))
+        if hasattr(self, "heads"):
+            weight, bias = self.heads["weight"][batch["head"]], self.heads["bias"][batch["head"]]
+            logits = [(weight @ features[..., None])[..., 0] + bias]
+        else:
+            logits = [self.head(features)]
+        if hasattr(self, "kinds"):
+            logits.append(self.kinds(features))
+        if hasattr(self, "common"):
+            if any(value.requires_grad for value in self.encoder.parameters()):
+                encoder = {name: value.detach() for name, value in self.encoder.named_parameters()}
+                features = self._features(batch["image"], encoder)
+            logits.append(self.common(features))
+        return torch.cat(logits, dim=-1)
+
+    def _features(self, image: Tensor, encoder: Mapping[str, Tensor]) -> Tensor:
+        pixels = image[:, None].float() / 255
+        if not hasattr(self, "user"):
+            return functional_call(self.encoder, dict(encoder), (pixels,)).flatten(1)
+        embedding = self.user["embedding"]
+        second = diagonal(embedding, pixels.shape[2:]).expand_as(pixels)
+        features = functional_call(self.encoder, dict(encoder), (torch.cat([pixels, second], dim=1),)).flatten(1)
+        return torch.cat([features, embedding.expand(len(features), -1)], dim=1)
+
+    def stacked(self, parameters: Tree, batch: Mapping[str, Tensor]) -> Tensor:
+        """The same for C clients: every batch column is [C, n, ...]; a parameter without a client axis is everybody's,
+        but the embedding always has one."""
+        encoder = {name: parameters[f"encoder.{name}"] for name, _ in self.encoder.named_parameters()}
+        features = self._stacked_features(parameters, batch["image"], encoder)
+        if hasattr(self, "heads"):
+            weight, bias = (
+                chosen_rows(parameters[f"heads.{name}"], batch["head"], like=self.heads[name])
+                for name in ("weight", "bias")
+            )
+            logits = [(weight @ features[..., None])[..., 0] + bias]
+        else:
+            logits = [linear(features, parameters["head.weight"], parameters["head.bias"])]
+        if hasattr(self, "kinds"):
+            logits.append(linear(features, parameters["kinds.weight"], parameters["kinds.bias"]))
+        if hasattr(self, "common"):
+            if any(value.requires_grad for value in encoder.values()):
+                fixed = {name: value.detach() for name, value in encoder.items()}
+                features = self._stacked_features(parameters, batch["image"], fixed)
+            logits.append(linear(features, parameters["common.weight"], parameters["common.bias"]))
+        return torch.cat(logits, dim=-1)
+
+    def _stacked_features(self, parameters: Tree, image: Tensor, encoder: Tree) -> Tensor:
+        pixels = image[:, :, None].float() / 255
+        if not hasattr(self, "user"):
+            return stacked_sequential(self.encoder, encoder, pixels).flatten(2)
+        embedding = parameters["user.embedding"]
+        # A convolution is a sum over its input's channels, and the second one is the same for all rows of a client.
+        weight, first = encoder["0.weight"], self.encoder[0]
+        assert isinstance(first, nn.Conv2d) and not isinstance(first.padding, str)
+        geometry, channel = Geometry(first.stride, first.padding), weight.dim() - 3
+        of_pixels = conv(pixels, weight.narrow(channel, 0, 1), encoder["0.bias"], geometry)
+        second = diagonal(embedding, pixels.shape[3:])[:, None, None]
+        of_person = conv(second, weight.narrow(channel, 1, 1), torch.zeros_like(encoder["0.bias"]), geometry)
+        features = stacked_sequential(self.encoder, encoder, of_pixels + of_person, after=1).flatten(2)
+        return torch.cat([features, embedding[:, None].expand(-1, features.shape[1], -1)], dim=2)
+
+
+def diagonal(embedding: Tensor, size: torch.Size) -> Tensor:
+    """The embedding as a picture of the input's size, on the diagonal: [..., d] -> [..., height, width]."""
+    square = torch.diag_embed(embedding)
+    height, width = (side - embedding.shape[-1] for side in size)
+    return nn.functional.pad(square, (0, width, 0, height))
+
+
+def chosen_rows(table: Tensor, rows: Tensor, *, like: Tensor) -> Tensor:
+    """The rows [C, n] of everybody's table, or each client's of its own."""
+    if table.dim() == like.dim():
+        return table[rows]
+    return table[torch.arange(len(table))[:, None], rows]
