@@ -60,6 +60,29 @@ def bar(console: Console) -> Progress:
     )
 
 
+@contextmanager
+def counting(console: Console, title: str, *, total: int) -> Iterator[Callable[[int], None]]:
+    """Give a function that takes how many are done, first of all those that were done before."""
+    started: list[float] = []
+    begun = 0
+
+    def line(done: int) -> None:
+        nonlocal begun
+        if not started:
+            started.append(time.monotonic())
+            begun = done
+        elif done % max(1, total // LINES) == 0 or done == total:
+            left_s = (time.monotonic() - started[0]) / (done - begun) * (total - done)
+            console.print(f"{title}: {done:,}/{total:,}, {left_s:.0f} s left")
+
+    if not console.is_terminal:
+        yield line
+        return
+    with bar(console) as progress:
+        task = progress.add_task(title, total=total, note="")
+        yield lambda done: progress.update(task, completed=done)
+
+
 @dataclass
 class Reporter:
     """Shows the events of one run after another. With `to_stderr`, stdout stays free for results."""

@@ -14,7 +14,7 @@ from homespun.data import Columns, builtin_names, hub, load_federation
 
 
 def test_built_in_corpora_are_the_modules_that_load() -> None:
-    assert builtin_names() == ["dialects", "digits", "sotu"]
+    assert builtin_names() == ["dialects", "digits", "sotu", "voices"]
     assert load_federation("dialects", settings={"users": 3}).name == "dialects"
 
 
@@ -22,9 +22,8 @@ def test_an_unknown_name_lists_what_is_there(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(hub, "available", lambda: False)
     with pytest.raises(UnknownNameError) as caught:
         load_federation("dialect")
-    assert "no built-in corpus or file 'dialect'. Did you mean 'dialects'? Built in: dialects, digits, sotu." in str(
-        caught.value
-    )
+    known = "Did you mean 'dialects'? Built in: dialects, digits, sotu, voices."
+    assert f"no built-in corpus or file 'dialect'. {known}" in str(caught.value)
     with pytest.raises(UnknownNameError, match=r"homespun\[hub\]"):
         load_federation("somebody/some-corpus")
     with pytest.raises(UnknownNameError, match="no built-in corpus or file"):

@@ -82,8 +82,10 @@ def test_fewer_users_than_sub_populations_are_refused():
 
 
 def test_more_images_of_a_kind_than_there_are_is_refused():
-    with pytest.raises(DataError, match="a user needs 202 images of one kind"):
+    with pytest.raises(DataError, match="for training a user needs 202 images of one kind"):
         digits(users=20, train=400)
+    with pytest.raises(DataError, match="for testing a user needs 100 images of one kind"):
+        digits(users=20, test=200)
 
 
 def write_idx(path, array, *, magic=None, cut=0):

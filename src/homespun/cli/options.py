@@ -15,7 +15,7 @@ from homespun.core.settings import parse_overrides
 Folder = Annotated[Path, typer.Argument(help="The run's folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; progress goes to stderr.")]
 Set = Annotated[list[str], typer.Option("--set", "-s", help="A setting of the method or the run: name=value.")]
-Data = Annotated[str, typer.Option("--data", "-d", help="A built-in corpus (dialects, sotu) or a file.")]
+Data = Annotated[str, typer.Option("--data", "-d", help="A file, or built in: dialects, digits, sotu, voices.")]
 DataSet = Annotated[list[str], typer.Option("--data-set", help="A setting of the corpus: name=value.")]
 UserColumn = Annotated[str | None, typer.Option(help="Column with the user's id.")]
 ContextColumn = Annotated[str | None, typer.Option(help="Column with the context.")]

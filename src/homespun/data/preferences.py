@@ -75,12 +75,14 @@ class Preferences:
             raise SettingsError(
                 f"{self.name}: {kinds} sub-populations need at least as many users, got {settings.users}"
             )
-        fewest = min(len(rows) for rows in self.training.of_kind)
-        wanted = (settings.train + settings.validation + settings.test * settings.overlap) // 2
-        if fewest < wanted or min(len(rows) for rows in self.testing.of_kind) < settings.test // 2:
-            raise DataError(
-                f"{self.name}: a user needs {wanted} images of one kind, and of one there are only {fewest}"
-            )
+        known = (settings.train + settings.validation + settings.test * settings.overlap) // 2
+        for pool, wanted, use in ((self.training, known, "training"), (self.testing, settings.test // 2, "testing")):
+            fewest = min(len(rows) for rows in pool.of_kind)
+            if fewest < wanted:
+                raise DataError(
+                    f"{self.name}: for {use} a user needs {wanted} images of one kind, "
+                    f"and of one there are only {fewest}"
+                )
 
     @cached_property
     def fingerprint(self) -> str:

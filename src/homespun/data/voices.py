@@ -1,0 +1,46 @@
+"""`voices`: people who like one of twenty synthetic voices, whatever it says, and none of the others.
+
+The set is made once, offline, with `homespun data voices runs/voices`; see `homespun.data.utterances`. Each voice is a
+mixture of two of eight base voices, and two voices are mixtures of the same two, so that they are harder to tell apart
+than digits are. Spectrograms stay on disk until somebody asks for a user.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import PositiveInt
+
+from homespun.core.settings import parse
+from homespun.data.preferences import Pool, Population, Preferences
+from homespun.data.utterances import VOICES, read, read_spectrograms
+
+NAMES = tuple(f"voice {number}" for number in range(VOICES))
+# The paper's imbalanced population: a majority, a larger minority, and a long tail.
+SHARES = tuple({0: 0.20, 5: 0.08}.get(number, 0.04) for number in range(VOICES))
+
+
+class Settings(Population):
+    folder: str = "runs/voices"
+    users: PositiveInt = 900
+
+
+def load(settings: Mapping[str, Any]) -> Preferences:
+    chosen = parse(Settings, settings, where="voices")
+    folder = Path(chosen.folder)
+    contents = read(folder)
+    images, kinds, ends = read_spectrograms(folder, contents), np.array(contents.voice), contents.training
+    return Preferences(
+        "voices",
+        Population(**chosen.model_dump(exclude={"folder"})),  # the same set elsewhere is the same corpus
+        NAMES,
+        SHARES,
+        training=Pool(images[:ends], kinds[:ends]),
+        testing=Pool(images[ends:], kinds[ends:]),
+        # with the spectrograms' hash of when they were made: nobody should wait for a gigabyte to be read
+        source=hashlib.sha256(contents.to_json().encode()).hexdigest(),
+    )
