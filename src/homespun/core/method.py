@@ -134,6 +134,7 @@ class Method:
     sends: Literal["touched", "all"] = "touched"  # rows of a keyed parameter; all: zeros for those not touched
     head: tuple[str, ...] = ()  # globs of the last layer, for methods that give everybody one of their own
     metric: Literal["accuracy", "auc", "f1"] | None = None  # what is shown first; None: auc for two labels
+    reads: Literal["texts", "images"] = "texts"
     predicts: Literal["labels", "text"] = "labels"  # the model gives logits of labels, or the loss of every token
     built_on: str = ""  # fingerprint of the pre-trained model underneath, if there is one
     pooled: bool = False  # central training: one holder has everybody's examples

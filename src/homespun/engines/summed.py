@@ -17,11 +17,11 @@ from torch import Tensor
 
 from homespun.core import seeds
 from homespun.core.batches import plan_batches
-from homespun.core.messages import Broadcast, Rows, Update
+from homespun.core.messages import Broadcast, Elected, Rows, Update
 from homespun.core.method import Batch, Built, Method, Sgd, Stackable, optimizers
 from homespun.core.roles import SHARED, Role
 from homespun.core.tree import Tree
-from homespun.engines.engine import Client, Outcome, Work, in_user_order, with_columns
+from homespun.engines.engine import Client, Outcome, Work, in_user_order, with_columns, with_released
 from homespun.engines.stacked import Stepper, stack_data, stack_private, train_phase_stacked, work_together
 from homespun.privacy.guard import Guard
 from homespun.privacy.mechanism import clipped_statistics, clipped_sum
@@ -40,7 +40,7 @@ def work_cohort(
 
 def can_be_summed(built: Built, clients: Sequence[Client], guard: Guard | None) -> bool:
     method = built.method
-    if not clients or not isinstance(built.model, Stackable) or method.release is not None or method.share is not None:
+    if not clients or not isinstance(built.model, Stackable) or method.share is not None:
         return False
     if guard is not None and guard.local_noise is not None:  # everybody's own noise
         return False
@@ -114,9 +114,12 @@ def _summed(
             share = weights.view(-1, *[1] * (own[name].dim() - 1))
             Stepper(chosen[name]).step(moved[name], gradients[name] / share)
     steps = {name: -chosen[name].rate * gradients[name] for name in leaves if name in gradients}
-    if guard is not None:
-        # what nobody trains is not moved either
-        steps = clipped_sum(steps, guard.clip)
+    kept = [{name: value[place] for name, value in moved.items()} for place in range(count)]
+    told_of_themselves = _released(built, broadcast, clients, kept, seed=seed)
+    if guard is None:
+        steps |= {name: torch.tensordot(weights, value, dims=1) for name, value in told_of_themselves.items()}
+    else:
+        steps = clipped_sum({**steps, **told_of_themselves}, guard.clip)
         told = clipped_statistics(told, guard.clip.statistics)
     if not tree_is_finite(steps) or not tree_is_finite(moved):
         return None
@@ -127,9 +130,30 @@ def _summed(
         statistics={name: float(values.sum()) for name, values in told.items()},
         weight=float(weights.double().sum()),
         clients=count,
+        elected=_elected(built, shared, kept),
     )
-    kept = {client.user: {name: moved[name][place] for name in moved} for place, client in enumerate(clients)}
-    return Outcome(update, kept)
+    return Outcome(update, {client.user: own for client, own in zip(clients, kept, strict=True)})
+
+
+def _released(
+    built: Built, broadcast: Broadcast, clients: Sequence[Client], private: Sequence[Tree], *, seed: int
+) -> dict[str, Tensor]:
+    """What homes tell of themselves on purpose, as deltas [clients, ...]. No gradient has a part in it."""
+    if built.method.release is None:
+        return {}
+    shared = {**broadcast.federated, **broadcast.keyed}
+    each = []
+    for client, own in zip(clients, private, strict=True):
+        told = with_released(built, broadcast, client, {**shared, **own}, work="phases", seed=seed)
+        each.append({name: told[name] - value for name, value in shared.items() if told[name] is not value})
+    return {name: torch.stack([one[name] for one in each]) for name in each[0]}
+
+
+def _elected(built: Built, shared: Tree, private: Sequence[Tree]) -> Elected | None:
+    if built.method.elects is None:
+        return None
+    candidates = [built.method.elects({**shared, **own}) for own in private]
+    return max(candidates, key=lambda candidate: candidate.score)  # the first of equals
 
 
 def _rows(built: Built, broadcast: Broadcast, data: Batch, steps: Tree, *, weights: Tensor) -> dict[str, Rows]:

@@ -60,7 +60,7 @@ class Settings(Common):
     map_every: PositiveInt = 10  # rounds until the map that was learned takes the place of the one in use
 
     # A head of one's own (assignment = "personal")
-    own_rate: NonNegativeFloat = 0.01
+    own_rate: NonNegativeFloat = 0.03
     own_steps: PositiveInt = 10
 
 
@@ -191,9 +191,9 @@ def method(settings: Settings, task: Task) -> Method:
 
     def places() -> dict[str, Tensor]:
         if assignment == "prototype":
-            return {"prototypes": torch.rand(count, size)}
+            return {"prototypes": settings.embedding_scale * (2 * torch.rand(count, size) - 1)}
         if assignment == "som":
-            nodes = torch.rand(count, size)
+            nodes = settings.embedding_scale * (2 * torch.rand(count, size) - 1)
             radius, overlap = torch.tensor(settings.map_radius), torch.zeros(count, count)
             return {"map": nodes, "next": nodes.clone(), "overlap": overlap, "radius": radius}
         return {}
@@ -214,10 +214,10 @@ def method(settings: Settings, task: Task) -> Method:
 
     def new_private(generator: torch.Generator, _: Broadcast) -> dict[str, Tensor]:
         if assignment != "personal":
-            return new_embedding(size, generator)
+            return new_embedding(size, settings.embedding_scale, generator)
         inputs = PreferenceModel(size=task.image or (28, 28), embedding=size, heads=None).head.weight.shape[1]
         zeros = {"head.weight": torch.zeros(CLASSES, inputs), "head.bias": torch.zeros(CLASSES)}
-        return {**new_embedding(size, generator), **zeros}
+        return {**new_embedding(size, settings.embedding_scale, generator), **zeros}
 
     def joint_loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
         return loss(predict, parameters, batch, kinds=told_kinds, trained_by=settings.trained_by)
@@ -236,7 +236,7 @@ def method(settings: Settings, task: Task) -> Method:
         steps=settings.triplet_steps,
         loss=triplet_loss,
     )
-    own = Phase(trains={"head.*": Adam(settings.own_rate)}, batch=WHOLE, steps=settings.own_steps, loss=own_loss)
+    own = Phase(trains={"head.*": Sgd(settings.own_rate)}, batch=WHOLE, steps=settings.own_steps, loss=own_loss)
     first = {"prototype": (towards,), "personal": (own,)}.get(assignment, ())
     heads = {} if assignment == "personal" else {"heads.*": Sgd(1.0)}
     at_home = Phase(trains=embedding, batch=WHOLE, steps=settings.personalize_steps)
@@ -277,6 +277,7 @@ def method(settings: Settings, task: Task) -> Method:
         releases=("a step of the map and its score", "place on the old and the new map") if maps else (),
         head=("head.*",),
         metric="f1",
+        reads="images",
     )
 
 

@@ -164,6 +164,7 @@ def method(settings: Settings, task: Task) -> Method:
         server=server_rule(settings.server, rate=settings.server_rate, over=settings.over),
         weight=lambda examples: float(examples > 0),
         share="length",
+        head=("personal.embedding",) if personal else (),
         keys={"context.table": "context"} if settings.prefix in ("personal x context", "context") else {},
         predicts="text",
         built_on=pretrained.fingerprint,

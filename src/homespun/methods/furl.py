@@ -157,4 +157,5 @@ def method(settings: Settings, task: Task) -> Method:
         server=_server(settings),
         keeps=settings.keeps,
         keys={"user.table": "author"} if settings.users == "table" else {},
+        head=("output.*",),
     )

@@ -58,6 +58,7 @@ def method(settings: Settings, task: Task) -> Method:
         server=server_rule(settings.server, rate=settings.server_rate, over=settings.over),
         weight=lambda examples: float(examples > 0),
         share="length",
+        head=("head.weight",),
         predicts="text",
         built_on=pretrained.fingerprint,
     )

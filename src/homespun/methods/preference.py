@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from homespun.core import settings as core_settings
-from homespun.core.errors import MethodError
 from homespun.core.messages import Broadcast
 from homespun.core.method import Adam, Batch, Method, Phase, Predict, Sgd, Task
 from homespun.core.roles import Role, Rules
@@ -39,6 +38,7 @@ class Common(core_settings.Settings):
     """What all methods over this network have."""
 
     embedding_dim: NonNegativeInt | None = None  # None: the paper's, 28 for digits and 200 for speech
+    embedding_scale: PositiveFloat = 0.1  # a new embedding is uniform between minus this and this
     embedding_rate: NonNegativeFloat = 0.01  # of local Adam on the personal embedding
     server: ServerName = "fedadam"
     server_rate: PositiveFloat | None = 0.01
@@ -56,8 +56,7 @@ RUN = {"rounds": 200, "cohort": 100}
 
 def encode(examples: Examples) -> Batch:
     """Images stay bytes until they are used: a user is 16 kB instead of 63."""
-    if examples.images is None:
-        raise MethodError("this method looks at images, and the corpus has texts. Try --data digits.")
+    assert examples.images is not None
     columns = {"label": examples.labels, "kind": examples.contexts, "group": examples.groups}
     numbers = {
         name: torch.from_numpy(np.asarray(column, dtype=np.int64))
@@ -77,14 +76,14 @@ def loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
 
 
 def embedding_size(settings: Common, task: Task) -> int:
-    if task.image is None:
-        raise MethodError("this method looks at images, and the corpus has texts. Try --data digits.")
-    return EMBEDDING.get(task.image, min(task.image)) if settings.embedding_dim is None else settings.embedding_dim
+    if settings.embedding_dim is not None:
+        return settings.embedding_dim
+    return EMBEDDING.get(task.image or (28, 28), 28)
 
 
-def new_embedding(size: int, generator: torch.Generator) -> dict[str, Tensor]:
+def new_embedding(size: int, scale: float, generator: torch.Generator) -> dict[str, Tensor]:
     """Uniform, as section 3.2 has it."""
-    return {"user.embedding": torch.rand(size, generator=generator)}
+    return {"user.embedding": scale * (2 * torch.rand(size, generator=generator) - 1)}
 
 
 def method(settings: Settings, task: Task) -> Method:
@@ -97,7 +96,7 @@ def method(settings: Settings, task: Task) -> Method:
         return PreferenceModel(size=task.image, embedding=size, heads=None)
 
     def new_private(generator: torch.Generator, _: Broadcast) -> dict[str, Tensor]:
-        return new_embedding(size, generator) if size else {}
+        return new_embedding(size, settings.embedding_scale, generator) if size else {}
 
     return Method(
         name="preference",
@@ -115,4 +114,5 @@ def method(settings: Settings, task: Task) -> Method:
         weight=lambda examples: float(examples > 0),
         head=("head.*",),
         metric="f1",
+        reads="images",
     )

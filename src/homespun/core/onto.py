@@ -1,0 +1,87 @@
+"""Methods that are put onto another method's network: FedRep over FURL's, pFedMe over FedEmbed's, and so on.
+
+Such a method takes the network, the examples and the loss of another one as they are, and says anew which parameters
+are whose and how they are trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from homespun.core.errors import SettingsError, nearest
+from homespun.core.method import Method, Optimizer, Phase, Task, load_method, optimizers
+from homespun.core.roles import Partition, Role, first_match, partition
+from homespun.core.settings import Settings
+
+START = 0  # seed of the values that a personal part starts from; everybody's are the same
+
+
+class OntoSettings(Settings):
+    of: str = "preference"  # the method whose network, loss and examples these are
+    inner: dict[str, Any] = Field(default_factory=dict)  # its settings
+    head: tuple[str, ...] = ()  # globs of the part that is somebody's own; none: what that method calls its head
+
+
+@dataclass(frozen=True)
+class Onto:
+    """The method underneath, with its parameters by name."""
+
+    method: Method
+    partition: Partition
+    start: Mapping[str, Tensor]  # every parameter as built
+    head: tuple[str, ...]  # names
+
+    @property
+    def body(self) -> tuple[str, ...]:
+        """What is shared and not in the head."""
+        shared = self.partition.names(Role.FEDERATED, Role.KEYED)
+        return tuple(name for name in shared if name not in self.head)
+
+    def phases(self, names: Collection[str], *, at_home: bool = False) -> tuple[Phase, ...]:
+        """The method's phases, as far as they train these parameters."""
+        found = []
+        for phase in self.method.personalize if at_home else self.method.phases:
+            trains: dict[str, Optimizer] = optimizers(phase, [name for name in self.partition.roles if name in names])
+            if trains:
+                found.append(replace(phase, trains=trains))
+        return tuple(found)
+
+
+def underneath(settings: OntoSettings, task: Task, *, name: str) -> Onto:
+    """Build the other method once, to know its parameters."""
+    method = load_method(settings.of, settings.inner, task)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(START)
+        model = method.build()
+    start = {parameter: value.detach() for parameter, value in model.named_parameters()}
+    parts = partition(start, method.rules, method=method.name)
+    hooks = ("generate", "release", "elects", "prototypes", "columns")
+    own = [hook for hook in hooks if getattr(method, hook) is not None]
+    if own:
+        raise SettingsError(
+            f"{name}: {settings.of} with these settings is more than a network (it has {', '.join(own)}), and cannot "
+            "be taken as one. Take a plainer method: preference, furl, fedperc, meta_learning."
+        )
+    globs = settings.head or method.head
+    head = tuple(parameter for parameter in start if first_match(parameter, globs))
+    unused = [glob for glob in settings.head if not any(first_match(parameter, [glob]) for parameter in start)]
+    if unused:
+        known = ", ".join(start)
+        raise SettingsError(
+            f"{name}: head {unused[0]!r} covers no parameter.{nearest(unused[0], start)} There are: {known}."
+        )
+    if not head:
+        raise SettingsError(
+            f"{name}: {method.name} does not say which of its parameters are its head. Name them, for instance "
+            f"head = [{list(start)[-1]!r}]. There are: {', '.join(start)}."
+        )
+    frozen = [parameter for parameter in head if parts.roles[parameter] is Role.FROZEN]
+    if frozen:
+        raise SettingsError(f"{name}: {', '.join(frozen)} of {method.name} is frozen, so it cannot be anybody's own.")
+    return Onto(method, parts, start, head)

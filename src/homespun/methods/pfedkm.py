@@ -1,0 +1,195 @@
+"""PFedKM, as FedEmbed compares itself with it (Silva et al., 2022, table 1; after Tang, Guo and Guo, 2021).
+
+"A shared feature encoder with sub-population model heads assigned by K-means clustering over user gradients." A round
+of a client: take the gradient of a reference head on its own examples, find the centroid that is nearest to it, and
+train the encoder and that cluster's head. It also tells its gradient's direction to its centroid: the mean over a
+cluster's members is Lloyd's step of k-means, one a round. Any method's network will do: `of` names it, and `head` the
+part that clusters have of their own.
+
+| paper | here |
+|---|---|
+| heads of the sub-populations | rows of `heads.*`, KEYED by the column `cluster` |
+| k-means' centroids | rows of `centroids`, KEYED by the same |
+| a user's gradient | minus `probe.*`, PRIVATE; only its direction is told |
+
+1. FedEmbed clusters the gradient of the whole network, which it calls impractically slow; here it is the head's, at the
+   mean of all heads, scaled to length 1: everybody's gradient is taken at the same point, and k-means is not about how
+   far somebody has already learned.
+2. The server never has all gradients at once: centroids go down, and each home finds its own.
+3. A cluster with no member in a cohort takes half of the largest: its head, and its centroid moved a little. Without
+   this everybody stays in the cluster that is nearest to what all gradients have in common.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor
+from torch.nn import functional
+
+from homespun.core.errors import SettingsError
+from homespun.core.messages import Broadcast, Rows, ServerState, Update
+from homespun.core.method import Batch, Loss, Method, Optimizer, Phase, Predict, Sgd, Task
+from homespun.core.onto import OntoSettings, underneath
+from homespun.core.roles import Role
+from homespun.core.seeds import torch_generator
+from homespun.core.server import ServerRule, mean_rows
+from homespun.core.tree import Tree
+from homespun.models.clustered import HEADS, MODEL, PROBE, REFERENCE, clustered, key
+
+
+class Settings(OntoSettings):
+    clusters: PositiveInt | None = None  # None: as many as the corpus has contexts
+
+
+SMALL: dict[str, int] = {}
+CORPUS = {"source": "digits", "users": 20}  # on which the contract is checked
+RUN = {"rounds": 200, "cohort": 100}
+
+
+APART = 0.01  # how far two halves of a cluster start from each other; gradients have length 1
+
+
+@dataclass(frozen=True)
+class LloydServer:
+    """The other method's server rule for what it knows; centroids become the mean of their members."""
+
+    rule: ServerRule
+
+    def __call__(self, state: ServerState, update: Update) -> ServerState:
+        rest = {name: table for name, table in state.keyed.items() if name != "centroids"}
+        moved = self.rule(
+            replace(state, keyed=rest), replace(update, keyed={name: update.keyed[name] for name in rest})
+        )
+        rows, centroids = update.keyed["centroids"], state.keyed["centroids"].clone()
+        if not update.weight:
+            return replace(moved, keyed={**moved.keyed, "centroids": centroids})
+        centroids[rows.index] += mean_rows(rows, weight=update.weight, over="contributors")
+        source = _split(rows, clusters=len(centroids))
+        apart = torch.randn(centroids.shape, generator=torch_generator(0, "clusters", state.round))
+        moved_apart = centroids[source] + APART * functional.normalize(apart, dim=1)
+        centroids = torch.where((source == torch.arange(len(source)))[:, None], centroids, moved_apart)
+        tables = {name: table[source] if name.startswith(HEADS) else table for name, table in moved.keyed.items()}
+        return replace(moved, keyed={**tables, "centroids": centroids})
+
+
+def _split(rows: Rows, *, clusters: int) -> Tensor:
+    """For every cluster the one it goes on from: itself, or, where nobody was in it, the largest, which is split as
+    long as it has twice its share."""
+    members = torch.zeros(clusters, dtype=torch.float64).index_copy_(0, rows.index, rows.weight)
+    source = torch.arange(clusters)
+    for empty in (members == 0).nonzero()[:, 0].tolist():
+        largest = int(members.argmax())
+        if members[largest] < 2 * members.sum() / clusters:
+            break
+        source[empty] = largest
+        members[empty] = members[largest] = members[largest] / 2
+    return source
+
+
+def method(settings: Settings, task: Task) -> Method:
+    onto = underneath(settings, task, name="pfedkm")
+    base, last = onto.method, onto.method.phases[-1]
+    clusters = settings.clusters or task.contexts
+    if not 1 <= clusters <= task.population:
+        raise SettingsError(
+            f"pfedkm: {clusters} clusters for {task.population} users. Set clusters to a number between 1 and "
+            f"{task.population}."
+        )
+    private = onto.partition.names(Role.PRIVATE)
+
+    def direction(parameters: Tree) -> Tensor:
+        """Of the gradient at the reference head: [..., size]."""
+        axes = parameters[PROBE + key(onto.head[0])].dim() - onto.start[onto.head[0]].dim()
+        flat = [-parameters[PROBE + key(name)].flatten(axes) for name in onto.head]
+        return functional.normalize(torch.cat(flat, dim=-1), dim=-1)
+
+    def nearest(parameters: Tree) -> Tensor:
+        gaps = direction(parameters)[..., None, :] - parameters["centroids"]
+        return gaps.square().sum(dim=-1).argmin(dim=-1)
+
+    def columns(parameters: Tree, batch: Batch) -> Batch:
+        rows = next(iter(batch.values()))
+        found = nearest(parameters)[..., None]
+        return {"cluster": found.expand(rows.shape[: found.dim()])}
+
+    def release(trained: Tree, _: torch.Generator) -> Tree:
+        centroids = trained["centroids"].clone()
+        centroids[nearest(trained)] = direction(trained)
+        return {"centroids": centroids}
+
+    def renamed(loss: Loss) -> Loss:
+        def outer(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
+            plain = {name[len(MODEL) :]: value for name, value in parameters.items() if name.startswith(MODEL)}
+            return loss(
+                lambda given, rows: predict({**parameters, **{MODEL + name: given[name] for name in given}}, rows),
+                plain,
+                batch,
+            )
+
+        return outer
+
+    def at_reference(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
+        everybodys = {**batch, "cluster": torch.full_like(batch["cluster"], REFERENCE)}
+        return renamed(base.loss)(predict, parameters, everybodys)
+
+    def forget(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
+        """Half the probe's square: a step of rate 1 makes it zero."""
+        axes = parameters[PROBE + key(onto.head[0])].dim() - onto.start[onto.head[0]].dim()
+        flat = [parameters[PROBE + key(name)].flatten(axes) for name in onto.head]
+        half = 0.5 * torch.cat(flat, dim=-1).square().sum(dim=-1)[..., None]
+        return half.expand(batch["cluster"].shape)
+
+    probes: dict[str, Optimizer] = {PROBE + key(name): Sgd(1.0) for name in onto.head}
+    look = (
+        Phase(trains=probes, batch=last.batch, steps=1, loss=forget),
+        Phase(trains=probes, batch=last.batch, steps=1, loss=at_reference),
+    )
+    body = [
+        replace(
+            phase,
+            trains={
+                (HEADS + key(name) if name in onto.head else MODEL + name): found
+                for name, found in phase.trains.items()
+            },
+            loss=None if phase.loss is None else renamed(phase.loss),
+        )
+        for phase in onto.phases({*onto.body, *onto.head, *private})
+    ]
+
+    def new_private(generator: torch.Generator, broadcast: Broadcast) -> dict[str, Tensor]:
+        theirs = {MODEL + name: value for name, value in base.new_private(generator, broadcast).items()}
+        return {**{PROBE + key(name): torch.zeros_like(onto.start[name]) for name in onto.head}, **theirs}
+
+    return replace(
+        base,
+        name="pfedkm",
+        version=1,
+        settings=settings,
+        build=lambda: clustered(base.build(), onto.head, clusters),
+        rules=[
+            *((HEADS + key(name), Role.KEYED) for name in onto.head),
+            ("centroids", Role.KEYED),
+            *((PROBE + key(name), Role.PRIVATE) for name in onto.head),
+            *(
+                (MODEL + name, Role.FROZEN if name in onto.head else role)
+                for name, role in onto.partition.roles.items()
+            ),
+        ],
+        loss=renamed(base.loss),
+        phases=(*look, *body),
+        personalize=look,
+        new_private=new_private,
+        columns=columns,
+        release=release,
+        releases=("direction of the head's gradient",),
+        server=LloydServer(base.server),
+        keys={
+            **{HEADS + key(name): "cluster" for name in onto.head},
+            "centroids": "cluster",
+            **{MODEL + name: column for name, column in base.keys.items() if name not in onto.head},
+        },
+        head=(),
+    )

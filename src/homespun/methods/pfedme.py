@@ -1,0 +1,137 @@
+"""pFedMe (Dinh, Tran and Nguyen, 2020): everybody's own parameters, tied to everybody's common ones.
+
+    theta_i = argmin f_i(theta) + lambda/2 |theta - w|^2        w <- w - eta lambda (w - theta_i)
+
+`personal = "head"` is what FedEmbed compares itself with (table 1): only heads are personal, each is tied to a global
+head, and the encoder is shared as in federated averaging. `personal = "all"` is the Moreau envelope of the paper: every
+parameter has a personal copy, and what is averaged are the common ones. Any method's network will do: `of` names it.
+
+| paper | here |
+|---|---|
+| theta_i, personal parameters | `own.*`, PRIVATE |
+| w, local and global parameters | `model.*`, in the roles they have in `of` |
+| lambda | `tie` |
+| K steps that approximate theta_i, their rate | `own_steps`, `own_rate` |
+| eta, the rate of w | `common_rate` |
+| R local rounds | `local_rounds` (personal = "all") |
+| beta, the server's averaging | the server's rate, of `of` |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from homespun.core.errors import SettingsError
+from homespun.core.messages import Broadcast
+from homespun.core.method import Batch, Loss, Method, Optimizer, Phase, Predict, Sgd, Task
+from homespun.core.onto import OntoSettings, underneath
+from homespun.core.roles import Role
+from homespun.core.tree import Tree
+from homespun.models.copies import MODEL, own_name, with_copies, without_copies
+
+
+class Settings(OntoSettings):
+    personal: Literal["head", "all"] = "head"
+    tie: NonNegativeFloat = 0.1
+    own_steps: PositiveInt = 10
+    own_rate: NonNegativeFloat = 0.03
+    common_rate: PositiveFloat = 1.0
+    local_rounds: PositiveInt = 1
+    home_steps: PositiveInt = 50  # of somebody who never took part
+
+
+SMALL = {"own_steps": 2, "home_steps": 2}
+CORPUS = {"source": "digits", "users": 20}  # on which the contract is checked
+RUN = {"rounds": 200, "cohort": 100}
+
+
+def method(settings: Settings, task: Task) -> Method:
+    onto = underneath(settings, task, name="pfedme")
+    base = onto.method
+    last = base.phases[-1]
+    personal = (*onto.body, *onto.head) if settings.personal == "all" else onto.head
+    private = onto.partition.names(Role.PRIVATE)
+    personal = tuple(name for name in personal if name not in private)  # what is at home anyway is tied to nothing
+
+    if not personal:
+        raise SettingsError(
+            f"pfedme: {', '.join(onto.head)} of {base.name} is private already: there is nothing to tie."
+        )
+
+    def distance(parameters: Tree) -> Tensor:
+        """lambda/2 |theta - w|^2; any leading axis."""
+        axes = parameters[own_name(personal[0])].dim() - onto.start[personal[0]].dim()
+        gaps = [(parameters[own_name(name)] - parameters[MODEL + name]).flatten(axes) for name in personal]
+        return 0.5 * settings.tie * sum(gap.square().sum(dim=-1) for gap in gaps)  # type: ignore[return-value]
+
+    def tied(loss: Loss) -> Loss:
+        def with_tie(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
+            def inner(given: Tree, rows: Batch) -> Tensor:
+                renamed = {own_name(name) if name in personal else MODEL + name: given[name] for name in given}
+                return predict({**parameters, **renamed}, rows)
+
+            losses = loss(inner, without_copies(parameters, personal), batch)
+            return losses + distance(parameters)[..., None]
+
+        return with_tie
+
+    def only_tie(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
+        rows = next(iter(batch.values()))
+        apart = distance(parameters)[..., None]
+        return apart.expand(rows.shape[: apart.dim()])
+
+    def new_private(generator: torch.Generator, broadcast: Broadcast) -> dict[str, Tensor]:
+        """Somebody new starts from the common parameters."""
+        shared = {**broadcast.federated, **broadcast.keyed}
+        start = {own_name(name): shared[MODEL + name].clone() for name in personal}
+        theirs = base.new_private(generator, _under_their_names(broadcast))
+        return {**start, **{MODEL + name: value for name, value in theirs.items()}}
+
+    towards: dict[str, Optimizer] = {own_name(name): Sgd(settings.own_rate) for name in personal}
+    own = Phase(trains=towards, batch=last.batch, steps=settings.own_steps)
+    common: dict[str, Optimizer] = {MODEL + name: Sgd(settings.common_rate) for name in personal}
+    if settings.personal == "all":
+        phases = (own, Phase(trains=common, batch=last.batch, steps=1, loss=only_tie)) * settings.local_rounds
+    else:
+        rest = onto.phases({*onto.body, *private} - set(personal))
+        body = [
+            replace(
+                phase,
+                trains={MODEL + name: found for name, found in phase.trains.items()},
+                loss=None if phase.loss is None else tied(phase.loss),
+            )
+            for phase in rest
+        ]
+        if not body:  # the head is all there is
+            body = [Phase(trains={}, batch=last.batch, steps=1, loss=only_tie)]
+        phases = (own, *body[:-1], replace(body[-1], trains={**body[-1].trains, **common}))
+    return replace(
+        base,
+        name="pfedme",
+        version=1,
+        settings=settings,
+        build=lambda: with_copies(base.build(), personal),
+        rules=[
+            *((own_name(name), Role.PRIVATE) for name in personal),
+            *((MODEL + name, role) for name, role in onto.partition.roles.items()),
+        ],
+        loss=tied(base.loss),
+        phases=phases,
+        personalize=(replace(own, steps=settings.home_steps),),
+        new_private=new_private,
+        keys={MODEL + name: column for name, column in base.keys.items()},
+        head=(),
+    )
+
+
+def _under_their_names(broadcast: Broadcast) -> Broadcast:
+    def plain(values: Tree) -> Mapping[str, Tensor]:
+        return {name.removeprefix(MODEL): value for name, value in values.items()}
+
+    return replace(broadcast, federated=plain(broadcast.federated), keyed=plain(broadcast.keyed))

@@ -1,0 +1,332 @@
+"""FedEmbed by small exact numbers, and against algorithm 1 written out sample by sample."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from minisom import MiniSom
+from torch.nn import functional
+
+from homespun.core.errors import SettingsError
+from homespun.core.messages import Elected, Rows, ServerState, Update, update_from_bytes, update_to_bytes
+from homespun.core.method import Task, build, load_method
+from homespun.core.roles import Role
+from homespun.core.server import FedAvg
+from homespun.data import load_federation
+from homespun.engines.cohort import CohortEngine
+from homespun.engines.engine import Client
+from homespun.engines.loop import LoopEngine, train_client
+from homespun.methods import fedembed
+from homespun.opening import open_run, task_of
+from homespun.run import RunSettings
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return load_federation("digits", settings={"users": 20})
+
+
+def made(federation, seed=3, **settings):
+    return build(load_method("fedembed", settings, task_of(federation)), seed=seed)
+
+
+def client(built, federation, position=0, rows=slice(None)):
+    user = federation.users[position]
+    data = {name: column[rows] for name, column in built.method.encode(federation.examples(position)).items()}
+    return Client(user, private=built.new_private(user, seed=3), data=data)
+
+
+def test_the_sizes_are_those_of_appendix_b(federation):
+    built = made(federation, assignment="type")
+    shapes = {name: tuple(value.shape) for name, value in built.initial.items()}
+    assert shapes["heads.weight"] == (10, 2, 92) and shapes["common.weight"] == (2, 92)
+    assert shapes["kinds.weight"] == (10, 92) and shapes["encoder.0.weight"] == (16, 2, 3, 3)
+    assert shapes["user.embedding"] == (28,)
+    speech = load_method("fedembed", {"assignment": "type"}, Task(2, 900, 20, (200, 375)))
+    large = dict(build(speech, seed=0).initial)
+    assert large["heads.weight"].shape == (20, 2, 456) and large["user.embedding"].shape == (200,)
+
+
+def test_the_speech_network_reads_a_spectrogram():
+    built = build(load_method("fedembed", {"assignment": "type"}, Task(2, 900, 20, (200, 375))), seed=0)
+    image = torch.randint(0, 256, (3, 200, 375), dtype=torch.uint8)
+    data = {
+        "image": image,
+        "label": torch.tensor([0, 1, 1]),
+        "kind": torch.tensor([3, 4, 5]),
+        "group": torch.tensor([4] * 3),
+    }
+    somebody = Client("ann", built.new_private("ann", seed=0), data)
+    slow, fast = (
+        engine.predict(built.start().broadcast(), [somebody])[0]
+        for engine in (LoopEngine(built, 0), CohortEngine(built, 0, workers=0))
+    )
+    assert slow.shape == (3, 2 + 20 + 2)
+    torch.testing.assert_close(slow, fast, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("assignment", ["type", "prototype", "personal"])
+def test_the_global_head_moves_the_embedding_and_itself_and_no_weight_of_the_encoder(federation, assignment):
+    built = made(federation, assignment=assignment)
+    somebody = client(built, federation)
+    given = {
+        name: value.clone().requires_grad_()
+        for name, value in built.parameters(built.start().broadcast(), somebody.private).items()
+    }
+    data = {**somebody.data, "head": somebody.data["group"]}
+    output = torch.func.functional_call(built.model, given, (data,))
+    functional.cross_entropy(output[:, -2:], data["label"]).backward()
+    moved = {name for name, value in given.items() if value.grad is not None and value.grad.abs().max() > 0}
+    assert moved == {"user.embedding", "common.weight", "common.bias"}
+
+
+def test_part_of_it_reaches_the_embedding_through_the_encoders_diagonal_channel(federation):
+    built = made(federation, assignment="type")
+    somebody = client(built, federation)
+    given = built.parameters(built.start().broadcast(), somebody.private)
+    embedding = somebody.private["user.embedding"].clone().requires_grad_()
+    data = {**somebody.data, "head": somebody.data["group"]}
+    output = torch.func.functional_call(built.model, {**given, "user.embedding": embedding}, (data,))
+    functional.cross_entropy(output[:, -2:], data["label"]).backward()
+    # beside the features it meets the head's last 28 columns only
+    shares = output[:, -2:].softmax(dim=1) - functional.one_hot(data["label"], 2)
+    beside = (shares.detach() @ given["common.weight"][:, 64:]).mean(dim=0)
+    assert (embedding.grad - beside).abs().max() > 1e-4
+
+
+def literal_algorithm_1(built, broadcast, somebody, *, rate):
+    """Lines 15 to 21: sample by sample, gradients of what is shared summed up, the embedding moved after each."""
+    shared = {**broadcast.federated, **broadcast.keyed}
+    totals = {name: torch.zeros_like(value) for name, value in shared.items()}
+    embedding = somebody.private["user.embedding"].clone()
+    for row in range(somebody.examples):
+        batch = {name: column[row : row + 1] for name, column in somebody.data.items()}
+        batch["head"] = batch["group"]
+        leaves = {
+            name: value.clone().requires_grad_() for name, value in {**shared, "user.embedding": embedding}.items()
+        }
+        losses = built.method.loss(
+            lambda given, some: torch.func.functional_call(built.model, dict(given), (some,)), leaves, batch
+        )
+        losses.sum().backward()
+        for name in shared:
+            totals[name] += 0 if leaves[name].grad is None else leaves[name].grad
+        embedding = embedding - rate * leaves["user.embedding"].grad.sign()  # Adam's first step
+    return totals, embedding
+
+
+@pytest.mark.parametrize(("rows", "rate"), [(slice(0, 1), 0.01), (slice(0, 12), 0.0)])
+def test_one_step_a_round_is_algorithm_1_where_the_two_can_be_compared(federation, rows, rate):
+    """With one sample they are the same; with many, as long as the embedding stands still in between."""
+    built = made(federation, assignment="type", embedding_rate=rate)
+    somebody, start = client(built, federation, rows=rows), built.start().broadcast()
+    trained, _ = train_client(built, start, somebody, work="phases", seed=0)
+    totals, embedding = literal_algorithm_1(built, start, somebody, rate=rate)
+    for name, total in totals.items():
+        expected = {**start.federated, **start.keyed}[name] - total / somebody.examples
+        torch.testing.assert_close(trained[name], expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(trained["user.embedding"], embedding, atol=1e-5, rtol=1e-5)
+
+
+def test_with_the_global_head_alone_only_its_gradient_moves_the_embedding(federation):
+    built = made(federation, assignment="type", trained_by="common")
+    somebody = client(built, federation)
+    given = built.parameters(built.start().broadcast(), somebody.private)
+    embedding = somebody.private["user.embedding"].clone().requires_grad_()
+    data = {**somebody.data, "head": somebody.data["group"]}
+
+    def predict(parameters, batch):
+        return torch.func.functional_call(built.model, dict(parameters), (batch,))
+
+    built.method.loss(predict, {**given, "user.embedding": embedding}, data).mean().backward()
+    alone = somebody.private["user.embedding"].clone().requires_grad_()
+    output = predict({**given, "user.embedding": alone}, data)
+    functional.cross_entropy(output[:, -2:], data["label"]).backward()
+    torch.testing.assert_close(embedding.grad, alone.grad)
+
+
+def test_the_triplet_loss_by_hand():
+    """Two kinds, prototypes at (0, 0) and (3, 0), somebody at (1, 0) who likes kind 0: 1 - 4 + margin."""
+    parameters = {
+        "user.embedding": torch.tensor([1.0, 0.0]),
+        "places.prototypes": torch.tensor([[0.0, 0.0], [3.0, 0.0]]),
+    }
+    batch = {"kind": torch.tensor([0, 1, 0]), "label": torch.tensor([1, 0, 1])}
+    found = fedembed.triplet(None, parameters, batch, kinds=2, margin=5.0)
+    assert found.tolist() == [2.0, 0.0, 2.0]  # what is not liked says nothing
+    assert fedembed.triplet(None, parameters, batch, kinds=2, margin=1.0).tolist() == [0.0, 0.0, 0.0]  # the hinge
+
+
+def test_of_several_prototypes_of_a_kind_the_nearest_attracts_and_the_others_do_not_repel():
+    places = torch.tensor([[0.0], [9.0], [2.0], [9.0]])  # rows 0 and 2 like kind 0
+    parameters = {"user.embedding": torch.tensor([3.0]), "places.prototypes": places}
+    batch = {"kind": torch.tensor([0]), "label": torch.tensor([1])}
+    assert fedembed.triplet(None, parameters, batch, kinds=2, margin=40.0).tolist() == [1 - 36 + 40]
+
+
+def test_a_map_step_is_minisoms():
+    draw = np.random.default_rng(0)
+    embedding, nodes = draw.normal(size=6).astype(np.float32), draw.normal(size=(5, 6)).astype(np.float32)
+    oracle = MiniSom(1, 5, 6, sigma=0.8, learning_rate=0.4)
+    oracle._weights = nodes.reshape(1, 5, 6).astype(float).copy()
+    oracle.update(embedding, oracle.winner(embedding), 0, 1000)
+    step = fedembed.map_step(torch.tensor(embedding), torch.tensor(nodes), radius=torch.tensor(0.8), rate=0.4)
+    np.testing.assert_allclose(nodes + step.numpy(), oracle.get_weights()[0], atol=1e-6)
+
+
+def map_state(*, round=4):
+    places = {
+        "places.map": torch.zeros(3, 2),
+        "places.next": torch.ones(3, 2),
+        "places.overlap": torch.zeros(3, 3),
+        "places.radius": torch.tensor(1.0),
+    }
+    heads = {"heads.weight": torch.tensor([[1.0], [2.0], [3.0]])}
+    return ServerState(round, places, heads)
+
+
+def map_update(state, overlap, elected=None, step=0.0):
+    federated = {name: torch.zeros_like(value) for name, value in state.federated.items()}
+    federated |= {"places.overlap": torch.tensor(overlap), "places.next": torch.full((3, 2), step)}
+    nothing = Rows(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 1), torch.zeros(0, dtype=torch.float64))
+    return Update(state.round, federated, {"heads.weight": nothing}, {}, weight=6.0, clients=6, elected=elected)
+
+
+def test_heads_are_carried_over_by_greatest_overlap():
+    """Of new cluster 0 most came from old 2, of new 1 from old 0, and nobody came to new 2."""
+    overlap = [[1.0, 2.0, 0.0], [0.0, 0.0, 0.0], [3.0, 0.0, 0.0]]
+    state = map_state(round=4)
+    after = fedembed.MapServer(FedAvg(), every=5, radius=1.0, halves=10)(state, map_update(state, overlap))
+    assert after.keyed["heads.weight"].flatten().tolist() == [3.0, 1.0, 3.0]
+    assert torch.equal(after.federated["places.map"], state.federated["places.next"])
+    assert after.federated["places.overlap"].abs().max() == 0
+    assert after.federated["places.radius"] == pytest.approx(0.5**0.5)
+
+
+def test_between_two_maps_overlaps_add_up_and_heads_stay():
+    state = map_state(round=1)
+    server = fedembed.MapServer(FedAvg(), every=5, radius=1.0, halves=10)
+    after = server(state, map_update(state, [[1.0, 0.0, 0.0]] * 3, step=6.0))
+    after = server(after, map_update(after, [[1.0, 0.0, 0.0]] * 3))
+    assert after.federated["places.overlap"].tolist() == [[2.0, 0.0, 0.0]] * 3
+    assert torch.equal(after.keyed["heads.weight"], state.keyed["heads.weight"])
+    assert after.federated["places.next"].tolist() == [[2.0, 2.0]] * 3  # everybody's mean step
+
+
+def test_the_best_scoring_step_is_the_one_that_is_applied():
+    state = map_state(round=1)
+    one, other = (
+        Elected(-2.0, {"places.next": torch.ones(3, 2)}),
+        Elected(-1.0, {"places.next": torch.full((3, 2), 7.0)}),
+    )
+    zero = [[0.0] * 3] * 3
+    total = map_update(state, zero, elected=one) + map_update(state, zero, elected=other) + map_update(state, zero)
+    assert update_from_bytes(update_to_bytes(total)).elected.score == -1.0
+    after = fedembed.MapServer(FedAvg(), every=5, radius=1.0, halves=10)(state, total)
+    assert after.federated["places.next"].tolist() == [[8.0, 8.0]] * 3
+
+
+def opened(folder, federation, **settings):
+    run_settings = {"rounds": 3, "cohort": 6, "workers": 0, "engine": "cohort"}
+    run_settings |= {name: settings.pop(name) for name in list(settings) if name in RunSettings.model_fields}
+    return open_run(
+        folder, method="fedembed", federation=federation, settings=RunSettings(**run_settings), method_settings=settings
+    )
+
+
+def test_prototypes_are_moved_by_the_servers_own_users_and_by_nobody_elses_update(tmp_path, federation):
+    with opened(tmp_path / "run", federation) as run:
+        before = run.state.federated["places.prototypes"]
+        sent = run.engine.work(run.state.broadcast(), run.clients([0, 1, 2])).update
+        assert sent.federated["places.prototypes"].abs().max() == 0
+        run.step()
+        after = run.state.federated["places.prototypes"]
+        assert after.shape == before.shape and (after - before).abs().min(dim=1).values.max() > 0
+        held = Client("prototype 3", {"user.embedding": before[3]}, run.prototypical[3])
+    # what one of them learns is what anybody with these examples would
+    built = made(federation, seed=0)
+    learned = LoopEngine(built, 0).work(built.start().broadcast(), [held]).private["prototype 3"]["user.embedding"]
+    torch.testing.assert_close(after[3], learned, atol=1e-6, rtol=1e-5)
+
+
+def test_a_cohort_without_a_sub_population_leaves_its_head_alone(tmp_path, federation):
+    with opened(tmp_path / "run", federation, assignment="type", cohort=1, rounds=1) as run:
+        before = run.state.keyed["heads.weight"]
+        group = int(run.federation.group(run.cohort(0)[0]))
+        run.step()
+        moved = (run.state.keyed["heads.weight"] != before).flatten(1).any(dim=1)
+    assert moved.nonzero().flatten().tolist() == [group]
+
+
+@pytest.mark.parametrize("over", ["cohort", "contributors"])
+def test_zeros_for_unused_heads_are_what_averaging_over_the_cohort_takes_them_for(federation, over):
+    sent = {}
+    for sends in ("touched", "all"):
+        built = made(federation, assignment="type", sends=sends, over=over, server="fedavg")
+        somebody = [client(built, federation, position) for position in range(4)]
+        update = LoopEngine(built, 0).work(built.start().broadcast(), somebody).update
+        sent[sends] = built.method.server(built.start(), update).keyed["heads.weight"]
+        assert len(update.keyed["heads.weight"].index) == (
+            10 if sends == "all" else len({federation.group(p) for p in range(4)})
+        )
+    same = torch.allclose(sent["touched"], sent["all"], atol=1e-7)
+    assert same == (over == "cohort")
+
+
+def test_a_map_under_privacy_needs_a_sum(tmp_path, federation):
+    private = {"noise_multiplier": 1.0, "delta": 0.01}
+    with pytest.raises(SettingsError, match="map_step"):
+        opened(tmp_path / "run", federation, assignment="som", sampler="poisson", privacy=private)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"heads": 30, "assignment": "som"}, "30 sub-populations for 20 users"),
+        ({"heads": 15}, "multiple of 10"),
+        ({"heads": 5, "assignment": "type"}, "5 heads for 10 known sub-populations"),
+        ({"embedding_dim": 0}, "method `preference`"),
+    ],
+)
+def test_wrong_numbers_are_named(federation, settings, said):
+    with pytest.raises(SettingsError, match=said):
+        load_method("fedembed", settings, task_of(federation))
+
+
+def test_texts_are_refused_and_so_are_images_for_those_who_read_texts(tmp_path, federation):
+    dialects = load_federation("dialects", settings={"users": 12})
+    with pytest.raises(SettingsError, match="reads images, and this corpus has texts"):
+        open_run(tmp_path, method="preference", federation=dialects, settings=RunSettings(rounds=1))
+    with pytest.raises(SettingsError, match="reads texts, and this corpus has images"):
+        open_run(tmp_path, method="furl", federation=federation, settings=RunSettings(rounds=1))
+
+
+def test_type_assignment_learns_what_one_model_for_all_cannot(tmp_path):
+    """The paper's point in a minute: conflicting labels need a head for each sub-population."""
+    from homespun.training import evaluate, train
+
+    people = load_federation("digits", settings={"users": 60})
+    settings = {"rounds": 12, "cohort": 60, "workers": 0, "evaluate_every": 12}
+    with (
+        train("fedembed", people, assignment="type", **settings) as ours,
+        train("preference", people, **settings) as one,
+    ):
+        assert evaluate(ours, "test").f1 > 0.8 > 0.6 > evaluate(one, "test").f1
+        assert set(ours.built.partition.names(Role.PRIVATE)) == {"user.embedding"}
+        assert not any("user.embedding" in name for name in ours.state.federated)
+
+
+def test_stale_and_foreign_candidates_are_refused(federation):
+    from homespun.core.intake import refusal
+
+    built = made(federation, assignment="som")
+    start = built.start().broadcast()
+    sent = LoopEngine(built, 0).work(start, [client(built, federation)]).update
+    assert refusal(sent, start, statistics=built.method.statistics) is None
+    for wrong in (
+        Elected(float("nan"), {}),
+        Elected(0.0, {"places.next": torch.zeros(1)}),
+        Elected(0.0, {"encoder": torch.zeros(1)}),
+    ):
+        assert refusal(replace(sent, elected=wrong), start, statistics=built.method.statistics) is not None

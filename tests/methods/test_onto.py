@@ -1,0 +1,177 @@
+"""FedRep, pFedMe and PFedKM: their steps by hand, and over the networks of other methods."""
+
+import pytest
+import torch
+
+from homespun.contract import check_method
+from homespun.core.errors import SettingsError
+from homespun.core.messages import Rows, ServerState, Update
+from homespun.core.method import build, load_method
+from homespun.core.roles import Role
+from homespun.core.server import FedAvg
+from homespun.data import load_federation
+from homespun.engines.engine import Client
+from homespun.engines.loop import LoopEngine, train_client
+from homespun.methods.pfedkm import LloydServer
+from homespun.opening import task_of
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return load_federation("digits", settings={"users": 20})
+
+
+def made(method, federation, **settings):
+    built = build(load_method(method, settings, task_of(federation)), seed=3)
+    user = federation.users[0]
+    return built, Client(user, built.new_private(user, seed=3), built.method.encode(federation.examples(0)))
+
+
+def test_fedrep_keeps_the_head_and_sends_the_representation(federation):
+    built, somebody = made("fedrep", federation)
+    assert built.partition.names(Role.PRIVATE) == ("head.weight", "head.bias")
+    sent = LoopEngine(built, 0).work(built.start().broadcast(), [somebody])
+    assert set(sent.update.federated) == {name for name in built.initial if name.startswith("encoder.")}
+    assert not torch.equal(sent.private[somebody.user]["head.weight"], somebody.private["head.weight"])
+
+
+def test_fedrep_alternates_the_representation_sees_the_trained_head(federation):
+    built, somebody = made("fedrep", federation, head_steps=4)
+    start = built.start().broadcast()
+    both, _ = train_client(built, start, somebody, work="phases", seed=0)
+    ready = Client(somebody.user, {name: both[name] for name in somebody.private}, somebody.data)
+    still = load_method("fedrep", {"head_steps": 4, "head_rate": 0.0}, task_of(federation))
+    again, _ = train_client(build(still, seed=3), start, ready, work="phases", seed=0)
+    for name in start.federated:
+        torch.testing.assert_close(again[name], both[name], atol=1e-7, rtol=1e-5)
+
+
+def test_pfedme_moves_the_common_head_towards_ones_own(federation):
+    """w - eta lambda (w - theta), with theta as it is after the personal steps."""
+    built, somebody = made("pfedme", federation, tie=0.5, common_rate=0.4)
+    start = built.start().broadcast()
+    trained, _ = train_client(built, start, somebody, work="phases", seed=0)
+    for name in ("head.weight", "head.bias"):
+        common, own = start.federated[f"model.{name}"], trained[f"own.{name.replace('.', '/')}"]
+        torch.testing.assert_close(trained[f"model.{name}"], common - 0.4 * 0.5 * (common - own))
+        assert not torch.equal(own, common)
+
+
+def test_a_stronger_tie_keeps_ones_own_closer(federation):
+    def distance(tie):
+        built, somebody = made("pfedme", federation, tie=tie, own_steps=20)
+        start = built.start().broadcast()
+        trained, _ = train_client(built, start, somebody, work="phases", seed=0)
+        return float((trained["own.head/weight"] - start.federated["model.head.weight"]).norm())
+
+    assert distance(10.0) < distance(0.1) < distance(0.0)
+
+
+def test_the_full_moreau_envelope_averages_nothing_but_common_parameters(federation):
+    built, somebody = made("pfedme", federation, personal="all", local_rounds=2)
+    private = set(built.partition.names(Role.PRIVATE))
+    assert len(private) == len(built.initial) // 2 and all(name.startswith("own.") for name in private)
+    start = built.start().broadcast()
+    trained, _ = train_client(built, start, somebody, work="phases", seed=0)
+    assert all(not torch.equal(trained[name], value) for name, value in start.federated.items() if "bias" not in name)
+
+
+def lloyd(rows, centroids, heads):
+    update = Update(
+        0,
+        {},
+        {"centroids": rows, "heads.w": Rows(rows.index, torch.zeros(len(rows.index), 1), rows.weight)},
+        {},
+        weight=float(rows.weight.sum()),
+        clients=int(rows.weight.sum()),
+    )
+    return LloydServer(FedAvg())(ServerState(0, {}, {"centroids": centroids, "heads.w": heads}), update)
+
+
+def test_a_round_of_pfedkm_is_lloyds_step():
+    """Two members at 1 and 3 make centroid 0 their mean; one at 8 moves centroid 1 there."""
+    centroids, heads = torch.tensor([[0.0], [10.0]]), torch.tensor([[1.0], [2.0]])
+    rows = Rows(
+        torch.tensor([0, 1]), torch.tensor([[1.0 + 3.0], [-2.0]]), torch.tensor([2.0, 1.0], dtype=torch.float64)
+    )
+    after = lloyd(rows, centroids, heads)
+    assert after.keyed["centroids"].flatten().tolist() == [2.0, 8.0]
+    assert torch.equal(after.keyed["heads.w"], heads)
+
+
+def test_an_empty_cluster_takes_half_of_the_largest():
+    centroids, heads = torch.tensor([[0.0], [10.0], [50.0]]), torch.tensor([[1.0], [2.0], [3.0]])
+    rows = Rows(torch.tensor([0, 1]), torch.zeros(2, 1), torch.tensor([5.0, 1.0], dtype=torch.float64))
+    after = lloyd(rows, centroids, heads)
+    assert after.keyed["centroids"][:2].flatten().tolist() == [0.0, 10.0]
+    assert abs(float(after.keyed["centroids"][2])) == pytest.approx(0.01) and float(after.keyed["heads.w"][2]) == 1.0
+
+
+def test_the_probe_is_minus_the_gradient_of_the_reference_head(federation):
+    built, somebody = made("pfedkm", federation)
+    start = built.start().broadcast()
+    trained, _ = train_client(built, start, somebody, work="phases", seed=0)
+    head = {
+        name: start.keyed[f"heads.{name}"].mean(dim=0).clone().requires_grad_() for name in ("head/weight", "head/bias")
+    }
+    model = {
+        f"encoder.{name[14:]}": value for name, value in start.federated.items() if name.startswith("model.encoder.")
+    }
+    plain, _ = made("preference", federation)
+    given = {**model, "head.weight": head["head/weight"], "head.bias": head["head/bias"]}
+    logits = torch.func.functional_call(plain.model, given, (somebody.data,))
+    torch.nn.functional.cross_entropy(logits, somebody.data["label"]).backward()
+    torch.testing.assert_close(trained["probe.head/weight"], -head["head/weight"].grad, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedrep", {"of": "furl"}),
+        ("pfedme", {"of": "furl"}),
+        ("pfedme", {"personal": "all"}),
+        ("pfedkm", {"of": "furl", "clusters": 3}),
+        ("preference", {"embedding": True}),
+        ("fedembed", {"assignment": "som"}),
+        ("fedembed", {"assignment": "som", "map_step": "mean"}),
+        ("fedembed", {"assignment": "personal"}),
+        ("fedembed", {"assignment": "type", "trained_by": "common", "kinds_head": False}),
+    ],
+)
+def test_they_keep_the_contract_over_other_networks(method, settings):
+    assert check_method(method, settings).largest_difference < 1e-5
+
+
+@pytest.mark.parametrize("method", ["fedrep", "pfedme", "pfedkm"])
+def test_language_models_can_be_put_underneath(method):
+    corpus = load_federation("sotu", settings={"since": 2000})
+    inner = {"of": "meta_learning", "inner": {"length": 8, "batch": 2, "local_steps": 1}}
+    extra = {"clusters": 2} if method == "pfedkm" else {}
+    built = build(load_method(method, {**inner, **extra}, task_of(corpus)), seed=0)
+    user = corpus.users[0]
+    data = built.method.encode(corpus.examples(0).take(range(3)))
+    outcome = LoopEngine(built, 0).work(
+        built.start().broadcast(), [Client(user, built.new_private(user, seed=0), data)]
+    )
+    assert not outcome.refused and all(bool(torch.isfinite(v).all()) for v in outcome.private[user].values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"of": "prefrence"}, "Did you mean 'preference'"),
+        ({"head": ("headd.*",)}, "covers no parameter"),
+        ({"of": "fedembed"}, "more than a network"),
+        ({"inner": {"embeding": True}}, "embeding"),
+    ],
+)
+def test_what_cannot_be_put_onto_is_named(federation, settings, said):
+    with pytest.raises(Exception, match=said) as caught:
+        load_method("fedrep", settings, task_of(federation))
+    assert isinstance(caught.value, Exception)
+
+
+def test_pfedkm_refuses_more_clusters_than_users(federation):
+    with pytest.raises(SettingsError, match="21 clusters for 20 users"):
+        load_method("pfedkm", {"clusters": 21}, task_of(federation))
