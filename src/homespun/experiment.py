@@ -8,6 +8,7 @@ a seed: fold after fold, everybody is withheld once.
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import reduce
@@ -18,6 +19,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from pydantic import Field, PositiveInt, StringConstraints, model_validator
 
+from homespun.assignments import assignments
 from homespun.core.errors import RunError, SettingsError, nearest
 from homespun.core.method import method_module
 from homespun.core.settings import Settings, parse
@@ -46,6 +48,7 @@ RESULTS_FILE = "results.json"
 Event: TypeAlias = RoundRecord | Evaluated
 Following: TypeAlias = Callable[[Run, str], AbstractContextManager[Callable[[Event], None]]]
 T = TypeVar("T")
+COUNTED_USERS = 100_000  # sub-populations of larger corpora are not counted
 
 
 # It becomes the name of a folder.
@@ -184,7 +187,7 @@ def single_results(run: Run, data: DataSettings, *, title: str) -> dict[str, Any
     """`results.json` of one run: a comparison with one configuration and one seed."""
     found = controls_of(run)
     drawn = {"seed": run.settings.seed, "fold": run.settings.fold}
-    one = {**results(run), **drawn, "positions": positions(run), "maps": map_users(run)}
+    one = {**results(run), **drawn, "positions": positions(run), "maps": map_users(run), "assigned": assignments(run)}
     described = {**describe(run.federation, data), "newcomers": len(run.newcomers.users)}
     return assemble(title, described, configurations={run.method.name: (title, [one])}, controls=[found])
 
@@ -250,7 +253,17 @@ def describe(federation: Federation, data: DataSettings) -> dict[str, Any]:
         "contexts": len(federation.contexts),
         "users": len(federation.users),
         "check": check(federation).to_dict(),
+        "groups": groups_of(federation),
     }
+
+
+def groups_of(federation: Federation) -> dict[str, int] | None:
+    """How many users every known sub-population has; None where nobody's is known."""
+    users = len(federation.users)
+    if not users or users > COUNTED_USERS or federation.group(0) is None:
+        return None
+    counts = Counter(str(federation.group(user)) for user in range(users))
+    return {name: counts[name] for name in sorted(counts, key=lambda name: (len(name), name))}
 
 
 def _spread(values: Sequence[float]) -> dict[str, float | None]:

@@ -330,7 +330,7 @@ def evaluate_controls(run: Run, part: Part | None = None) -> Mapping[str, Evalua
         return {"untouched": untouched(run, run.federation, positions, part)}
     splits = [run.split(run.federation, position) for position in positions]
     tested = [spaced(getattr(split, part), run.settings.evaluate_examples) for split in splits]
-    return classification.controls(splits, tested, classes=run.method.task.classes)
+    return classification.controls(splits, tested, classes=run.method.task.classes, metric=run.method.metric)
 
 
 def untouched(
@@ -386,8 +386,8 @@ def newcomers_untouched(run: Run) -> dict[str, Any] | None:
     return untouched(run, run.newcomers, positions).to_dict()
 
 
-def user_vectors(run: Run, positions: Sequence[int]) -> np.ndarray | None:
-    """Each user's own parameters as one row: from the vault, or from the server's table.
+def user_vectors(run: Run, positions: Sequence[int], only: Sequence[str] | None = None) -> np.ndarray | None:
+    """Each user's own parameters as one row, all of them or some: from the vault, or from the server's table.
 
     None where there are none, or where they are made anew from a text every time and never kept.
     """
@@ -396,8 +396,12 @@ def user_vectors(run: Run, positions: Sequence[int]) -> np.ndarray | None:
     if run.built.partition.names(Role.PRIVATE):
         names = [run.federation.users[position] for position in positions]
         private = run.private(names)
-        rows = [np.concatenate([private[name][key].numpy().ravel() for key in sorted(private[name])]) for name in names]
-        return np.stack(rows)
+        return np.stack(
+            [
+                np.concatenate([own[key].numpy().ravel() for key in sorted(own) if only is None or key in only])
+                for own in (private[name] for name in names)
+            ]
+        )
     tables = [name for name, column in run.method.keys.items() if column == "author"]
     return run.state.keyed[tables[0]][list(positions)].numpy() if tables else None
 

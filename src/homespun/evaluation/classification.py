@@ -108,7 +108,9 @@ def _group_f1(
     return found
 
 
-def controls(splits: Sequence[Split], tested: Sequence[Examples], *, classes: int) -> dict[str, Evaluation]:
+def controls(
+    splits: Sequence[Split], tested: Sequence[Examples], *, classes: int, metric: str | None = None
+) -> dict[str, Evaluation]:
     """What can be had without reading the text: the label's frequency over everybody's training part
     (`majority`), and over the user's own (`own_majority`).
 
@@ -121,8 +123,14 @@ def controls(splits: Sequence[Split], tested: Sequence[Examples], *, classes: in
     def constant(row: np.ndarray, examples: Examples) -> np.ndarray:
         return np.repeat((row - np.log(np.exp(row).sum()))[None], len(examples), axis=0)
 
+    known = [examples.groups for examples in tested]
+    groups = [int(column[0]) if column is not None and len(column) else -1 for column in known]
+
+    def of(logits: Sequence[np.ndarray]) -> Evaluation:
+        return summarize(labels, logits, classes=classes, groups=groups if metric == "f1" else None, metric=metric)
+
     own = [constant(np.log(count + 1.0), examples) for count, examples in zip(counts, tested, strict=True)]
     return {
-        "majority": summarize(labels, [constant(overall, examples) for examples in tested], classes=classes),
-        "own_majority": summarize(labels, own, classes=classes),
+        "majority": of([constant(overall, examples) for examples in tested]),
+        "own_majority": of(own),
     }

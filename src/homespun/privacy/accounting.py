@@ -7,7 +7,9 @@ distributions (PLD), which compose tightly; Renyi differential privacy (RDP) is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
@@ -58,8 +60,22 @@ def epsilon(spending: Spending, *, delta: float, way: Way = "pld") -> float:
         event = accounting.GaussianDpEvent(release.noise_multiplier)
         if release.rate < 1:
             event = accounting.PoissonSampledDpEvent(release.rate, event)
-        accountant.compose(event, times)
-    return float(accountant.get_epsilon(delta))
+        with _without_warnings():
+            accountant.compose(event, times)
+    with _without_warnings():
+        return float(accountant.get_epsilon(delta))
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """RDP tries many orders and says of each that does not converge that it leaves it out, which is what it is for."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def affordable(release: Release, *, rounds: int, spent: Spending, budget: float, delta: float) -> int:

@@ -20,7 +20,7 @@ CONFIGURATION_COLORS = (
     "#2563c9", "#d98200", "#0f8f6f", "#b0418f", "#6f52c4", "#a3542c", "#1192b8", "#5f6b7a",
 )  # fmt: skip
 GROUP_COLORS = (
-    "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#d4a900", "#b07aa1", "#8c6d5a",
+    "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#d4a900", "#b07aa1", "#8c6d5a", "#2b3a67", "#ff9da7",
 )  # fmt: skip
 LARGE_FACTOR = 8.0
 CONTROL_COLOR = "#9a9a9a"

@@ -21,6 +21,7 @@ from homespun.report.canvas import (
     plain,
 )
 from homespun.report.cells import Metric, byte_text, finite
+from homespun.report.groups import confusion_plots
 from homespun.report.maps import map_plots
 from homespun.report.outcomes import (
     CONTROLS,
@@ -46,6 +47,7 @@ def plots(results: Mapping[str, Any]) -> dict[str, list[Plot]]:
         "curves": learning_curves(results),
         "users": user_distribution(results),
         "newcomers": sample_curves(results),
+        "groups": confusion_plots(results),
         "maps": map_plots(results),
         "homes": byte_bars(results),
     }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from homespun.report import facts, outcomes, samples, traffic, voices
+from homespun.report import facts, groups, outcomes, samples, traffic, voices
 from homespun.report.cells import Table, byte_text, count, shorten
 from homespun.report.differences import difference_table, own_samples_table
 
@@ -47,6 +47,7 @@ def sections(results: Mapping[str, Any]) -> list[Section]:
         _curves(results),
         _users(results),
         _samples(results),
+        _groups(results),
         _maps(results),
         _homes(results),
         _data(results),
@@ -186,6 +187,25 @@ def _newcomers_heading(results: Mapping[str, Any]) -> str:
     most = max(known)
     examples = f"{most} examples of their own" if most > 1 else f"{most or 'no'} example of their own"
     return f"Newcomers reach {outcomes.metric_of(results).said(known[most])} with {examples}"
+
+
+def _groups(results: Mapping[str, Any]) -> Section | None:
+    found = [groups.share_table(results), groups.assignment_table(results)]
+    tables = tuple(made for made in found if made is not None)
+    if not tables:
+        return None
+    about = (
+        "Each row is a sub-population, each column a place: a head or a cluster. Where those who belong together were "
+        "put together, every column has one dark cell."
+    )
+    count_of = len(groups.group_sizes(results))
+    return Section(
+        "groups",
+        "Sub-populations",
+        f"Who was put where: {count_of} sub-populations",
+        tables=tables,
+        about_figures=about,
+    )
 
 
 def _maps(results: Mapping[str, Any]) -> Section | None:

@@ -1,0 +1,63 @@
+"""Who was put where: users' known sub-populations against the heads or clusters they ended up with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from homespun.core.roles import Role
+from homespun.data.splits import sample_users
+from homespun.run import Run
+from homespun.training import user_vectors
+
+LARGEST_VECTOR = 1000  # numbers; users with larger ones (heads of their own) are not clustered
+
+
+def assignments(run: Run) -> dict[str, Any] | None:
+    """Counts of users by sub-population and by head; where nobody chooses one, by clusters of their embeddings."""
+    positions = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
+    groups = [run.federation.group(position) for position in positions]
+    if not positions or any(group is None for group in groups):
+        return None
+    found = _chosen(run, positions) if run.method.columns is not None else _clustered(run, positions)
+    if found is None:
+        return None
+    how, places = found
+    names = sorted({str(group) for group in groups}, key=lambda name: (len(name), name))
+    counts = np.zeros((len(names), int(places.max()) + 1), dtype=np.int64)
+    for group, place in zip(groups, places, strict=True):
+        counts[names.index(str(group)), place] += 1
+    return {"how": how, "groups": names, "counts": counts.tolist(), "recovered": recovered(counts)}
+
+
+def recovered(counts: np.ndarray) -> float:
+    """The share of users whose sub-population is the most frequent one in the place where they are."""
+    return float(counts.max(axis=0).sum() / counts.sum())
+
+
+def _chosen(run: Run, positions: list[int]) -> tuple[str, np.ndarray] | None:
+    assert run.method.columns is not None
+    names = [run.federation.users[position] for position in positions]
+    broadcast, private = run.state.broadcast(), run.private(names)
+    places = []
+    with torch.no_grad():
+        for name, position in zip(names, positions, strict=True):
+            data = run.encode(run.federation, position, "test")
+            (column,) = run.method.columns(run.built.parameters(broadcast, private[name]), data).values()
+            places.append(int(column[0]))
+    return "by the method", np.array(places)
+
+
+def _clustered(run: Run, positions: list[int]) -> tuple[str, np.ndarray] | None:
+    embeddings = [name for name in run.built.partition.names(Role.PRIVATE) if name.endswith("user.embedding")]
+    if not embeddings or len(run.federation.contexts) > len(positions):
+        return None
+    vectors = user_vectors(run, positions, only=embeddings)
+    if vectors is None or vectors.shape[1] > LARGEST_VECTOR:
+        return None
+    from sklearn.cluster import KMeans  # takes a second, and only finished runs need it
+
+    means = KMeans(n_clusters=len(run.federation.contexts), n_init=10, random_state=run.settings.seed)
+    return "by k-means afterwards", means.fit_predict(vectors)
