@@ -3,7 +3,8 @@
     python docs/generate.py docs/methods/furl.md docs/methods/fedperc.md
 
 `<!-- results: NAME -->` takes the tables and `<!-- samples: NAME -->` a few texts from the folder `runs/NAME` of a
-finished `homespun compare experiments/NAME.toml`; `<!-- bench: NAME -->` the tables of `runs/bench-NAME.json`. What has
+finished `homespun compare experiments/NAME.toml`; `<!-- bench: NAME -->` the tables of `runs/bench-NAME.json`;
+`<!-- preferences: NAME -->` FedEmbed's tables from `runs/fedembed-NAME` and `runs/fedembed-NAME-imbalanced`. What has
 not been run here stays as the page has it; where the page has nothing yet, a line says how to run it.
 """
 
@@ -21,11 +22,15 @@ from homespun.experiment import RESULTS_FILE, Draw, read_results, run_folder
 from homespun.files import read_json
 from homespun.report.cells import PERPLEXITY
 from homespun.report.differences import difference_sentences, difference_table, own_samples_table
+from homespun.report.groups import assignment_table
 from homespun.report.outcomes import folds_of, metric_of, over_seeds, seeds_of
 from homespun.report.samples import KNOWN, WITHHELD, configuration_table, served_table
 from homespun.report.tables import central_tables, escape, markdown_table
 
-MARKED = re.compile(r"(<!-- (results|samples|bench): (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
+sys.path.insert(0, str(Path(__file__).parent))  # its neighbours, from wherever it is started
+import fedembed_tables  # noqa: E402
+
+MARKED = re.compile(r"(<!-- (results|samples|bench|preferences): (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
 RUNS = Path("runs")
 NOT_RUN = "Not run yet"
 OPENINGS = ("We must", "I think")  # the paper's
@@ -125,12 +130,38 @@ def bench_of(name: str) -> str:
     return "\n\n".join([*parts, versions_text(found)])
 
 
-KINDS = {"results": results_of, "samples": samples_of, "bench": bench_of}
+def preferences_of(name: str) -> str:
+    """FedEmbed's tables, the paper's numbers in brackets."""
+    balanced = read_results(RUNS / f"fedembed-{name}")
+    twin = RUNS / f"fedembed-{name}-imbalanced"
+    imbalanced = read_results(twin) if (twin / RESULTS_FILE).exists() else None
+    tables = {"mnist": (2, 4), "voices": (3, 5)}[name]
+    parts = [
+        f"**Table {tables[0]}**: macro-F1, the mean over sub-populations; in brackets the paper's. "
+        + over_seeds(balanced),
+        markdown_table(fedembed_tables.scores(name, balanced, imbalanced)),
+        f"Gaussian: {fedembed_tables.privacy_text(balanced) or 'not run'}.",
+    ]
+    if imbalanced is not None:
+        for other, privacy in fedembed_tables.PRIVACY.items():
+            parts += [
+                f"**Table {tables[1]}, {privacy}**: by the share of users that a sub-population has, imbalanced.",
+                markdown_table(fedembed_tables.shares(name, imbalanced, other)),
+            ]
+    assigned = assignment_table(balanced)
+    if assigned is not None:
+        parts += [f"**{assigned.caption}**, balanced", markdown_table(assigned), escape(assigned.note)]
+    return "\n\n".join([*parts, settings_text(balanced), about(balanced)])
+
+
+KINDS = {"results": results_of, "samples": samples_of, "bench": bench_of, "preferences": preferences_of}
 
 
 def filled(match: re.Match[str]) -> str:
     marker, kind, name, found, end = match.groups()
     source, command = RUNS / name / RESULTS_FILE, f"homespun compare experiments/{name}.toml"
+    if kind == "preferences":
+        source, command = RUNS / f"fedembed-{name}" / RESULTS_FILE, f"make fedembed-{name}"
     if kind == "bench":
         source, command = bench_file(name), f"homespun bench {name} --json > {bench_file(name)}"
     if source.exists():
