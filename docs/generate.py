@@ -28,7 +28,7 @@ from homespun.report.samples import KNOWN, WITHHELD, configuration_table, served
 from homespun.report.tables import central_tables, escape, markdown_table
 
 sys.path.insert(0, str(Path(__file__).parent))  # its neighbours, from wherever it is started
-import fedembed_tables  # noqa: E402
+import fedembed_tables
 
 MARKED = re.compile(r"(<!-- (results|samples|bench|preferences): (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
 RUNS = Path("runs")

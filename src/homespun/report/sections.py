@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -237,7 +237,7 @@ def _homes(results: Mapping[str, Any]) -> Section:
         kept = sum(row.up_per_client or 0 for row in rows if row.role == "private")
         lines.append(
             f"{outcomes.title_of(results, key)}: in a round a client receives {byte_text(down)} and sends "
-            f"{byte_text(up)}; of its private parameters, {byte_text(kept)}."
+            f"{byte_text(up)}; of its private parameters, {byte_text(kept)}.{_membership(results, key, rows)}"
         )
     central = [
         outcomes.title_of(results, key)
@@ -249,6 +249,19 @@ def _homes(results: Mapping[str, Any]) -> Section:
     found = [traffic.traffic_table(results), traffic.privacy_table(results), traffic.released_table(results)]
     tables = tuple(made for made in found if made is not None)
     return Section("homes", "What left the homes", "What left the homes", text=(traffic.PROMISE, *lines), tables=tables)
+
+
+def _membership(results: Mapping[str, Any], key: str, rows: Sequence[traffic.Traffic]) -> str:
+    """Whether the server could see which keyed rows, a head or a context, are somebody's."""
+    if not any(row.role == "keyed" and row.up_per_client for row in rows):
+        return ""
+    private = results["configurations"][key]["runs"][0].get("privacy")
+    if private is None:
+        return " Which keyed rows it uses is plain to see in its update."
+    where = (
+        "before it leaves" if private["noise"] == "local" else "in the sum; the server that adds it sees single updates"
+    )
+    return f" Which keyed rows it uses is hidden by noise on all of them, {where}."
 
 
 def _data(results: Mapping[str, Any]) -> Section:
