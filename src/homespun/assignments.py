@@ -21,11 +21,12 @@ def assignments(run: Run) -> dict[str, Any] | None:
     groups = [run.federation.group(position) for position in positions]
     if not positions or any(group is None for group in groups):
         return None
-    found = _chosen(run, positions) if run.method.columns is not None else _clustered(run, positions)
+    names = sorted({str(group) for group in groups}, key=lambda name: (len(name), name))
+    chooses = run.method.columns is not None
+    found = _chosen(run, positions) if chooses else _clustered(run, positions, clusters=len(names))
     if found is None:
         return None
     how, places = found
-    names = sorted({str(group) for group in groups}, key=lambda name: (len(name), name))
     counts = np.zeros((len(names), int(places.max()) + 1), dtype=np.int64)
     for group, place in zip(groups, places, strict=True):
         counts[names.index(str(group)), place] += 1
@@ -50,14 +51,14 @@ def _chosen(run: Run, positions: list[int]) -> tuple[str, np.ndarray] | None:
     return "by the method", np.array(places)
 
 
-def _clustered(run: Run, positions: list[int]) -> tuple[str, np.ndarray] | None:
+def _clustered(run: Run, positions: list[int], *, clusters: int) -> tuple[str, np.ndarray] | None:
     embeddings = [name for name in run.built.partition.names(Role.PRIVATE) if name.endswith("user.embedding")]
-    if not embeddings or len(run.federation.contexts) > len(positions):
+    if not embeddings or len(positions) < 2 * clusters:  # too few to tell anything
         return None
     vectors = user_vectors(run, positions, only=embeddings)
     if vectors is None or vectors.shape[1] > LARGEST_VECTOR:
         return None
     from sklearn.cluster import KMeans  # takes a second, and only finished runs need it
 
-    means = KMeans(n_clusters=len(run.federation.contexts), n_init=10, random_state=run.settings.seed)
+    means = KMeans(n_clusters=clusters, n_init=10, random_state=run.settings.seed)
     return "by k-means afterwards", means.fit_predict(vectors)
