@@ -1,0 +1,89 @@
+"""Who was put where, and how well every sub-population is served."""
+
+import numpy as np
+import pytest
+
+from homespun.assignments import assignments, recovered
+from homespun.data import load_federation
+from homespun.evaluation.classification import summarize
+from homespun.evaluation.metrics import macro_f1
+from homespun.report.groups import assignment_table, by_share, confusion_plots, share_table
+from homespun.training import train
+
+
+def test_f1_by_hand():
+    """Of class 1: 2 right, 1 missed, 1 wrongly claimed; of class 0 the same. A constant answer has a third."""
+    truth, said = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 0, 1, 1, 1, 0])
+    assert macro_f1(truth, said, classes=2) == pytest.approx(2 / 3)
+    assert macro_f1(np.array([0, 1]), np.array([1, 1]), classes=2) == pytest.approx(1 / 3)
+
+
+def test_a_small_sub_population_counts_as_much_as_a_large_one():
+    right, wrong = np.array([[9.0, 0.0], [0.0, 9.0]]), np.array([[0.0, 9.0], [9.0, 0.0]])
+    found = summarize([np.array([0, 1])] * 4, [right, right, right, wrong], classes=2, groups=[0, 0, 0, 1], metric="f1")
+    assert found.group_f1 == {0: 1.0, 1: 0.0} and found.headline == ("f1", 0.5)
+    assert found.to_dict()["group_f1"] == [1.0, 0.0]
+    assert summarize([np.array([0, 1])], [right], classes=2).headline == ("auc", 1.0)
+
+
+def test_recovered_is_the_share_with_their_own():
+    assert recovered(np.array([[5, 0, 1], [1, 3, 0]])) == 0.9
+
+
+@pytest.fixture(scope="module")
+def people():
+    return load_federation("digits", settings={"users": 40})
+
+
+def test_who_is_told_everybodys_type_puts_everybody_right(people):
+    with train("fedembed", people, assignment="type", rounds=1, cohort=4, workers=0) as run:
+        found = assignments(run)
+    assert found["recovered"] == 1.0 and found["how"] == "by the method"
+    assert np.array_equal(np.array(found["counts"]), 4 * np.eye(10))
+
+
+def test_embeddings_that_choose_no_head_are_clustered_afterwards(people):
+    with train("preference", people, embedding=True, rounds=1, cohort=4, workers=0) as run:
+        found = assignments(run)
+    assert found["how"] == "by k-means afterwards"
+    assert np.array(found["counts"]).shape == (10, 10) and np.array(found["counts"]).sum() == 40
+
+
+def test_without_embeddings_nobody_is_put_anywhere(people):
+    with train("preference", people, rounds=1, cohort=4, workers=0) as run:
+        assert assignments(run) is None
+
+
+def results():
+    run = {"seed": 0, "test": {"group_f1": [0.9, 0.5, 0.7]}}
+    run["assigned"] = {
+        "how": "by the method",
+        "groups": ["a", "b", "c"],
+        "counts": [[6, 0], [0, 3], [1, 2]],
+        "recovered": 0.75,
+    }
+    other = {"seed": 0, "test": {"group_f1": [0.8, 0.9, 0.9]}}
+    return {
+        "data": {"groups": {"a": 6, "b": 3, "c": 3}},
+        "configurations": {"one": {"title": "One", "runs": [run]}, "other": {"title": "Other", "runs": [other]}},
+    }
+
+
+def test_tables_by_size_and_who_was_put_together():
+    assert by_share(results()) == {"50 %": [0], "25 %": [1, 2]}
+    found = share_table(results())
+    assert [[cell.text for cell in row] for row in found.rows] == [
+        ["One", "90.00", "60.00"],
+        ["Other", "80.00", "90.00"],
+    ]
+    assert [row[1].best for row in found.rows] == [True, False]
+    (row,) = assignment_table(results()).rows
+    assert [cell.text for cell in row] == ["One", "by the method", "2", "75.00"]
+    (plot,) = confusion_plots(results())
+    assert np.allclose(plot.figure.data[0].z, [[100, 0], [0, 100], [100 / 3, 200 / 3]])
+
+
+def test_where_all_are_of_one_size_there_is_no_table():
+    found = results()
+    found["data"]["groups"] = {"a": 4, "b": 4, "c": 4}
+    assert share_table(found) is None
