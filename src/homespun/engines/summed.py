@@ -113,10 +113,11 @@ def _summed(
         if name in gradients:
             share = weights.view(-1, *[1] * (own[name].dim() - 1))
             Stepper(chosen[name]).step(moved[name], gradients[name] / share)
-    steps = {name: -chosen[name].rate * gradients[name] for name in leaves if name in gradients}
-    if guard is not None:
-        # what nobody trains is not moved either
-        steps = clipped_sum(steps, guard.clip)
+    rates = {name: -chosen[name].rate for name in leaves if name in gradients}  # what nobody trains is not moved
+    if guard is None:
+        steps = {name: rate * gradients[name] for name, rate in rates.items()}
+    else:
+        steps = clipped_sum({name: gradients[name] for name in rates}, guard.clip, times=rates)
         told = clipped_statistics(told, guard.clip.statistics)
     if not tree_is_finite(steps) or not tree_is_finite(moved):
         return None
