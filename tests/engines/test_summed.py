@@ -102,7 +102,7 @@ def test_workers_are_told_what_size_images_have():
     made = make("type")
     start, everybody = made.start().broadcast(), make_clients(made)
     here, there = (CohortEngine(made, 0, workers=workers).work(start, everybody) for workers in (0, 2))
-    assert max(differences(here, there).values()) == 0
+    assert max(differences(here, there).values()) < 2e-6  # here a product may be shared among threads
 
 
 def test_clients_reach_workers_as_they_are():

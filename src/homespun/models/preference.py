@@ -136,11 +136,11 @@ class PreferenceModel(nn.Module):
         encoder = {name: parameters[f"encoder.{name}"] for name, _ in self.encoder.named_parameters()}
         features, for_common = self._stacked_features(parameters, batch["image"], encoder)
         if hasattr(self, "heads"):
-            weight, bias = (
-                chosen_rows(parameters[f"heads.{name}"], batch["head"], like=self.heads[name])
-                for name in ("weight", "bias")
-            )
-            logits = [(weight @ features[..., None])[..., 0] + bias]
+            # All heads, then the chosen one: a product for each row by itself takes longer than all of them at once.
+            weight, bias = parameters["heads.weight"].flatten(-3, -2), parameters["heads.bias"].flatten(-2)
+            every = linear(features, weight, bias).unflatten(-1, (-1, CLASSES))
+            chosen = batch["head"].long()[..., None, None].expand(*features.shape[:2], 1, CLASSES)
+            logits = [every.gather(2, chosen)[:, :, 0]]
         else:
             logits = [linear(features, parameters["head.weight"], parameters["head.bias"])]
         if hasattr(self, "kinds"):
@@ -180,10 +180,3 @@ class PreferenceModel(nn.Module):
         of_person = conv(second, weight.narrow(channel, 1, 1), torch.zeros_like(encoder["0.bias"]), geometry)
         features = stacked_sequential(self.encoder, encoder, of_pixels + of_person, after=1).flatten(2)
         return torch.cat([features, embedding[:, None].expand(-1, features.shape[1], -1)], dim=2)
-
-
-def chosen_rows(table: Tensor, rows: Tensor, *, like: Tensor) -> Tensor:
-    """The rows [C, n] of everybody's table, or each client's of its own."""
-    if table.dim() == like.dim():
-        return table[rows]
-    return table[torch.arange(len(table))[:, None], rows]
