@@ -29,7 +29,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from torch import Tensor
 
 from homespun.core import seeds, tree
 from homespun.core.errors import MessageError, SettingsError
