@@ -18,6 +18,7 @@ from homespun.engines.cohort import CohortEngine
 from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine, train_client
 from homespun.methods import fedembed
+from homespun.models.places import map_step
 from homespun.opening import open_run, task_of
 from homespun.run import RunSettings
 
@@ -171,7 +172,7 @@ def test_a_map_step_is_minisoms():
     oracle = MiniSom(1, 5, 6, sigma=0.8, learning_rate=0.4)
     oracle._weights = nodes.reshape(1, 5, 6).astype(float).copy()
     oracle.update(embedding, oracle.winner(embedding), 0, 1000)
-    step = fedembed.map_step(torch.tensor(embedding), torch.tensor(nodes), radius=torch.tensor(0.8), rate=0.4)
+    step = map_step(torch.tensor(embedding), torch.tensor(nodes), radius=torch.tensor(0.8), rate=0.4)
     np.testing.assert_allclose(nodes + step.numpy(), oracle.get_weights()[0], atol=1e-6)
 
 

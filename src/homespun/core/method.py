@@ -92,6 +92,11 @@ class Task:
     contexts: int = 0
     image: tuple[int, int] | None = None  # height and width, where examples are images
 
+    def __post_init__(self) -> None:
+        if self.image is not None:  # JSON, which carries a task to the workers, knows lists only
+            height, width = self.image
+            object.__setattr__(self, "image", (height, width))
+
 
 @dataclass(frozen=True)
 class Method:

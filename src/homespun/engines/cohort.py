@@ -90,8 +90,9 @@ class CohortEngine:
 
     @property
     def _chunk(self) -> int:
-        """Who is trained alone anyway is handed out alone, so that no worker waits for the other's long texts."""
-        return CHUNK if isinstance(self.built.model, Stackable) else 1
+        """A model may know a better number. Who is trained alone anyway is handed out alone, so that no worker waits
+        for the other's long texts."""
+        return int(getattr(self.built.model, "chunk", CHUNK)) if isinstance(self.built.model, Stackable) else 1
 
     def close(self) -> None:
         """The workers stay for the next run of this process; they end with it."""

@@ -11,6 +11,7 @@ One client whose numbers are not finite would spoil the sum: then nothing of thi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -58,81 +59,116 @@ def _one_gradient(built: Built, method: Method, *, most: int) -> bool:
     return plain and last.batch >= most and 1 in (last.steps, last.epochs)
 
 
+@dataclass
+class Stacked:
+    """A cohort in user order: what everybody has, and what they tell."""
+
+    clients: Sequence[Client]
+    data: Batch  # [clients, most examples, ...]
+    private: dict[str, Tensor]  # [clients, ...]
+    told: dict[str, Tensor]  # statistics, [clients]
+
+    @property
+    def examples(self) -> Tensor:
+        return torch.tensor([client.examples for client in self.clients])
+
+
 def _summed(
     built: Built, broadcast: Broadcast, clients: Sequence[Client], *, seed: int, guard: Guard | None
 ) -> Outcome | None:
     """What `work_together` gives; None if a number is not finite."""
-    count, method = len(clients), built.method
-    *before, last = method.phases
-    shared: dict[str, Tensor] = {**broadcast.federated, **broadcast.keyed}
-    everybodys = {name: value.expand(count, *value.shape) for name, value in shared.items()}
-    private, data = stack_private(built, clients), stack_data(clients)
-    frozen = built.partition.select(built.initial, Role.FROZEN)
-    examples = torch.tensor([client.examples for client in clients])
-    valid = (torch.arange(int(examples.max())) < examples[:, None]).float()
-    told = {"loss": torch.zeros(count, dtype=torch.float64), "examples": torch.zeros(count, dtype=torch.float64)}
-    order = sorted(range(count), key=lambda place: -clients[place].examples)
-    if before:  # private parameters only
-        values = {name: value[order] for name, value in private.items()}
-        sorted_data = {name: column[order] for name, column in data.items()}
-        generators = [seeds.numpy_generator(seed, "phases", broadcast.round, clients[place].user) for place in order]
-        for phase in before:
-            plans = [
-                plan_batches(clients[place].examples, phase, draw)
-                for place, draw in zip(order, generators, strict=True)
-            ]
-            seen = {**everybodys, **values}
-            here = with_columns(built, {**frozen, **seen}, sorted_data)
-            losses = train_phase_stacked(built, phase, seen, anchor=everybodys, data=here, plans=plans)
-            values = {name: seen[name] for name in values}
-            told["loss"][order] += losses
-            told["examples"][order] += torch.tensor([float(sum(len(rows) for rows in plan)) for plan in plans])
-        back = torch.tensor(order).argsort()
-        private = {name: value[back] for name, value in values.items()}
-    here = with_columns(built, {**frozen, **shared, **private}, data)
-    apart = guard is not None
-    leaves = {
-        name: (everybodys[name] if apart else value).detach().requires_grad_(last.optimizer_of(name) is not None)
-        for name, value in shared.items()
-    }
-    own = {name: value.detach().requires_grad_(last.optimizer_of(name) is not None) for name, value in private.items()}
-    model = built.model
-    assert isinstance(model, Stackable)
-    losses = (last.loss or method.loss)(
-        lambda given, some: model.stacked({**frozen, **given}, some), {**leaves, **own}, here
-    )
-    weights = torch.tensor([1.0 if apart else method.weight(client.examples) for client in clients])
-    objective = (weights * (losses * valid).sum(dim=1) / examples).sum()
-    told["loss"] += (losses.detach() * valid).sum(dim=1)
-    told["examples"] += examples
-    chosen = optimizers(last, [*leaves, *own])
-    found = torch.autograd.grad(objective, [{**leaves, **own}[name] for name in chosen], allow_unused=True)
-    gradients = {name: one for name, one in zip(chosen, found, strict=True) if one is not None}
-    moved = {name: value.detach().clone() for name, value in own.items()}
-    for name in own:
-        if name in gradients:
-            share = weights.view(-1, *[1] * (own[name].dim() - 1))
-            Stepper(chosen[name]).step(moved[name], gradients[name] / share)
-    steps = {name: -chosen[name].rate * gradients[name] for name in leaves if name in gradients}
-    kept = [{name: value[place] for name, value in moved.items()} for place in range(count)]
-    told_of_themselves = _released(built, broadcast, clients, kept, seed=seed)
+    nothing = torch.zeros(len(clients), dtype=torch.float64)
+    told = {"loss": nothing.clone(), "examples": nothing.clone()}
+    cohort = Stacked(clients, stack_data(clients), stack_private(built, clients), told)
+    _train_private(built, broadcast, cohort, seed=seed)
+    weights = torch.tensor([1.0 if guard else built.method.weight(client.examples) for client in clients])
+    gradients, here = _gradients(built, broadcast, cohort, weights=weights, apart=guard is not None)
+    last = built.method.phases[-1]
+    for name, value in cohort.private.items():
+        optimizer = last.optimizer_of(name)
+        if name in gradients and optimizer is not None:
+            share = weights.view(-1, *[1] * (value.dim() - 1))
+            cohort.private[name] = value.clone()
+            Stepper(optimizer).step(cohort.private[name], gradients[name] / share)
+    kept = [{name: value[place] for name, value in cohort.private.items()} for place in range(len(clients))]
+    released = _released(built, broadcast, clients, kept, seed=seed)
+    shared = _shared(broadcast)
+    # what nobody trains is not moved
+    rates = {name: -found.rate for name, found in optimizers(last, list(shared)).items() if name in gradients}
     if guard is None:
-        steps |= {name: torch.tensordot(weights, value, dims=1) for name, value in told_of_themselves.items()}
+        steps = {name: rate * gradients[name] for name, rate in rates.items()}
+        steps |= {name: torch.tensordot(weights, value, dims=1) for name, value in released.items()}
     else:
-        steps = clipped_sum({**steps, **told_of_themselves}, guard.clip)
-        told = clipped_statistics(told, guard.clip.statistics)
-    if not tree_is_finite(steps) or not tree_is_finite(moved):
+        moved = {**{name: gradients[name] for name in rates}, **released}
+        steps = clipped_sum(moved, guard.clip, times={**rates, **dict.fromkeys(released, 1.0)})
+        cohort.told = clipped_statistics(cohort.told, guard.clip.statistics)
+    if not _is_finite(steps) or not _is_finite(cohort.private):
         return None
     update = Update(
         round=broadcast.round,
         federated={name: steps.get(name, torch.zeros_like(value)) for name, value in broadcast.federated.items()},
         keyed=_rows(built, broadcast, here, steps, weights=weights),
-        statistics={name: float(values.sum()) for name, values in told.items()},
+        statistics={name: float(values.sum()) for name, values in cohort.told.items()},
         weight=float(weights.double().sum()),
-        clients=count,
+        clients=len(clients),
         elected=_elected(built, shared, kept),
     )
     return Outcome(update, {client.user: own for client, own in zip(clients, kept, strict=True)})
+
+
+def _train_private(built: Built, broadcast: Broadcast, cohort: Stacked, *, seed: int) -> None:
+    """All phases but the last, which train private parameters only."""
+    *before, _ = built.method.phases
+    if not before:
+        return
+    clients = cohort.clients
+    order = sorted(range(len(clients)), key=lambda place: -clients[place].examples)  # the busiest first
+    shared = {name: value.expand(len(clients), *value.shape) for name, value in _shared(broadcast).items()}
+    values: dict[str, Tensor] = {**shared, **{name: value[order] for name, value in cohort.private.items()}}
+    data = {name: column[order] for name, column in cohort.data.items()}
+    frozen = built.partition.select(built.initial, Role.FROZEN)
+    draws = [seeds.numpy_generator(seed, "phases", broadcast.round, clients[place].user) for place in order]
+    for phase in before:
+        plans = [plan_batches(clients[place].examples, phase, draw) for place, draw in zip(order, draws, strict=True)]
+        here = with_columns(built, {**frozen, **values}, data)
+        cohort.told["loss"][order] += train_phase_stacked(built, phase, values, anchor=shared, data=here, plans=plans)
+        cohort.told["examples"][order] += torch.tensor([float(sum(map(len, plan))) for plan in plans])
+    back = torch.tensor(order).argsort()
+    cohort.private = {name: values[name][back] for name in cohort.private}
+
+
+def _gradients(
+    built: Built, broadcast: Broadcast, cohort: Stacked, *, weights: Tensor, apart: bool
+) -> tuple[dict[str, Tensor], Batch]:
+    """Of everything that the last phase trains, at the weights that were sent: what is shared summed over clients, or
+    each client's apart; private parameters' each times its client's weight. And the columns that homes worked out."""
+    last, examples = built.method.phases[-1], cohort.examples
+    frozen = built.partition.select(built.initial, Role.FROZEN)
+    shared = _shared(broadcast)
+    here = with_columns(built, {**frozen, **shared, **cohort.private}, cohort.data)
+    if apart:
+        shared = {name: value.expand(len(examples), *value.shape) for name, value in shared.items()}
+    leaves = {
+        name: value.detach().requires_grad_(last.optimizer_of(name) is not None)
+        for name, value in {**shared, **cohort.private}.items()
+    }
+    model = built.model
+    assert isinstance(model, Stackable)
+    losses = (last.loss or built.method.loss)(
+        lambda given, some: model.stacked({**frozen, **given}, some), leaves, here
+    )
+    valid = torch.arange(losses.shape[1]) < examples[:, None]
+    losses = losses * valid
+    cohort.told["loss"] += losses.detach().sum(dim=1)
+    cohort.told["examples"] += examples
+    objective = (weights * losses.sum(dim=1) / examples).sum()
+    trained = list(optimizers(last, list(leaves)))
+    found = torch.autograd.grad(objective, [leaves[name] for name in trained], allow_unused=True)
+    return {name: one for name, one in zip(trained, found, strict=True) if one is not None}, here
+
+
+def _shared(broadcast: Broadcast) -> dict[str, Tensor]:
+    return {**broadcast.federated, **broadcast.keyed}
 
 
 def _released(
@@ -141,7 +177,7 @@ def _released(
     """What homes tell of themselves on purpose, as deltas [clients, ...]. No gradient has a part in it."""
     if built.method.release is None:
         return {}
-    shared = {**broadcast.federated, **broadcast.keyed}
+    shared = _shared(broadcast)
     each = []
     for client, own in zip(clients, private, strict=True):
         told = with_released(built, broadcast, client, {**shared, **own}, work="phases", seed=seed)
@@ -170,5 +206,5 @@ def _rows(built: Built, broadcast: Broadcast, data: Batch, steps: Tree, *, weigh
     return found
 
 
-def tree_is_finite(values: Mapping[str, Tensor]) -> bool:
+def _is_finite(values: Mapping[str, Tensor]) -> bool:
     return all(bool(torch.isfinite(value).all()) for value in values.values())

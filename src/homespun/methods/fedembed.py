@@ -36,10 +36,12 @@ from homespun.core.roles import Role, Rules
 from homespun.core.server import Denominator, ServerRule, server_rule
 from homespun.core.tree import Tree
 from homespun.methods.preference import WHOLE, Common, cross_entropy, embedding_size, encode, new_embedding
+from homespun.models.places import map_step, nearest
 from homespun.models.preference import CLASSES, PreferenceModel
 
 
 class Settings(Common):
+    embedding_rate: NonNegativeFloat | None = None  # None: 0.003 with prototypes, otherwise 0.05
     assignment: Literal["prototype", "som", "type", "personal"] = "prototype"
     heads: PositiveInt | None = None  # sub-populations; None: as many as there are kinds
     kinds_head: bool = True  # the k-way head of section 3.1
@@ -50,7 +52,7 @@ class Settings(Common):
     # Prototypes (3.3.2)
     margin: NonNegativeFloat = 1.0  # alpha of equation 1
     triplet_rate: NonNegativeFloat = 0.1
-    triplet_steps: PositiveInt = 1
+    triplet_steps: PositiveInt = 10
 
     # Map (3.3.1)
     map_step: Literal["best", "mean"] = "best"  # the best-scoring client's step, or everybody's mean
@@ -85,11 +87,6 @@ def loss(predict: Predict, parameters: Tree, batch: Batch, *, kinds: int, traine
 # Which head: functions of the parameters that a home sees, with any leading axes.
 
 
-def nearest(embedding: Tensor, places: Tensor) -> Tensor:
-    """The number of the place that is nearest to each embedding: [..., d] and [..., k, d] -> [...]."""
-    return (embedding[..., None, :] - places).square().sum(dim=-1).argmin(dim=-1)
-
-
 def nearest_head(parameters: Tree, batch: Batch, *, places: str) -> Batch:
     head = nearest(parameters["user.embedding"], parameters[places])
     return {"head": head[..., None].expand(batch["label"].shape)}
@@ -115,13 +112,6 @@ def triplet(predict: Predict, parameters: Tree, batch: Batch, *, kinds: int, mar
 
 
 # Map: a line of nodes
-
-
-def map_step(embedding: Tensor, nodes: Tensor, *, radius: Tensor, rate: float) -> Tensor:
-    """Kohonen's step: the nearest node and its neighbours on the line move towards the embedding."""
-    place = torch.arange(len(nodes))
-    near = torch.exp(-(place - nearest(embedding, nodes)).square() / (2 * radius.square()))
-    return rate * near[:, None] * (embedding - nodes)
 
 
 def stand_for_election(trained: Tree, *, rate: float) -> Elected:
@@ -228,7 +218,11 @@ def method(settings: Settings, task: Task) -> Method:
     def triplet_loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
         return triplet(predict, parameters, batch, kinds=kinds, margin=settings.margin)
 
-    embedding: dict[str, Optimizer] = {"user.embedding": Adam(settings.embedding_rate)}
+    # Prototypes must not run away from those who are not there every round; a map needs embeddings that spread.
+    rate = settings.embedding_rate
+    if rate is None:
+        rate = 0.003 if assignment == "prototype" else 0.05
+    embedding: dict[str, Optimizer] = {"user.embedding": Adam(rate)}
     shared = {glob: Sgd(1.0) for glob in ("encoder.*", "common.*", *(["kinds.*"] if told_kinds else []))}
     towards = Phase(
         trains={"user.embedding": Sgd(settings.triplet_rate)},

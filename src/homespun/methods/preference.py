@@ -39,7 +39,6 @@ class Common(core_settings.Settings):
 
     embedding_dim: NonNegativeInt | None = None  # None: the paper's, 28 for digits and 200 for speech
     embedding_scale: PositiveFloat = 0.1  # a new embedding is uniform between minus this and this
-    embedding_rate: NonNegativeFloat = 0.01  # of local Adam on the personal embedding
     server: ServerName = "fedadam"
     server_rate: PositiveFloat | None = 0.01
     personalize_steps: NonNegativeInt = 50  # at home, for somebody who never took part
@@ -47,6 +46,7 @@ class Common(core_settings.Settings):
 
 class Settings(Common):
     embedding: bool = False
+    embedding_rate: NonNegativeFloat = 0.05  # of local Adam on the personal embedding
 
 
 SMALL = {"personalize_steps": 2}

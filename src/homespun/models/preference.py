@@ -20,10 +20,12 @@ from torch.func import functional_call
 
 from homespun.core.errors import MethodError
 from homespun.core.tree import Tree
+from homespun.models.digit_encoder import diagonal, encode_digits, same_for_all
 from homespun.models.stacked_layers import Geometry, conv, linear, stacked_sequential
 
 CLASSES = 2  # not liked, liked
-FEATURES = {(28, 28): 64, (200, 375): 256}  # of the encoder, by the size of an image
+DIGIT = (28, 28)
+FEATURES = {DIGIT: 64, (200, 375): 256}  # of the encoder, by the size of an image
 
 
 def digit_encoder(channels: int) -> nn.Sequential:
@@ -77,8 +79,11 @@ class PreferenceModel(nn.Module):
         if size not in FEATURES:
             known = " or ".join(f"{height} x {width}" for height, width in FEATURES)
             raise MethodError(f"images of {known} can be read, not of {size[0]} x {size[1]}")
+        self.size = size
+        # Clients at a time; measured, see docs/decisions/0006-preferences.md.
+        self.chunk = 50 if size == DIGIT else 25
         channels = 1 if embedding == 0 else 2
-        self.encoder = digit_encoder(channels) if size == (28, 28) else speech_encoder(channels)
+        self.encoder = digit_encoder(channels) if size == DIGIT else speech_encoder(channels)
         if embedding:
             self.user = nn.ParameterDict({"embedding": torch.rand(embedding)})
         inputs = FEATURES[size] + embedding
@@ -129,25 +134,39 @@ class PreferenceModel(nn.Module):
         """The same for C clients: every batch column is [C, n, ...]; a parameter without a client axis is everybody's,
         but the embedding always has one."""
         encoder = {name: parameters[f"encoder.{name}"] for name, _ in self.encoder.named_parameters()}
-        features = self._stacked_features(parameters, batch["image"], encoder)
+        features, for_common = self._stacked_features(parameters, batch["image"], encoder)
         if hasattr(self, "heads"):
-            weight, bias = (
-                chosen_rows(parameters[f"heads.{name}"], batch["head"], like=self.heads[name])
-                for name in ("weight", "bias")
-            )
-            logits = [(weight @ features[..., None])[..., 0] + bias]
+            # All heads, then the chosen one: a product for each row by itself takes longer than all of them at once.
+            weight, bias = parameters["heads.weight"].flatten(-3, -2), parameters["heads.bias"].flatten(-2)
+            every = linear(features, weight, bias).unflatten(-1, (-1, CLASSES))
+            chosen = batch["head"].long()[..., None, None].expand(*features.shape[:2], 1, CLASSES)
+            logits = [every.gather(2, chosen)[:, :, 0]]
         else:
             logits = [linear(features, parameters["head.weight"], parameters["head.bias"])]
         if hasattr(self, "kinds"):
             logits.append(linear(features, parameters["kinds.weight"], parameters["kinds.bias"]))
         if hasattr(self, "common"):
-            if any(value.requires_grad for value in encoder.values()):
-                fixed = {name: value.detach() for name, value in encoder.items()}
-                features = self._stacked_features(parameters, batch["image"], fixed)
-            logits.append(linear(features, parameters["common.weight"], parameters["common.bias"]))
+            logits.append(linear(for_common, parameters["common.weight"], parameters["common.bias"]))
         return torch.cat(logits, dim=-1)
 
-    def _stacked_features(self, parameters: Tree, image: Tensor, encoder: Tree) -> Tensor:
+    def _stacked_features(self, parameters: Tree, image: Tensor, encoder: Tree) -> tuple[Tensor, Tensor]:
+        """And once more for the common head, where the encoder is trained."""
+        twice = hasattr(self, "common") and any(value.requires_grad for value in encoder.values())
+        if self.size == DIGIT and same_for_all(encoder):
+            embedding = parameters["user.embedding"] if hasattr(self, "user") else None
+            found = encode_digits(encoder, image, embedding=embedding, for_common=twice)
+            if embedding is None:
+                return found
+            beside = embedding[:, None].expand(-1, image.shape[1], -1)
+            features = torch.cat([found[0], beside], dim=2)
+            return features, torch.cat([found[1], beside], dim=2) if twice else features
+        features = self._layer_by_layer(parameters, image, encoder)
+        if not twice:
+            return features, features
+        fixed = {name: value.detach() for name, value in encoder.items()}
+        return features, self._layer_by_layer(parameters, image, fixed)
+
+    def _layer_by_layer(self, parameters: Tree, image: Tensor, encoder: Tree) -> Tensor:
         pixels = image[:, :, None].float() / 255
         if not hasattr(self, "user"):
             return stacked_sequential(self.encoder, encoder, pixels).flatten(2)
@@ -161,17 +180,3 @@ class PreferenceModel(nn.Module):
         of_person = conv(second, weight.narrow(channel, 1, 1), torch.zeros_like(encoder["0.bias"]), geometry)
         features = stacked_sequential(self.encoder, encoder, of_pixels + of_person, after=1).flatten(2)
         return torch.cat([features, embedding[:, None].expand(-1, features.shape[1], -1)], dim=2)
-
-
-def diagonal(embedding: Tensor, size: torch.Size) -> Tensor:
-    """The embedding as a picture of the input's size, on the diagonal: [..., d] -> [..., height, width]."""
-    square = torch.diag_embed(embedding)
-    height, width = (side - embedding.shape[-1] for side in size)
-    return nn.functional.pad(square, (0, width, 0, height))
-
-
-def chosen_rows(table: Tensor, rows: Tensor, *, like: Tensor) -> Tensor:
-    """The rows [C, n] of everybody's table, or each client's of its own."""
-    if table.dim() == like.dim():
-        return table[rows]
-    return table[torch.arange(len(table))[:, None], rows]

@@ -82,21 +82,52 @@ def clipped(update: Update, clip: Clip) -> Update:
     )
 
 
-def clipped_sum(updates: Mapping[str, Tensor], clip: Clip) -> dict[str, Tensor]:
-    """The sum of many clients' clipped updates, each tensor [clients, ...]; what is not there is zero."""
+def clipped_sum(
+    gradients: Mapping[str, Tensor], clip: Clip, *, times: Mapping[str, float] | None = None
+) -> dict[str, Tensor]:
+    """The sum of many clients' clipped updates; what is not there is zero.
+
+    An update is a gradient, each tensor [clients, ...], times a number, if one is given for its name: they are large,
+    and are gone over no more than twice.
+    """
+    stored = {name: _as_stored(tensor) for name, tensor in gradients.items()}
+    times = {name: 1.0 if times is None else times[name] for name in gradients}
     squares: dict[str, Tensor] = {}
-    for name, tensor in updates.items():
-        length = torch.linalg.vector_norm(tensor.flatten(1), dim=1, dtype=torch.float64)
+    for name, tensor in stored.items():
+        length = times[name] * _lengths(tensor.flatten(1))
         group = clip.group_of(name)
         squares[group] = squares.get(group, torch.zeros_like(length)) + length**2
     factors = {
         group: torch.tensor([_factor(sqrt(square), clip.norms[group]) for square in squared.tolist()])
         for group, squared in squares.items()
     }
-    return {
-        name: (factors[clip.group_of(name)].to(tensor.dtype) @ tensor.flatten(1)).view(tensor.shape[1:])
-        for name, tensor in updates.items()
-    }
+    found = {}
+    for name, tensor in stored.items():
+        factor = times[name] * factors[clip.group_of(name)].to(tensor.dtype)
+        total = (factor @ tensor.flatten(1)).view(tensor.shape[1:])
+        found[name] = total.permute(*_back(gradients[name]))
+    return found
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    """In float64, which is a copy: of as many rows at a time as stay in the cache."""
+    some = rows.split(max(1, 2**16 // rows.shape[1]))
+    return torch.cat([torch.linalg.vector_norm(few, dim=1, dtype=torch.float64) for few in some])
+
+
+def _order(tensor: Tensor) -> list[int]:
+    """The axes but for the first, by how far apart in memory their neighbours are."""
+    return sorted(range(1, tensor.dim()), key=tensor.stride, reverse=True)
+
+
+def _as_stored(tensor: Tensor) -> Tensor:
+    """With its axes in the order of memory, so that it can be flattened without being copied."""
+    return tensor.permute(0, *_order(tensor))
+
+
+def _back(tensor: Tensor) -> list[int]:
+    order = _order(tensor)
+    return [order.index(axis) for axis in range(1, tensor.dim())]
 
 
 def clipped_statistics(statistics: Mapping[str, Tensor], norm: float | None) -> dict[str, Tensor]:

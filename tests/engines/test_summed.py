@@ -1,0 +1,126 @@
+"""A cohort that is one gradient gives the numbers of one client at a time, clipped or not, and refuses one alone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from homespun.core import tree
+from homespun.core.method import Task, build, load_method
+from homespun.engines import summed
+from homespun.engines.cohort import CohortEngine
+from homespun.engines.engine import Client
+from homespun.engines.loop import LoopEngine
+from homespun.engines.worker import clients_from_tensors, clients_to_tensors
+from homespun.privacy.guard import Guard
+from homespun.privacy.mechanism import Clip
+
+KINDS = 3
+EXAMPLES = [5, 1, 7, 3, 6, 2]  # ragged
+GUARDS = {
+    "unguarded": None,
+    "clipped": Guard(Clip({"*": 0.5})),
+    "in groups": Guard(Clip({"encoder.*": 0.3, "*": 5.0}, statistics=1.0)),
+}
+
+
+def make(assignment):
+    task = Task(classes=2, population=12, contexts=KINDS, image=(28, 28))
+    return build(load_method("fedembed", {"assignment": assignment, "own_steps": 2}, task), seed=0)
+
+
+def make_clients(made):
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for place, examples in enumerate(EXAMPLES):
+        user = f"user {place}"
+        data = {
+            "image": torch.randint(256, (examples, 28, 28), generator=generator, dtype=torch.uint8),
+            "label": torch.randint(2, (examples,), generator=generator),
+            "kind": torch.randint(KINDS, (examples,), generator=generator),
+            "group": torch.full((examples,), place % KINDS),
+        }
+        found.append(Client(user, made.new_private(user, seed=0), data))
+    return found
+
+
+def differences(one, other):
+    assert one.update.keyed.keys() == other.update.keyed.keys()
+    found = {"federated": tree.max_abs_difference(one.update.federated, other.update.federated)}
+    for name, rows in one.update.keyed.items():
+        theirs = other.update.keyed[name]
+        assert torch.equal(rows.index, theirs.index) and torch.equal(rows.weight, theirs.weight)
+        found[name] = float((rows.values - theirs.values).abs().max())
+    for user, private in one.private.items():
+        found[user] = tree.max_abs_difference(private, other.private[user])
+    return found
+
+
+@pytest.fixture
+def nothing_but_summed(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("the cohort was not summed")
+
+    monkeypatch.setattr(summed, "work_together", refuse)
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+@pytest.mark.parametrize("assignment", ["type", "prototype", "personal"])
+@pytest.mark.usefixtures("nothing_but_summed")
+def test_summed_equals_loop(assignment, guard):
+    made, guard = make(assignment), GUARDS[guard]
+    start, everybody = made.start().broadcast(), make_clients(made)
+    slow = LoopEngine(made, 0, guard).work(start, everybody)
+    fast = CohortEngine(made, 0, workers=0, guard=guard).work(start, everybody)
+    assert max(differences(slow, fast).values()) < 2e-5
+    assert slow.update.statistics == pytest.approx(fast.update.statistics, rel=1e-5)
+    assert (slow.update.weight, slow.update.clients) == (fast.update.weight, fast.update.clients)
+
+
+@pytest.mark.parametrize("guard", ["unguarded", "clipped"])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.system)])
+def test_one_client_with_data_that_is_no_number_is_refused_alone(guard, workers):
+    made, guard = make("type"), GUARDS[guard]
+    start = made.start().broadcast()
+    everybody = [
+        replace(client, data={**client.data, "image": client.data["image"].float()}) for client in make_clients(made)
+    ]
+    lost = everybody[2]
+    image = lost.data["image"].clone()
+    image[0, 3, 3] = torch.nan
+    spoiled = replace(lost, data={**lost.data, "image": image})
+    engine = CohortEngine(made, 0, workers=workers, guard=guard)
+    found = engine.work(start, [*everybody[:2], spoiled, *everybody[3:]])
+    assert list(found.refused) == [lost.user] and lost.user not in found.private
+    without = engine.work(start, [*everybody[:2], *everybody[3:]])
+    assert found.update.clients == len(EXAMPLES) - 1
+    assert max(differences(without, found).values()) < 2e-5
+
+
+@pytest.mark.system
+def test_workers_are_told_what_size_images_have():
+    made = make("type")
+    start, everybody = made.start().broadcast(), make_clients(made)
+    here, there = (CohortEngine(made, 0, workers=workers).work(start, everybody) for workers in (0, 2))
+    assert max(differences(here, there).values()) < 2e-6  # here a product may be shared among threads
+
+
+def test_clients_reach_workers_as_they_are():
+    """Joined where they are alike, and apart where somebody has another form, or something more."""
+    some = [
+        Client(
+            "a", {"x": torch.ones(2), "scalar": torch.tensor(1.0)}, {"text": torch.ones(3, 4), "label": torch.ones(3)}
+        ),
+        Client(
+            "b", {"x": torch.zeros(2), "scalar": torch.tensor(2.0)}, {"text": torch.ones(0, 4), "label": torch.ones(0)}
+        ),
+        Client(
+            "c", {"x": torch.zeros(2), "scalar": torch.tensor(3.0), "y/0": torch.ones(1)}, {"text": torch.ones(1, 5)}
+        ),
+    ]
+    tensors = clients_to_tensors(some)
+    assert "joined/private/x" in tensors and "data/1/text" in tensors
+    for client, back in zip(some, clients_from_tensors(["a", "b", "c"], tensors), strict=True):
+        assert client.user == back.user
+        for one, other in ((client.private, back.private), (client.data, back.data)):
+            assert one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
