@@ -217,7 +217,7 @@ def check(method: Annotated[str, typer.Argument(help="A method, or a .py file wi
 
 
 def bench(
-    workload: Annotated[str, typer.Argument(help="w1, w2, w2-text, population or passes.")],
+    workload: Annotated[str, typer.Argument(help="w1, w2, w2-text, w3, w3-clipped, population or passes.")],
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each side.")] = 5,
     settings: Annotated[list[str], typer.Option("--set", "-s", help="A setting of the workload: name=value.")] = [],  # noqa: B006
     json_output: Json = False,
