@@ -145,3 +145,28 @@ def test_at_home_where_only_the_embedding_is_trained_no_weight_gets_a_gradient()
         )
         expected[:, step * 9] = ((up.square() - down.square()).sum(dim=(1, 2)) / 2e-5).detach()
         torch.testing.assert_close(got[:, step * 9], expected[:, step * 9], rtol=1e-5, atol=1e-5)
+
+
+def test_features_are_kept_for_the_same_images_and_forgotten_when_anything_changes():
+    """Step after step on a head alone; an embedding moved in place, other images or other weights are seen."""
+    model = PreferenceModel(size=(28, 28), embedding=28, heads=None, common=True)
+    own = {name: value.detach().clone() for name, value in model.named_parameters()}
+    given = {**own, "user.embedding": torch.rand(2, 28)}
+    image = torch.randint(0, 256, (2, 3, 28, 28), dtype=torch.uint8)
+
+    def fresh(parameters, pixels):
+        model._kept = None
+        return model.stacked(parameters, {"image": pixels})
+
+    calls = []
+    real, model._stacked_features = model._stacked_features, lambda *some: calls.append(1) or real(*some)
+    first = model.stacked(given, {"image": image})
+    assert torch.equal(
+        model.stacked({**given, "head.bias": given["head.bias"] + 1}, {"image": image})[..., 0], first[..., 0] + 1
+    )
+    assert len(calls) == 1
+    given["user.embedding"].add_(0.5)
+    torch.testing.assert_close(model.stacked(given, {"image": image}), fresh(given, image))
+    other = {**given, "encoder.0.weight": given["encoder.0.weight"] * 2 + 0.1}
+    torch.testing.assert_close(model.stacked(other, {"image": image}), fresh(other, image))
+    torch.testing.assert_close(model.stacked(other, {"image": image.clone()}), fresh(other, image))

@@ -13,6 +13,7 @@ There are no activation functions, as the appendix lists none; the layer norms a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +77,7 @@ class PreferenceModel(nn.Module):
         places: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__()
+        self._kept: tuple[Tensor, list[Any], list[Tensor], tuple[Tensor, Tensor]] | None = None
         if size not in FEATURES:
             known = " or ".join(f"{height} x {width}" for height, width in FEATURES)
             raise MethodError(f"images of {known} can be read, not of {size[0]} x {size[1]}")
@@ -134,7 +136,7 @@ class PreferenceModel(nn.Module):
         """The same for C clients: every batch column is [C, n, ...]; a parameter without a client axis is everybody's,
         but the embedding always has one."""
         encoder = {name: parameters[f"encoder.{name}"] for name, _ in self.encoder.named_parameters()}
-        features, for_common = self._stacked_features(parameters, batch["image"], encoder)
+        features, for_common = self._kept_features(parameters, batch["image"], encoder)
         if hasattr(self, "heads"):
             # All heads, then the chosen one: a product for each row by itself takes longer than all of them at once.
             weight, bias = parameters["heads.weight"].flatten(-3, -2), parameters["heads.bias"].flatten(-2)
@@ -148,6 +150,17 @@ class PreferenceModel(nn.Module):
         if hasattr(self, "common"):
             logits.append(linear(for_common, parameters["common.weight"], parameters["common.bias"]))
         return torch.cat(logits, dim=-1)
+
+    def _kept_features(self, parameters: Tree, image: Tensor, encoder: Tree) -> tuple[Tensor, Tensor]:
+        """Worked out once for the same images where only what sits on top is trained: a head of one's own, step after
+        step. What it was worked out from is held, so that nothing else can come to lie in its place."""
+        known = [*encoder.values(), *([parameters["user.embedding"]] if hasattr(self, "user") else [])]
+        if any(value.requires_grad for value in known):
+            return self._stacked_features(parameters, image, encoder)
+        state = [(value.data_ptr(), value._version, value.shape, value.stride()) for value in known]
+        if self._kept is None or self._kept[0] is not image or self._kept[1] != state:
+            self._kept = image, state, known, self._stacked_features(parameters, image, encoder)
+        return self._kept[3]
 
     def _stacked_features(self, parameters: Tree, image: Tensor, encoder: Tree) -> tuple[Tensor, Tensor]:
         """And once more for the common head, where the encoder is trained."""
