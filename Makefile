@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup demo test unit check format reproduce smollm2 clean
+.PHONY: help setup demo test unit check format reproduce fedembed-mnist smollm2 clean
 help:
 	@echo "make demo       FedPerC and its baselines on the presidents since 1913, with a report"
 	@echo "make test       all tests"
@@ -44,6 +44,14 @@ reproduce: $(READY)
 	$(BIN)/homespun compare experiments/furl-sticker.toml
 	$(BIN)/homespun compare experiments/furl-reddit.toml
 	$(BIN)/python docs/generate.py docs/methods/furl.md
+
+# MNIST's four IDX files are wanted where the experiments say.
+fedembed-mnist: $(READY)
+	$(BIN)/homespun compare experiments/fedembed-mnist.toml
+	$(BIN)/homespun compare experiments/fedembed-mnist-imbalanced.toml
+	$(BIN)/homespun compare experiments/fedembed-mnist-more.toml
+	$(BIN)/homespun compare experiments/fedembed-mnist-overlap.toml
+	$(BIN)/python docs/generate.py docs/methods/fedembed.md
 
 # Without its dependencies: the file with the weights is wanted, the code around it is not.
 smollm2: $(READY)
