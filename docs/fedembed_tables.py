@@ -102,7 +102,7 @@ def spread_of(results: Mapping[str, Any] | None, key: str, places: Sequence[int]
     found = ((results or {}).get("configurations") or {}).get(key)
     if found is None:
         return {"mean": None, "std": None}
-    return share_scores(found["runs"], places or range(len(found["runs"][0]["test"]["group_f1"])))
+    return share_scores(found["runs"], places or [int(place) for place in found["runs"][0]["test"]["group_f1"]])
 
 
 def beside(spread: Mapping[str, Any], papers: float | None) -> str:

@@ -22,7 +22,7 @@ def test_a_small_sub_population_counts_as_much_as_a_large_one():
     right, wrong = np.array([[9.0, 0.0], [0.0, 9.0]]), np.array([[0.0, 9.0], [9.0, 0.0]])
     found = summarize([np.array([0, 1])] * 4, [right, right, right, wrong], classes=2, groups=[0, 0, 0, 1], metric="f1")
     assert found.group_f1 == {0: 1.0, 1: 0.0} and found.headline == ("f1", 0.5)
-    assert found.to_dict()["group_f1"] == [1.0, 0.0]
+    assert found.to_dict()["group_f1"] == {"0": 1.0, "1": 0.0}
     assert summarize([np.array([0, 1])], [right], classes=2).headline == ("auc", 1.0)
 
 
@@ -55,14 +55,14 @@ def test_without_embeddings_nobody_is_put_anywhere(people):
 
 
 def results():
-    run = {"seed": 0, "test": {"group_f1": [0.9, 0.5, 0.7]}}
+    run = {"seed": 0, "test": {"group_f1": {"0": 0.9, "1": 0.5, "2": 0.7}}}
     run["assigned"] = {
         "how": "by the method",
         "groups": ["a", "b", "c"],
         "counts": [[6, 0], [0, 3], [1, 2]],
         "recovered": 0.75,
     }
-    other = {"seed": 0, "test": {"group_f1": [0.8, 0.9, 0.9]}}
+    other = {"seed": 0, "test": {"group_f1": {"0": 0.8, "2": 0.9}}}
     return {
         "data": {"groups": {"a": 6, "b": 3, "c": 3}},
         "configurations": {"one": {"title": "One", "runs": [run]}, "other": {"title": "Other", "runs": [other]}},
@@ -87,3 +87,9 @@ def test_where_all_are_of_one_size_there_is_no_table():
     found = results()
     found["data"]["groups"] = {"a": 4, "b": 4, "c": 4}
     assert share_table(found) is None
+
+
+def test_sizes_that_read_alike_share_a_column():
+    found = results()
+    found["data"]["groups"] = {"a": 201, "b": 100, "c": 99}
+    assert by_share(found) == {"50 %": [0], "25 %": [1, 2]}

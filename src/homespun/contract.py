@@ -43,7 +43,7 @@ from homespun.run import RunSettings
 SIZES = (1, 3, 8, 17, 20, 500)  # examples per user: a single one, partial last batches, very many
 USERS = len(SIZES)
 TOLERANCE = 2e-4  # float32 sums of some hundred steps in another order; typical differences are below 1e-5
-LARGEST_EMBEDDING = 10_000  # numbers; what is larger is a head, and not attacked
+SMALLEST_EMBEDDING, LARGEST_EMBEDDING = 4, 10_000  # numbers; fewer are guessed by chance, more are a head
 SEED = 7
 GUARD = Guard(Clip({"*": 1.0}), local_noise=1.0, insecure_seed=SEED)  # epsilon 10.0 a round at delta 1e-5
 
@@ -333,7 +333,11 @@ def attack_updates(built: Built, clients: Sequence[Client], *, guard: Guard | No
     Where the embedding is multiplied with something shared instead, that one's gradient has the embedding as a
     factor: every tensor and row of the same size is a guess too, at the scale that suits it best.
     """
-    names = [name for name in built.partition.names(Role.PRIVATE) if built.initial[name].numel() <= LARGEST_EMBEDDING]
+    names = [
+        name
+        for name in built.partition.names(Role.PRIVATE)
+        if SMALLEST_EMBEDDING <= built.initial[name].numel() <= LARGEST_EMBEDDING
+    ]
     if not names:
         return ()
     start = built.start()

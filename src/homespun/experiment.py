@@ -263,7 +263,9 @@ def groups_of(federation: Federation) -> dict[str, int] | None:
     if not users or users > COUNTED_USERS or federation.group(0) is None:
         return None
     counts = Counter(str(federation.group(user)) for user in range(users))
-    return {name: counts[name] for name in sorted(counts, key=lambda name: (len(name), name))}
+    # in the order of their numbers, where they have some
+    names = federation.contexts if counts.keys() <= set(federation.contexts) else sorted(counts)
+    return {name: counts[name] for name in names}
 
 
 def _spread(values: Sequence[float]) -> dict[str, float | None]:

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from homespun.core.errors import RunError
 from homespun.core.settings import Settings
-from homespun.data import Columns, load_federation
+from homespun.data import Columns, builtin_names, load_federation
 from homespun.data.federation import Federation
 
 SCHEMA = 1  # of settings.json and results.json
@@ -37,6 +37,8 @@ class DataSettings(Settings):
     def resolved(self) -> DataSettings:
         """With a file's whole path, so that a run can be opened from another folder."""
         path = Path(self.source)
+        if self.source in builtin_names():  # as loading has it, whatever else is called that
+            return self
         return self.model_copy(update={"source": str(path.resolve())}) if path.exists() else self
 
     def load(self) -> Federation:

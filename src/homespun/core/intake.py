@@ -26,12 +26,13 @@ class Intake:
     broadcast: Broadcast
     statistics: Sequence[str]
     total: Update
+    elects: Sequence[str] = ()  # parameters that a candidate has steps for
     taken: set[str] = field(default_factory=set)
     refused: dict[str, str] = field(default_factory=dict)
 
     def take(self, user: str, update: Update, *, shaped: Callable[[Update], Update] = lambda update: update) -> bool:
         """Add one client's update, after `shaped` (clipping, for instance); False if it was refused."""
-        reason = refusal(update, self.broadcast, statistics=self.statistics)
+        reason = refusal(update, self.broadcast, statistics=self.statistics, elects=self.elects)
         if user in self.taken:
             reason = "a second update in one round"
         if reason is not None:
@@ -42,7 +43,9 @@ class Intake:
         return True
 
 
-def refusal(update: Update, broadcast: Broadcast, *, statistics: Sequence[str]) -> str | None:
+def refusal(
+    update: Update, broadcast: Broadcast, *, statistics: Sequence[str], elects: Sequence[str] = ()
+) -> str | None:
     """Why one client's update cannot be taken; None if it can."""
     if update.round != broadcast.round:
         return f"an update of round {update.round} in round {broadcast.round}"
@@ -56,17 +59,17 @@ def refusal(update: Update, broadcast: Broadcast, *, statistics: Sequence[str]) 
         return "NaN or infinity in its statistics"
     return (
         _wrong_tensors(update.federated, broadcast.federated)
-        or _wrong_rows(update.keyed, broadcast.keyed)
-        or _wrong_candidate(update.elected, broadcast.federated)
+        or _wrong_rows(update.keyed, broadcast.keyed, weight=update.weight)
+        or _wrong_candidate(update.elected, {name: broadcast.federated[name] for name in elects})
     )
 
 
 def _wrong_candidate(found: Elected | None, expected: Tree) -> str | None:
-    if found is None:
-        return None
-    if not isfinite(found.score):
+    if found is None or not expected:
+        return None if (found is None) == (not expected) else "a candidate where none, or none where one, was expected"
+    if not (isfinite(found.score) and found.score <= 0):
         return f"a score of {found.score}"
-    return _wrong_tensors(found.steps, {name: value for name, value in expected.items() if name in found.steps})
+    return _wrong_tensors(found.steps, expected)
 
 
 def _wrong_tensors(found: Tree, expected: Tree) -> str | None:
@@ -77,7 +80,7 @@ def _wrong_tensors(found: Tree, expected: Tree) -> str | None:
     return next((reason for reason in wrong if reason is not None), None)
 
 
-def _wrong_rows(found: Mapping[str, Rows], expected: Tree) -> str | None:
+def _wrong_rows(found: Mapping[str, Rows], expected: Tree, *, weight: float) -> str | None:
     missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
     if missing or extra:
         return f"keyed parameters missing {missing}, unexpected {extra}"
@@ -91,7 +94,7 @@ def _wrong_rows(found: Mapping[str, Rows], expected: Tree) -> str | None:
         reason = _wrong_tensor(name, rows.values, like=table, shape=(len(index), *table.shape[1:]))
         if reason is not None:
             return reason
-        if rows.weight.shape != index.shape or not all(_is_weight(weight) for weight in rows.weight.tolist()):
+        if rows.weight.shape != index.shape or any(found != weight for found in rows.weight.tolist()):
             return f"weights of rows of {name!r} that are none"
     return None
 

@@ -124,6 +124,7 @@ class Method:
     # What each home puts up for election: a score, and steps for federated parameters. Of a cohort's the best-scoring
     # one reaches the server rule, with its score.
     elects: Callable[[Tree], Elected] | None = None
+    candidates: tuple[str, ...] = ()  # what those steps are for; a score is at most 0
     # The federated table whose rows are the embeddings of prototypical users, whom the server itself holds and trains
     # beside every round; and the private parameter they are.
     prototypes: tuple[str, str] | None = None

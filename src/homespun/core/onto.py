@@ -15,9 +15,11 @@ from pydantic import Field
 from torch import Tensor
 
 from homespun.core.errors import SettingsError, nearest
+from homespun.core.messages import Broadcast
 from homespun.core.method import Method, Optimizer, Phase, Task, load_method, optimizers
 from homespun.core.roles import Partition, Role, first_match, partition
 from homespun.core.settings import Settings
+from homespun.core.tree import Tree
 
 START = 0  # seed of the values that a personal part starts from; everybody's are the same
 
@@ -43,14 +45,28 @@ class Onto:
         shared = self.partition.names(Role.FEDERATED, Role.KEYED)
         return tuple(name for name in shared if name not in self.head)
 
+    @property
+    def private(self) -> tuple[str, ...]:
+        """What is at home already."""
+        return self.partition.names(Role.PRIVATE)
+
     def phases(self, names: Collection[str], *, at_home: bool = False) -> tuple[Phase, ...]:
-        """The method's phases, as far as they train these parameters."""
+        """The method's phases, or those of somebody who is on their own, as far as they train these parameters."""
         found = []
         for phase in self.method.personalize if at_home else self.method.phases:
             trains: dict[str, Optimizer] = optimizers(phase, [name for name in self.partition.roles if name in names])
             if trains:
                 found.append(replace(phase, trains=trains))
         return tuple(found)
+
+    def new_private(self, generator: torch.Generator, broadcast: Broadcast, *, prefix: str = "") -> dict[str, Tensor]:
+        """Where the method lets somebody new begin, under names with a prefix."""
+
+        def theirs(values: Tree) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): value for name, value in values.items()}
+
+        plain = replace(broadcast, federated=theirs(broadcast.federated), keyed=theirs(broadcast.keyed))
+        return {prefix + name: value for name, value in self.method.new_private(generator, plain).items()}
 
 
 def underneath(settings: OntoSettings, task: Task, *, name: str) -> Onto:
@@ -68,6 +84,9 @@ def underneath(settings: OntoSettings, task: Task, *, name: str) -> Onto:
             f"{name}: {settings.of} with these settings is more than a network (it has {', '.join(own)}), and cannot "
             "be taken as one. Take a plainer method: preference, furl, fedperc, meta_learning."
         )
+    if method.pooled:
+        raise SettingsError(f"{name}: {settings.of} trains on one server, where nobody has anything of their own.")
+    method = replace(method, keeps="all")  # a head is not the server's to share out
     globs = settings.head or method.head
     head = tuple(parameter for parameter in start if first_match(parameter, globs))
     unused = [glob for glob in settings.head if not any(first_match(parameter, [glob]) for parameter in start)]

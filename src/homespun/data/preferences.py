@@ -86,7 +86,9 @@ class Preferences:
 
     @cached_property
     def fingerprint(self) -> str:
-        return hashlib.sha256(f"{self.source} {self.settings.model_dump_json()}".encode()).hexdigest()
+        # not where the pools lie: the same images elsewhere are the same corpus
+        settings = self.settings.model_dump_json(exclude={"folder"})
+        return hashlib.sha256(f"{self.source} {settings}".encode()).hexdigest()
 
     @cached_property
     def users(self) -> Sequence[str]:

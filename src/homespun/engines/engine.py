@@ -82,7 +82,7 @@ def empty_update(built: Built, broadcast: Broadcast) -> Update:
 
 
 def intake(built: Built, broadcast: Broadcast) -> Intake:
-    return Intake(broadcast, built.method.statistics, empty_update(built, broadcast))
+    return Intake(broadcast, built.method.statistics, empty_update(built, broadcast), elects=built.method.candidates)
 
 
 def take(arrived: Intake, client: Client, update: Update, guard: Guard | None) -> bool:

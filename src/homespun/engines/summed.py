@@ -102,7 +102,8 @@ def _summed(
         moved = {**{name: gradients[name] for name in rates}, **released}
         steps = clipped_sum(moved, guard.clip, times={**rates, **dict.fromkeys(released, 1.0)})
         cohort.told = clipped_statistics(cohort.told, guard.clip.statistics)
-    if not _is_finite(steps) or not _is_finite(cohort.private):
+    elected = _elected(built, shared, kept)
+    if not all(map(_is_finite, (steps, cohort.private, {} if elected is None else elected.steps))):
         return None
     update = Update(
         round=broadcast.round,
@@ -111,7 +112,7 @@ def _summed(
         statistics={name: float(values.sum()) for name, values in cohort.told.items()},
         weight=float(weights.double().sum()),
         clients=len(clients),
-        elected=_elected(built, shared, kept),
+        elected=elected,
     )
     return Outcome(update, {client.user: own for client, own in zip(clients, kept, strict=True)})
 

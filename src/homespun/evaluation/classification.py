@@ -57,7 +57,11 @@ class Evaluation:
             "user_values": list(self.user_accuracy),
             "user_loss_mean": self.user_loss_mean,
             "user_loss_worst_tenth": self.user_loss_worst_tenth,
-            **({"f1": self.f1, "group_f1": list(self.group_f1.values())} if self.group_f1 else {}),
+            **(
+                {"f1": self.f1, "group_f1": {str(group): value for group, value in self.group_f1.items()}}
+                if self.group_f1
+                else {}
+            ),
         }
 
 

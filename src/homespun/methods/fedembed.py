@@ -22,7 +22,6 @@ Deviations: see docs/methods/fedembed.md, numbered there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -30,13 +29,13 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from homespun.core.errors import SettingsError
-from homespun.core.messages import Broadcast, Elected, ServerState, Update
+from homespun.core.messages import Broadcast, Elected
 from homespun.core.method import Adam, Batch, Method, Optimizer, Phase, Predict, Sgd, Task
 from homespun.core.roles import Role, Rules
-from homespun.core.server import Denominator, ServerRule, server_rule
+from homespun.core.server import Denominator, server_rule
 from homespun.core.tree import Tree
 from homespun.methods.preference import WHOLE, Common, cross_entropy, embedding_size, encode, new_embedding
-from homespun.models.places import map_step, nearest
+from homespun.models.places import MapServer, map_step, nearest
 from homespun.models.preference import CLASSES, PreferenceModel
 
 
@@ -133,44 +132,8 @@ def tell_places(trained: Tree, _: torch.Generator, *, rate: float, with_step: bo
     return told
 
 
-@dataclass(frozen=True)
-class MapServer:
-    """Learns the map beside the model; every so often the learned map is put to use, and each of its clusters goes on
-    with the head of the old cluster that most of its members come from."""
-
-    rule: ServerRule
-    every: int
-    radius: float
-    halves: int
-
-    def __call__(self, state: ServerState, update: Update) -> ServerState:
-        places = {name: value for name, value in state.federated.items() if name.startswith("places.")}
-        model = self.rule(
-            replace(state, federated=_without(state.federated, places)),
-            replace(update, federated=_without(update.federated, places)),
-        )
-        if update.elected is not None:
-            step = update.elected.steps["places.next"]
-        else:
-            step = update.federated["places.next"] / max(update.weight, 1.0)
-        places["places.next"] = places["places.next"] + step
-        places["places.overlap"] = places["places.overlap"] + update.federated["places.overlap"]
-        places["places.radius"] = torch.full((), self.radius * 0.5 ** (model.round / self.halves))
-        if model.round % self.every == 0:
-            model = self._carried_over(model, places["places.overlap"])
-            places["places.map"] = places["places.next"].clone()
-            places["places.overlap"] = torch.zeros_like(places["places.overlap"])
-        return replace(model, federated={**model.federated, **places})
-
-    def _carried_over(self, model: ServerState, overlap: Tensor) -> ServerState:
-        old = torch.arange(len(overlap))
-        source = torch.where(overlap.max(dim=0).values > 0, overlap.argmax(dim=0), old)  # nobody came: its own
-        moments = {name: value[source] if ".heads." in name else value for name, value in model.optimizer.items()}
-        return replace(model, keyed={name: table[source] for name, table in model.keyed.items()}, optimizer=moments)
-
-
-def _without(tree: Tree, names: Tree) -> Tree:
-    return {name: value for name, value in tree.items() if name not in names}
+def _told(best: bool) -> tuple[str, str]:
+    return "a step of the map" + (" and its score" if best else ""), "place on the old and the new map"
 
 
 def method(settings: Settings, task: Task) -> Method:
@@ -263,12 +226,13 @@ def method(settings: Settings, task: Task) -> Method:
         sends=settings.sends,
         prototypes=("places.prototypes", "user.embedding") if assignment == "prototype" else None,
         elects=(lambda trained: stand_for_election(trained, rate=settings.map_rate)) if maps and best else None,
+        candidates=("places.next",) if maps and best else (),
         release=(
             (lambda trained, draw: tell_places(trained, draw, rate=settings.map_rate, with_step=not best))
             if maps
             else None
         ),
-        releases=("a step of the map and its score", "place on the old and the new map") if maps else (),
+        releases=_told(best) if maps else (),
         head=("head.*",),
         metric="f1",
         reads="images",
@@ -276,6 +240,10 @@ def method(settings: Settings, task: Task) -> Method:
 
 
 def _require_sound(settings: Settings, task: Task, *, count: int, size: int) -> None:
+    if task.image is not None and size > min(task.image):
+        raise SettingsError(
+            f"fedembed: embedding_dim is {size}, and a diagonal of the image has {min(task.image)} places."
+        )
     if size == 0:
         raise SettingsError("fedembed: embedding_dim is 0. Without personal embeddings it is the method `preference`.")
     if task.contexts < 2:

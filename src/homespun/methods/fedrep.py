@@ -40,13 +40,13 @@ RUN = {"rounds": 200, "cohort": 100}
 def method(settings: Settings, task: Task) -> Method:
     onto = underneath(settings, task, name="fedrep")
     base, last = onto.method, onto.method.phases[-1]
-    private = {*onto.head, *onto.partition.names(Role.PRIVATE)}
+    private = {*onto.head, *onto.private}
     own = {name: Sgd(settings.head_rate) for name in onto.head}
     head_first = Phase(trains=own, batch=last.batch, steps=settings.head_steps)
 
     def new_private(generator: torch.Generator, broadcast: Broadcast) -> dict[str, Tensor]:
         start = {name: onto.start[name].clone() for name in onto.head}
-        return {**start, **base.new_private(generator, broadcast)}
+        return {**start, **onto.new_private(generator, broadcast)}
 
     return replace(
         base,
@@ -55,7 +55,10 @@ def method(settings: Settings, task: Task) -> Method:
         settings=settings,
         rules=[(name, Role.PRIVATE if name in private else role) for name, role in onto.partition.roles.items()],
         phases=(head_first, *onto.phases({*onto.body, *private} - set(onto.head))),
-        personalize=(replace(head_first, steps=settings.home_steps),),
+        personalize=(
+            replace(head_first, steps=settings.home_steps),
+            *onto.phases(set(onto.private) - set(onto.head), at_home=True),
+        ),
         new_private=new_private,
         keys={name: column for name, column in base.keys.items() if name not in onto.head},
     )

@@ -16,13 +16,15 @@ part that clusters have of their own.
    mean of all heads, scaled to length 1: everybody's gradient is taken at the same point, and k-means is not about how
    far somebody has already learned.
 2. The server never has all gradients at once: centroids go down, and each home finds its own.
-3. A cluster with no member in a cohort takes half of the largest: its head, and its centroid moved a little. Without
-   this everybody stays in the cluster that is nearest to what all gradients have in common.
+3. A deserted cluster takes half of the largest: its head, and its centroid moved a little. Without this everybody stays
+   in the cluster that is nearest to what all gradients have in common. Members are counted over some rounds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from pydantic import PositiveInt
@@ -30,12 +32,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from homespun.core.errors import SettingsError
-from homespun.core.messages import Broadcast, Rows, ServerState, Update
+from homespun.core.messages import Broadcast, ServerState, Update
 from homespun.core.method import Batch, Loss, Method, Optimizer, Phase, Predict, Sgd, Task
 from homespun.core.onto import OntoSettings, underneath
 from homespun.core.roles import Role
 from homespun.core.seeds import torch_generator
-from homespun.core.server import ServerRule, mean_rows
+from homespun.core.server import ServerRule
 from homespun.core.tree import Tree
 from homespun.models.clustered import HEADS, MODEL, PROBE, REFERENCE, clustered, key
 
@@ -50,43 +52,62 @@ RUN = {"rounds": 200, "cohort": 100}
 
 
 APART = 0.01  # how far two halves of a cluster start from each other; gradients have length 1
+FADES = 0.8  # how much of the members counted so far is left after a round
+DESERTED = 0.05  # of an even share of the members: a cluster with fewer has none
 
 
 @dataclass(frozen=True)
 class LloydServer:
-    """The other method's server rule for what it knows; centroids become the mean of their members."""
+    """The other method's server rule for what it knows; centroids become the mean of their members.
+
+    Members are counted by what homes tell, because under privacy, where all rows come from everybody, nothing else says
+    how many there are; what is told is then clipped and noised like the gradients themselves.
+    """
 
     rule: ServerRule
 
     def __call__(self, state: ServerState, update: Update) -> ServerState:
-        rest = {name: table for name, table in state.keyed.items() if name != "centroids"}
-        moved = self.rule(
-            replace(state, keyed=rest), replace(update, keyed={name: update.keyed[name] for name in rest})
+        model = self.rule(
+            replace(state, keyed=_without(state.keyed, "centroids"), federated=_without(state.federated, "members")),
+            replace(update, keyed=_without(update.keyed, "centroids"), federated=_without(update.federated, "members")),
         )
-        rows, centroids = update.keyed["centroids"], state.keyed["centroids"].clone()
-        if not update.weight:
-            return replace(moved, keyed={**moved.keyed, "centroids": centroids})
-        centroids[rows.index] += mean_rows(rows, weight=update.weight, over="contributors")
-        source = _split(rows, clusters=len(centroids))
+        rows, centroids = update.keyed["centroids"], state.keyed["centroids"]
+        told = update.federated["members"]
+        gaps = torch.zeros_like(centroids).index_copy_(0, rows.index, rows.values)
+        there = told >= 0.5  # less than one is nobody, or noise
+        centroids = torch.where(there[:, None], centroids + gaps / told.clamp(min=0.5)[:, None], centroids)
+        members = FADES * state.federated["members"] + told.clamp(min=0)
+        source = split(members)
+        members = members / torch.bincount(source, minlength=len(source)).clamp(min=1)  # halves of what was split
         apart = torch.randn(centroids.shape, generator=torch_generator(0, "clusters", state.round))
-        moved_apart = centroids[source] + APART * functional.normalize(apart, dim=1)
-        centroids = torch.where((source == torch.arange(len(source)))[:, None], centroids, moved_apart)
-        tables = {name: table[source] if name.startswith(HEADS) else table for name, table in moved.keyed.items()}
-        return replace(moved, keyed={**tables, "centroids": centroids})
+        moved = centroids[source] + APART * functional.normalize(apart, dim=1)
+        same = source == torch.arange(len(source))
+        heads = {name: table[source] for name, table in model.keyed.items() if name.startswith(HEADS)}
+        moments = {name: value[source] if f".{HEADS}" in name else value for name, value in model.optimizer.items()}
+        return replace(
+            model,
+            federated={**model.federated, "members": members[source]},
+            keyed={**model.keyed, **heads, "centroids": torch.where(same[:, None], centroids, moved)},
+            optimizer=moments,
+        )
 
 
-def _split(rows: Rows, *, clusters: int) -> Tensor:
-    """For every cluster the one it goes on from: itself, or, where nobody was in it, the largest, which is split as
-    long as it has twice its share."""
-    members = torch.zeros(clusters, dtype=torch.float64).index_copy_(0, rows.index, rows.weight)
-    source = torch.arange(clusters)
-    for empty in (members == 0).nonzero()[:, 0].tolist():
+def split(members: Tensor) -> Tensor:
+    """For every cluster the one it goes on from: itself, or, where it is deserted, the largest, which is split as long
+    as it has twice its share."""
+    members, source = members.clone(), torch.arange(len(members))
+    share = float(members.sum()) / len(members)
+    for empty in (members < DESERTED * share).nonzero()[:, 0].tolist():
         largest = int(members.argmax())
-        if members[largest] < 2 * members.sum() / clusters:
+        if members[largest] < 2 * share:
             break
         source[empty] = largest
         members[empty] = members[largest] = members[largest] / 2
     return source
+
+
+def _without(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {other: value for other, value in values.items() if other != name}
 
 
 def method(settings: Settings, task: Task) -> Method:
@@ -98,7 +119,7 @@ def method(settings: Settings, task: Task) -> Method:
             f"pfedkm: {clusters} clusters for {task.population} users. Set clusters to a number between 1 and "
             f"{task.population}."
         )
-    private = onto.partition.names(Role.PRIVATE)
+    private = [name for name in onto.private if name not in onto.head]  # a clustered head is nobody's own
 
     def direction(parameters: Tree) -> Tensor:
         """Of the gradient at the reference head: [..., size]."""
@@ -116,9 +137,10 @@ def method(settings: Settings, task: Task) -> Method:
         return {"cluster": found.expand(rows.shape[: found.dim()])}
 
     def release(trained: Tree, _: torch.Generator) -> Tree:
-        centroids = trained["centroids"].clone()
-        centroids[nearest(trained)] = direction(trained)
-        return {"centroids": centroids}
+        centroids, members, own = trained["centroids"].clone(), trained["members"].clone(), nearest(trained)
+        centroids[own] = direction(trained)
+        members[own] += 1
+        return {"centroids": centroids, "members": members}
 
     def renamed(loss: Loss) -> Loss:
         def outer(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
@@ -147,8 +169,9 @@ def method(settings: Settings, task: Task) -> Method:
         Phase(trains=probes, batch=last.batch, steps=1, loss=forget),
         Phase(trains=probes, batch=last.batch, steps=1, loss=at_reference),
     )
-    body = [
-        replace(
+
+    def own_names(phase: Phase) -> Phase:
+        return replace(
             phase,
             trains={
                 (HEADS + key(name) if name in onto.head else MODEL + name): found
@@ -156,12 +179,14 @@ def method(settings: Settings, task: Task) -> Method:
             },
             loss=None if phase.loss is None else renamed(phase.loss),
         )
-        for phase in onto.phases({*onto.body, *onto.head, *private})
-    ]
+
+    body = [own_names(phase) for phase in onto.phases({*onto.body, *onto.head, *private})]
+    at_home = [own_names(phase) for phase in onto.phases(private, at_home=True)]
 
     def new_private(generator: torch.Generator, broadcast: Broadcast) -> dict[str, Tensor]:
-        theirs = {MODEL + name: value for name, value in base.new_private(generator, broadcast).items()}
-        return {**{PROBE + key(name): torch.zeros_like(onto.start[name]) for name in onto.head}, **theirs}
+        probe = {PROBE + key(name): torch.zeros_like(onto.start[name]) for name in onto.head}
+        theirs = onto.new_private(generator, broadcast, prefix=MODEL)
+        return {**probe, **{name: value for name, value in theirs.items() if name[len(MODEL) :] in private}}
 
     return replace(
         base,
@@ -172,6 +197,7 @@ def method(settings: Settings, task: Task) -> Method:
         rules=[
             *((HEADS + key(name), Role.KEYED) for name in onto.head),
             ("centroids", Role.KEYED),
+            ("members", Role.FEDERATED),
             *((PROBE + key(name), Role.PRIVATE) for name in onto.head),
             *(
                 (MODEL + name, Role.FROZEN if name in onto.head else role)
@@ -180,11 +206,11 @@ def method(settings: Settings, task: Task) -> Method:
         ],
         loss=renamed(base.loss),
         phases=(*look, *body),
-        personalize=look,
+        personalize=(*look, *at_home),
         new_private=new_private,
         columns=columns,
         release=release,
-        releases=("direction of the head's gradient",),
+        releases=("direction of the head's gradient", "which cluster it is in"),
         server=LloydServer(base.server),
         keys={
             **{HEADS + key(name): "cluster" for name in onto.head},

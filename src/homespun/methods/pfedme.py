@@ -19,7 +19,7 @@ parameter has a personal copy, and what is averaged are the common ones. Any met
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -56,7 +56,7 @@ def method(settings: Settings, task: Task) -> Method:
     base = onto.method
     last = base.phases[-1]
     personal = (*onto.body, *onto.head) if settings.personal == "all" else onto.head
-    private = onto.partition.names(Role.PRIVATE)
+    private = onto.private
     personal = tuple(name for name in personal if name not in private)  # what is at home anyway is tied to nothing
 
     if not personal:
@@ -90,24 +90,26 @@ def method(settings: Settings, task: Task) -> Method:
         """Somebody new starts from the common parameters."""
         shared = {**broadcast.federated, **broadcast.keyed}
         start = {own_name(name): shared[MODEL + name].clone() for name in personal}
-        theirs = base.new_private(generator, _under_their_names(broadcast))
-        return {**start, **{MODEL + name: value for name, value in theirs.items()}}
+        return {**start, **onto.new_private(generator, broadcast, prefix=MODEL)}
 
-    towards: dict[str, Optimizer] = {own_name(name): Sgd(settings.own_rate) for name in personal}
-    own = Phase(trains=towards, batch=last.batch, steps=settings.own_steps)
-    common: dict[str, Optimizer] = {MODEL + name: Sgd(settings.common_rate) for name in personal}
-    if settings.personal == "all":
-        phases = (own, Phase(trains=common, batch=last.batch, steps=1, loss=only_tie)) * settings.local_rounds
-    else:
-        rest = onto.phases({*onto.body, *private} - set(personal))
-        body = [
+    def renamed(phases: Sequence[Phase]) -> list[Phase]:
+        return [
             replace(
                 phase,
                 trains={MODEL + name: found for name, found in phase.trains.items()},
                 loss=None if phase.loss is None else tied(phase.loss),
             )
-            for phase in rest
+            for phase in phases
         ]
+
+    towards: dict[str, Optimizer] = {own_name(name): Sgd(settings.own_rate) for name in personal}
+    own = Phase(trains=towards, batch=last.batch, steps=settings.own_steps)
+    common: dict[str, Optimizer] = {MODEL + name: Sgd(settings.common_rate) for name in personal}
+    if settings.personal == "all":
+        pulled = Phase(trains=common, batch=last.batch, steps=1, loss=only_tie)
+        phases = (*renamed(onto.phases(private)), *((own, pulled) * settings.local_rounds))
+    else:
+        body = renamed(onto.phases({*onto.body, *private} - set(personal)))
         if not body:  # the head is all there is
             body = [Phase(trains={}, batch=last.batch, steps=1, loss=only_tie)]
         phases = (own, *body[:-1], replace(body[-1], trains={**body[-1].trains, **common}))
@@ -123,15 +125,8 @@ def method(settings: Settings, task: Task) -> Method:
         ],
         loss=tied(base.loss),
         phases=phases,
-        personalize=(replace(own, steps=settings.home_steps),),
+        personalize=(replace(own, steps=settings.home_steps), *renamed(onto.phases(private, at_home=True))),
         new_private=new_private,
         keys={MODEL + name: column for name, column in base.keys.items()},
         head=(),
     )
-
-
-def _under_their_names(broadcast: Broadcast) -> Broadcast:
-    def plain(values: Tree) -> Mapping[str, Tensor]:
-        return {name.removeprefix(MODEL): value for name, value in values.items()}
-
-    return replace(broadcast, federated=plain(broadcast.federated), keyed=plain(broadcast.keyed))

@@ -36,6 +36,7 @@ class Clustered(nn.Module):
             {key(name): parameters[name].repeat(clusters, *[1] * parameters[name].dim()) for name in names}
         )
         self.probe = nn.ParameterDict({key(name): torch.zeros_like(parameters[name]) for name in names})
+        self.members = nn.Parameter(torch.zeros(clusters))  # how many users each of them has
         self.centroids = nn.Parameter(nn.functional.normalize(torch.randn(clusters, size), dim=1))
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:

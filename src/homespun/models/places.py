@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 from torch import Tensor
+
+from homespun.core.messages import ServerState, Update
+from homespun.core.server import ServerRule
+from homespun.core.tree import Tree
 
 
 def nearest(embedding: Tensor, places: Tensor) -> Tensor:
@@ -16,3 +22,46 @@ def map_step(embedding: Tensor, nodes: Tensor, *, radius: Tensor, rate: float) -
     place = torch.arange(len(nodes))
     near = torch.exp(-(place - nearest(embedding, nodes)).square() / (2 * radius.square()))
     return rate * near[:, None] * (embedding - nodes)
+
+
+NARROWEST = 0.05  # radius at which a node has no neighbours left; its square must not become nothing
+
+
+@dataclass(frozen=True)
+class MapServer:
+    """Learns the map beside the model; every so often the learned map is put to use, and each of its clusters goes on
+    with the head of the old cluster that most of its members come from."""
+
+    rule: ServerRule
+    every: int
+    radius: float
+    halves: int
+
+    def __call__(self, state: ServerState, update: Update) -> ServerState:
+        places = {name: value for name, value in state.federated.items() if name.startswith("places.")}
+        model = self.rule(
+            replace(state, federated=_without(state.federated, places)),
+            replace(update, federated=_without(update.federated, places)),
+        )
+        if update.elected is not None:
+            step = update.elected.steps["places.next"]
+        else:
+            step = update.federated["places.next"] / max(update.weight, 1.0)
+        places["places.next"] = places["places.next"] + step
+        places["places.overlap"] = places["places.overlap"] + update.federated["places.overlap"]
+        places["places.radius"] = torch.full((), max(NARROWEST, self.radius * 0.5 ** (model.round / self.halves)))
+        if model.round % self.every == 0:
+            model = self._carried_over(model, places["places.overlap"])
+            places["places.map"] = places["places.next"].clone()
+            places["places.overlap"] = torch.zeros_like(places["places.overlap"])
+        return replace(model, federated={**model.federated, **places})
+
+    def _carried_over(self, model: ServerState, overlap: Tensor) -> ServerState:
+        old = torch.arange(len(overlap))
+        source = torch.where(overlap.max(dim=0).values > 0.5, overlap.argmax(dim=0), old)  # nobody came: its own
+        moments = {name: value[source] if ".heads." in name else value for name, value in model.optimizer.items()}
+        return replace(model, keyed={name: table[source] for name, table in model.keyed.items()}, optimizer=moments)
+
+
+def _without(tree: Tree, names: Tree) -> Tree:
+    return {name: value for name, value in tree.items() if name not in names}

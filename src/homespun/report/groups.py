@@ -22,18 +22,16 @@ def group_sizes(results: Mapping[str, Any]) -> dict[str, int]:
 def by_share(results: Mapping[str, Any]) -> dict[str, list[int]]:
     """Sub-populations of the same size together, largest first: a share of all users -> their places."""
     sizes = list(group_sizes(results).values())
-    everyone = sum(sizes)
-    return {
-        f"{100 * size / everyone:.0f} %": [place for place, other in enumerate(sizes) if other == size]
-        for size in sorted(set(sizes), reverse=True)
-    }
+    shares = [f"{100 * size / sum(sizes):.0f} %" for size in sizes]
+    largest_first = sorted(set(shares) - {"0 %"}, key=lambda share: -float(share.split()[0]))
+    return {share: [place for place, other in enumerate(shares) if other == share] for share in largest_first}
 
 
 def share_scores(runs: Sequence[Mapping[str, Any]], places: Sequence[int]) -> dict[str, float | None]:
     """Mean and deviation over seeds of the mean F1 of some sub-populations."""
-    values = [
-        np.mean([run["test"]["group_f1"][place] for place in places]) for run in runs if "group_f1" in run["test"]
-    ]
+    found = [run["test"].get("group_f1") or {} for run in runs]
+    tested = [[scores[str(place)] for place in places if str(place) in scores] for scores in found]
+    values = [np.mean(scores) for scores in tested if scores]
     if not values:
         return {"mean": None, "std": None}
     return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else None}
