@@ -117,12 +117,15 @@ def test_a_cluster_is_not_deserted_for_being_absent_once():
     assert split(torch.tensor([3.0, 3.0, 0.0])).tolist() == [0, 1, 2]  # nobody has twice their share
 
 
-def test_the_probe_is_minus_the_gradient_of_the_reference_head(federation):
-    built, somebody = made("pfedkm", federation)
+@pytest.mark.parametrize("gradient", ["at zero", "at heads"])
+def test_the_probe_is_minus_the_gradient_of_the_reference_head(federation, gradient):
+    built, somebody = made("pfedkm", federation, gradient=gradient)
+    share = 0.0 if gradient == "at zero" else 1.0
     start = built.start().broadcast()
     trained, _ = train_client(built, start, somebody, work="phases", seed=0)
     head = {
-        name: start.keyed[f"heads.{name}"].mean(dim=0).clone().requires_grad_() for name in ("head/weight", "head/bias")
+        name: (share * start.keyed[f"heads.{name}"].mean(dim=0)).requires_grad_()
+        for name in ("head/weight", "head/bias")
     }
     model = {
         f"encoder.{name[14:]}": value for name, value in start.federated.items() if name.startswith("model.encoder.")

@@ -12,9 +12,10 @@ part that clusters have of their own.
 | k-means' centroids | rows of `centroids`, KEYED by the same |
 | a user's gradient | minus `probe.*`, PRIVATE; only its direction is told |
 
-1. FedEmbed clusters the gradient of the whole network, which it calls impractically slow; here it is the head's, at the
-   mean of all heads, scaled to length 1: everybody's gradient is taken at the same point, and k-means is not about how
-   far somebody has already learned.
+1. FedEmbed clusters the gradient of the whole network, which it calls impractically slow; here it is the head's, scaled
+   to length 1. `gradient = "at heads"` takes it where training is, at the mean of all heads. There all gradients point to
+   where the heads are wrong for everybody, this round here and the next one there, and centroids that are a round old say
+   little. The default takes it where the head is zero: then it is what somebody likes less what they do not.
 2. The server never has all gradients at once: centroids go down, and each home finds its own.
 3. A deserted cluster takes half of the largest: its head, and its centroid moved a little. Without this everybody stays
    in the cluster that is nearest to what all gradients have in common. Members are counted over some rounds.
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import PositiveInt
@@ -44,6 +45,7 @@ from homespun.models.clustered import HEADS, MODEL, PROBE, REFERENCE, clustered,
 
 class Settings(OntoSettings):
     clusters: PositiveInt | None = None  # None: as many as the corpus has contexts
+    gradient: Literal["at zero", "at heads"] = "at zero"  # of a head of zeros, or of the mean of all heads
 
 
 SMALL: dict[str, int] = {}
@@ -193,7 +195,7 @@ def method(settings: Settings, task: Task) -> Method:
         name="pfedkm",
         version=1,
         settings=settings,
-        build=lambda: clustered(base.build(), onto.head, clusters),
+        build=lambda: clustered(base.build(), onto.head, clusters, at_zero=settings.gradient == "at zero"),
         rules=[
             *((HEADS + key(name), Role.KEYED) for name in onto.head),
             ("centroids", Role.KEYED),

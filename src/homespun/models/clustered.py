@@ -12,7 +12,7 @@ from homespun.core.method import Stackable
 from homespun.core.tree import Tree
 
 MODEL, HEADS, PROBE = "model.", "heads.", "probe."
-REFERENCE = -1  # instead of a cluster: the mean of all heads, moved by the probe
+REFERENCE = -1  # instead of a cluster: zeros, or the mean of all heads, moved by the probe
 
 
 def key(name: str) -> str:
@@ -23,13 +23,13 @@ def key(name: str) -> str:
 class Clustered(nn.Module):
     """A batch holds `cluster` [n] beside what the network reads; it is the same for all rows of a client.
 
-    `model.*` are the network's parameters, of which the named ones are not used: `heads.*` [clusters, ...] or, in their
-    mean and moved by `probe.*`, the reference take their place.
+    `model.*` are the network's parameters, of which the named ones are not used: `heads.*` [clusters, ...] or the
+    reference take their place.
     """
 
-    def __init__(self, model: nn.Module, names: Collection[str], clusters: int) -> None:
+    def __init__(self, model: nn.Module, names: Collection[str], clusters: int, *, at_zero: bool) -> None:
         super().__init__()
-        self.model, self.names = model, tuple(names)
+        self.model, self.names, self.at_zero = model, tuple(names), at_zero
         parameters = {name: value.detach() for name, value in model.named_parameters()}
         size = sum(parameters[name].numel() for name in names)
         self.heads = nn.ParameterDict(
@@ -44,8 +44,11 @@ class Clustered(nn.Module):
         head = {}
         for name in self.names:
             table, probe = self.heads[key(name)], self.probe[key(name)]
-            head[name] = table.mean(dim=0) + probe if cluster == REFERENCE else table[cluster]
+            head[name] = self._reference(table, 0) + probe if cluster == REFERENCE else table[cluster]
         return functional_call(self.model, head, (_without(batch),))
+
+    def _reference(self, table: Tensor, axis: int) -> Tensor:
+        return torch.zeros_like(table.select(axis, 0)) if self.at_zero else table.mean(dim=axis)
 
 
 class StackedClustered(Clustered):
@@ -57,7 +60,7 @@ class StackedClustered(Clustered):
             table, probe = parameters[HEADS + key(name)], parameters[PROBE + key(name)]
             own = table.dim() > self.heads[key(name)].dim()
             if int(cluster[0]) == REFERENCE:  # then everybody's
-                plain[name] = table.mean(dim=1 if own else 0) + probe
+                plain[name] = self._reference(table, 1 if own else 0) + probe
             else:
                 plain[name] = table[torch.arange(len(cluster)), cluster] if own else table[cluster]
         return self.model.stacked(plain, _without(batch))
@@ -67,5 +70,5 @@ def _without(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: column for name, column in batch.items() if name != "cluster"}
 
 
-def clustered(model: nn.Module, names: Collection[str], clusters: int) -> Clustered:
-    return (StackedClustered if isinstance(model, Stackable) else Clustered)(model, names, clusters)
+def clustered(model: nn.Module, names: Collection[str], clusters: int, *, at_zero: bool) -> Clustered:
+    return (StackedClustered if isinstance(model, Stackable) else Clustered)(model, names, clusters, at_zero=at_zero)
