@@ -13,9 +13,9 @@ part that clusters have of their own.
 | a user's gradient | minus `probe.*`, PRIVATE; only its direction is told |
 
 1. FedEmbed clusters the gradient of the whole network, which it calls impractically slow; here it is the head's, scaled
-   to length 1. `gradient = "at heads"` takes it where training is, at the mean of all heads. There all gradients point to
-   where the heads are wrong for everybody, this round here and the next one there, and centroids that are a round old say
-   little. The default takes it where the head is zero: then it is what somebody likes less what they do not.
+   to length 1. `gradient = "at heads"` takes it where training is, at the mean of all heads. There all gradients point
+   to where the heads are wrong for everybody, this round here and the next one there, and centroids that are a round
+   old say little. The default takes it where the head is zero: then it is what somebody likes less what they do not.
 2. The server never has all gradients at once: centroids go down, and each home finds its own.
 3. A deserted cluster takes half of the largest: its head, and its centroid moved a little. Without this everybody stays
    in the cluster that is nearest to what all gradients have in common. Members are counted over some rounds.
