@@ -168,10 +168,10 @@ def _without_rates(phases: Sequence[Phase]) -> tuple[Phase, ...]:
 
 
 def _check_zero_rates(subject: Subject) -> None:
-    # what homes tell of themselves on purpose is no matter of learning rates
-    still = replace(
-        subject.method, phases=_without_rates(subject.method.phases), release=None, elects=None, server=FedAvg()
-    )
+    still = replace(subject.method, phases=_without_rates(subject.method.phases))
+    if still.release is not None or still.elects is not None:
+        # what homes tell of themselves on purpose is no matter of learning rates, nor what the server makes of it
+        still = replace(still, release=None, elects=None, candidates=(), server=FedAvg())
     subject = replace(subject, built=replace(subject.built, method=still))
     state, homes = _advance(subject, LoopEngine(subject.built, SEED), rounds=1)
     start = subject.built.start()
