@@ -19,8 +19,9 @@ from homespun.core.tree import Tree
 from homespun.data.splits import sample_users
 from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine
+from homespun.judging import judge, shots
 from homespun.run import Run
-from homespun.training import judge, reopen, shots
+from homespun.training import reopen
 
 COUNTS: tuple[int | None, ...] = (1, 5, 15, None)
 

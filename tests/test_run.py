@@ -12,19 +12,12 @@ from homespun.core.settings import parse
 from homespun.data import load_federation
 from homespun.data.federation import Examples
 from homespun.engines.engine import Client
+from homespun.judging import evaluate, evaluate_controls, evaluate_newcomers, shots
 from homespun.methods.furl import SMALL
 from homespun.opening import open_run
-from homespun.run import RunSettings, spaced, traffic
-from homespun.training import (
-    Evaluated,
-    evaluate,
-    evaluate_controls,
-    evaluate_newcomers,
-    separate_settings,
-    shots,
-    train,
-    training,
-)
+from homespun.run import RunSettings, spaced
+from homespun.traffic import traffic
+from homespun.training import Evaluated, separate_settings, train, training
 
 
 def federation(users=11, **settings):

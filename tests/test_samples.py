@@ -10,8 +10,8 @@ from spoken_corpus import train_small, write_corpus
 from homespun.core.errors import SettingsError, UnknownNameError
 from homespun.core.settings import parse
 from homespun.experiment import Experiment, with_settings
+from homespun.judging import adapted_from, evaluate, evaluate_adapted
 from homespun.samples import check_showcase, print_showcase, showcase, showcase_markdown
-from homespun.training import adapted_from, evaluate, evaluate_adapted
 
 
 @pytest.fixture(scope="module")

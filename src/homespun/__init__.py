@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from homespun.generation import generate
+    from homespun.judging import evaluate
     from homespun.newcomer import personalize
-    from homespun.training import evaluate, load, reopen, train
+    from homespun.training import load, reopen, train
 
 __all__ = ["evaluate", "generate", "load", "personalize", "reopen", "train"]
-_ELSEWHERE = {"generate": "generation", "personalize": "newcomer"}  # the others are in `training`
+_ELSEWHERE = {
+    "evaluate": "judging",
+    "generate": "generation",
+    "personalize": "newcomer",
+}  # the others are in `training`
 __version__ = "0.1.0"
 
 

@@ -30,16 +30,15 @@ from homespun.evaluation.differences import differences, from_samples
 from homespun.evaluation.metrics import mean_and_deviation
 from homespun.evaluation.pooling import COLUMNS, averaged, joined
 from homespun.files import SCHEMA, DataSettings, read_json, versions, write_json
+from homespun.judging import evaluate_controls, tested_part
 from homespun.maps import MAPPED_USERS, map_users
 from homespun.run import RoundRecord, Run, RunSettings
 from homespun.training import (
     Evaluated,
-    evaluate_controls,
     prepare,
     reopen,
     results,
     separate_settings,
-    tested_part,
     training,
     user_vectors,
 )

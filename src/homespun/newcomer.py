@@ -24,10 +24,11 @@ from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
 from homespun.files import DataSettings
 from homespun.generation import find_context
+from homespun.judging import judge
 from homespun.models.utterances import SHORTEST
 from homespun.person import Person, require_texts
 from homespun.run import Run
-from homespun.training import judge, label_indices, reopen
+from homespun.training import label_indices, reopen
 
 Scores: TypeAlias = Evaluation | TextEvaluation
 Way: TypeAlias = Literal["gradient steps", "the generator alone", "the generator and gradient steps"]

@@ -30,7 +30,7 @@ from pydantic import (
     model_validator,
 )
 
-from homespun.core import seeds, tree
+from homespun.core import seeds
 from homespun.core.errors import MessageError, SettingsError
 from homespun.core.messages import (
     Broadcast,
@@ -54,10 +54,10 @@ from homespun.privacy.ledger import Ledger, ledger_path
 from homespun.privacy.mechanism import released_centrally
 from homespun.privacy.noise import secure_normal, secure_uniform, seeded_normal
 from homespun.privacy.settings import Plan, Privacy, Sampler, make_plan
+from homespun.traffic import traffic
 from homespun.vault import Vault
 
 Part = Literal["train", "eval", "test", "adapt", "scored"]
-NAMED = 16  # bytes beside the numbers of a keyed row: which one it is, and its weight
 COUNTED_USERS = 1000  # as many users' examples are counted to know how long an epoch is
 
 
@@ -423,45 +423,3 @@ def spaced(examples: Examples, at_most: int | None) -> Examples:
     if at_most is None or len(examples) <= at_most:
         return examples
     return examples.take(np.linspace(0, len(examples) - 1, at_most).round().astype(np.int64))
-
-
-def traffic(
-    state: ServerState,
-    clients: Sequence[Client],
-    *,
-    keys: Mapping[str, str],
-    statistics: int,
-    all_rows: bool = False,
-    expected: int | None = None,
-) -> dict[str, dict[str, int]]:
-    """Bytes of a round by role, as every client receives and sends them; a cohort's sum has fewer rows than its
-    clients together. Private parameters are listed to say it: zero. Where it is a secret how many came, `expected` says
-    how many do on average."""
-    count = len(clients) if expected is None else expected
-    federated, keyed = tree.byte_count(state.federated), tree.byte_count(state.keyed)
-    rows = sum(
-        (count * len(table) if all_rows else rows_sent(keys[name], clients, table_rows=len(table)))
-        * (NAMED + table[:1].nbytes)
-        for name, table in state.keyed.items()
-    )
-    return {
-        "down_bytes": {"federated": count * federated, "keyed": count * keyed, "private": 0},
-        "up_bytes": {
-            "federated": count * federated,
-            "keyed": rows,
-            "statistics": count * 8 * (statistics + 1),
-            "private": 0,
-        },
-    }
-
-
-def rows_sent(column: str, clients: Sequence[Client], *, table_rows: int) -> int:
-    """How many rows of a keyed parameter clients send: each every row that this column of its examples names, once.
-    A home that works out for itself which row is its own has one."""
-    named = [client.data[column] for client in clients if column in client.data]
-    if len(named) < len(clients):
-        return len(clients)
-    sizes = torch.tensor([rows.numel() for rows in named], dtype=torch.int64)
-    whose = torch.arange(len(named)).repeat_interleave(sizes)
-    rows = torch.cat([rows.flatten().long() for rows in named]) if named else whose
-    return len(torch.unique(whose * table_rows + rows))

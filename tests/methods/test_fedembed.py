@@ -305,7 +305,8 @@ def test_texts_are_refused_and_so_are_images_for_those_who_read_texts(tmp_path, 
 
 def test_type_assignment_learns_what_one_model_for_all_cannot(tmp_path):
     """The paper's point in a minute: conflicting labels need a head for each sub-population."""
-    from homespun.training import evaluate, train
+    from homespun.judging import evaluate
+    from homespun.training import train
 
     people = load_federation("digits", settings={"users": 60})
     settings = {"rounds": 12, "cohort": 60, "workers": 0, "evaluate_every": 12}

@@ -153,10 +153,11 @@ def evaluate(
     Example: homespun evaluate runs/furl-dialects
     """
     from homespun.console import out, table
+    from homespun.judging import evaluate as evaluate_run
+    from homespun.judging import evaluate_controls, evaluate_newcomers, tested_part
     from homespun.report.cells import metric_named
     from homespun.report.outcomes import CONTROLS
-    from homespun.training import evaluate as evaluate_run
-    from homespun.training import evaluate_controls, evaluate_newcomers, reopen, tested_part
+    from homespun.training import reopen
 
     if part not in ("train", "eval", "test"):
         raise SettingsError(f"--part is train, eval or test, not {part!r}")
