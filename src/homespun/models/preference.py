@@ -22,7 +22,7 @@ from torch.func import functional_call
 from homespun.core.errors import MethodError
 from homespun.core.tree import Tree
 from homespun.models.digit_encoder import diagonal, encode_digits, same_for_all
-from homespun.models.stacked_layers import Geometry, conv, linear, stacked_sequential
+from homespun.models.stacked_layers import Geometry, conv, geometry, linear, stacked_sequential
 
 CLASSES = 2  # not liked, liked
 DIGIT = (28, 28)
@@ -83,7 +83,7 @@ class PreferenceModel(nn.Module):
             raise MethodError(f"images of {known} can be read, not of {size[0]} x {size[1]}")
         self.size = size
         # Clients at a time; measured, see docs/decisions/0006-preferences.md.
-        self.chunk = 50 if size == DIGIT else 25
+        self.chunk = 50 if size == DIGIT else 5
         channels = 1 if embedding == 0 else 2
         self.encoder = digit_encoder(channels) if size == DIGIT else speech_encoder(channels)
         if embedding:
@@ -173,23 +173,33 @@ class PreferenceModel(nn.Module):
             beside = embedding[:, None].expand(-1, image.shape[1], -1)
             features = torch.cat([found[0], beside], dim=2)
             return features, torch.cat([found[1], beside], dim=2) if twice else features
-        features = self._layer_by_layer(parameters, image, encoder)
+        of_pixels = self._of_pixels(image, encoder)
+        features = self._layer_by_layer(parameters, of_pixels, encoder)
         if not twice:
             return features, features
         fixed = {name: value.detach() for name, value in encoder.items()}
-        return features, self._layer_by_layer(parameters, image, fixed)
+        return features, self._layer_by_layer(parameters, of_pixels.detach(), fixed)
 
-    def _layer_by_layer(self, parameters: Tree, image: Tensor, encoder: Tree) -> Tensor:
-        pixels = image[:, :, None].float() / 255
+    def _of_pixels(self, image: Tensor, encoder: Tree) -> Tensor:
+        """The first layer of the pixels alone. A convolution is a sum over its input's channels, and the second one is
+        the same for all rows of a client."""
+        weight, bias = encoder["0.weight"], encoder["0.bias"]
+        first = weight.narrow(weight.dim() - 3, 0, 1)
+        return conv(image[:, :, None], first, 255 * bias, self._first) / 255
+
+    def _layer_by_layer(self, parameters: Tree, first: Tensor, encoder: Tree) -> Tensor:
+        """From what the first layer makes of the pixels."""
         if not hasattr(self, "user"):
-            return stacked_sequential(self.encoder, encoder, pixels).flatten(2)
-        embedding = parameters["user.embedding"]
-        # A convolution is a sum over its input's channels, and the second one is the same for all rows of a client.
-        weight, first = encoder["0.weight"], self.encoder[0]
-        assert isinstance(first, nn.Conv2d) and not isinstance(first.padding, str)
-        geometry, channel = Geometry(first.stride, first.padding), weight.dim() - 3
-        of_pixels = conv(pixels, weight.narrow(channel, 0, 1), encoder["0.bias"], geometry)
-        second = diagonal(embedding, pixels.shape[3:])[:, None, None]
-        of_person = conv(second, weight.narrow(channel, 1, 1), torch.zeros_like(encoder["0.bias"]), geometry)
-        features = stacked_sequential(self.encoder, encoder, of_pixels + of_person, after=1).flatten(2)
+            return stacked_sequential(self.encoder, encoder, first, after=1).flatten(2)
+        embedding, weight = parameters["user.embedding"], encoder["0.weight"]
+        second = diagonal(embedding, self.size)[:, None, None]
+        own = weight.narrow(weight.dim() - 3, 1, 1)
+        of_person = conv(second, own, torch.zeros_like(encoder["0.bias"]), self._first)
+        features = stacked_sequential(self.encoder, encoder, first + of_person, after=1).flatten(2)
         return torch.cat([features, embedding[:, None].expand(-1, features.shape[1], -1)], dim=2)
+
+    @property
+    def _first(self) -> Geometry:
+        layer = self.encoder[0]
+        assert isinstance(layer, nn.Conv2d)
+        return geometry(layer, self.encoder[1])
