@@ -15,7 +15,7 @@ from homespun.core.errors import MessageError
 from homespun.experiment import Configuration, Experiment, read_experiment
 from homespun.judging import evaluate
 from homespun.privacy.settings import Privacy, make_plan
-from homespun.training import load, prepare, separate_settings, training
+from homespun.training import load, prepare, training
 
 RATES = ["fedadam=0.003", "fedadam=0.01", "fedadam=0.03", "fedavg=0.3", "fedavg=1", "fedavg=3"]
 

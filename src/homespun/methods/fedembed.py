@@ -72,14 +72,12 @@ RUN = {"rounds": 200, "cohort": 100}
 
 def loss(predict: Predict, parameters: Tree, batch: Batch, *, kinds: int, trained_by: str) -> Tensor:
     """The assigned head, the k-way head and the global head together."""
-    output = predict(parameters, batch)
-    total = cross_entropy(output[..., :CLASSES], batch["label"])
+    output = own = predict(parameters, batch)
+    if trained_by == "common" and torch.is_grad_enabled():  # the other heads' gradients do not reach the embedding
+        own = predict({**parameters, "user.embedding": parameters["user.embedding"].detach()}, batch)
+    total = cross_entropy(own[..., :CLASSES], batch["label"])
     if kinds:
-        total = total + cross_entropy(output[..., CLASSES : CLASSES + kinds], batch["kind"])
-    if trained_by == "common" and torch.is_grad_enabled():  # the same again, so that nothing else reaches the embedding
-        still = {**parameters, "user.embedding": parameters["user.embedding"].detach()}
-        total = loss(predict, still, batch, kinds=kinds, trained_by="all")
-        total = total - cross_entropy(predict(still, batch)[..., -CLASSES:], batch["label"])
+        total = total + cross_entropy(own[..., CLASSES : CLASSES + kinds], batch["kind"])
     return total + cross_entropy(output[..., -CLASSES:], batch["label"])
 
 
