@@ -34,11 +34,27 @@ class DataSettings(Settings):
     columns: dict[Literal["user", "context", "text", "label"], str] = Field(default_factory=dict)
     settings: dict[str, Any] = Field(default_factory=dict)
 
+    @property
+    def folder(self) -> Path | None:
+        """Where a built-in corpus has its files, if somebody said so."""
+        named = self.settings.get("folder")
+        return Path(named) if isinstance(named, str) and self.source in builtin_names() else None
+
+    @property
+    def place(self) -> Path | None:
+        """The file or the folder that the data are."""
+        if self.source in builtin_names():
+            return self.folder
+        return Path(self.source)
+
     def resolved(self) -> DataSettings:
-        """With a file's whole path, so that a run can be opened from another folder."""
+        """With the whole path of a file, or of a built-in corpus's folder, so that a run can be opened from another
+        folder."""
         path = Path(self.source)
         if self.source in builtin_names():  # as loading has it, whatever else is called that
-            return self
+            if self.folder is None or not self.folder.exists():
+                return self
+            return self.model_copy(update={"settings": {**self.settings, "folder": str(self.folder.resolve())}})
         return self.model_copy(update={"source": str(path.resolve())}) if path.exists() else self
 
     def load(self) -> Federation:

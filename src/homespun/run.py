@@ -178,11 +178,11 @@ class Run:
 
     @cached_property
     def ledger(self) -> Ledger:
-        """Beside the data, where they are a file; else among homespun's own files."""
+        """Beside the data, where they are a file or a folder; else among homespun's own files."""
         privacy, name = self.settings.privacy, self.federation.name.partition("/")[0]
         assert privacy is not None
-        source = "" if self.data is None else self.data.source
-        return Ledger(ledger_path(name, source=source, named=privacy.ledger), name)
+        place = None if self.data is None else self.data.place
+        return Ledger(ledger_path(name, place=place, named=privacy.ledger), name)
 
     @cached_property
     def population(self) -> Federation:

@@ -231,5 +231,14 @@ def results(run: Run) -> dict[str, Any]:
         "newcomers": {count: found.to_dict() for count, found in evaluate_newcomers(run).items()},
         "newcomers_untouched": newcomers_untouched(run),
         "privacy": privacy_of(run),
-        "released": ["parameter updates", "weight", *run.method.statistics, *run.method.releases],
+        "released": ["parameter updates", *_told_beside(run), *run.method.releases],
     }
+
+
+def _told_beside(run: Run) -> list[str]:
+    """What clients tell beside parameters. Under privacy everybody's weight is 1, and statistics are told only if they
+    have a clip norm."""
+    privacy = run.settings.privacy
+    if privacy is None:
+        return ["weight", *run.method.statistics]
+    return [] if privacy.statistics_clip is None else list(run.method.statistics)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from homespun.data import load_federation
-from homespun.data.check import POLICY, check
+from homespun.data.check import FEW, USABLE, check
 
 
 def test_a_small_corpus_by_hand(tmp_path: Path) -> None:
@@ -36,7 +36,12 @@ def test_a_small_corpus_by_hand(tmp_path: Path) -> None:
     assert report.majority_label_share == 0.5
     assert report.own_majority_share == pytest.approx((3 / 5 + 1) / 2)
     assert (report.longest_text, report.characters, report.distinct_characters) == (4, 24, 4)
-    assert json.loads(json.dumps(report.to_dict()))["policy"] == list(POLICY)
+    assert json.loads(json.dumps(report.to_dict()))["policy"] == [USABLE, FEW]
+
+
+def test_nothing_is_said_of_the_text_of_images():
+    found = check(load_federation("digits", settings={"users": 10})).to_dict()
+    assert found["policy"] == [FEW] and not {"longest_text", "characters", "distinct_characters"} & set(found)
 
 
 def test_without_labels_there_is_no_majority(tmp_path: Path) -> None:

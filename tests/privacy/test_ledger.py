@@ -5,13 +5,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from homespun.core.errors import RunError, UnknownNameError
+from homespun.files import DataSettings
 from homespun.privacy import ledger as module
 from homespun.privacy.accounting import Release, epsilon
-from homespun.privacy.ledger import Budget, BudgetError, Ledger, LedgerError
+from homespun.privacy.ledger import Budget, BudgetError, Ledger, LedgerError, ledger_path
 
 ROUND, OTHER = Release(0.1, 2.0), Release(0.2, 1.5)
 
@@ -132,3 +134,26 @@ def test_a_kill_never_leaves_something_told_that_was_not_debited(ledger):
         told.append(process.communicate()[0].count(b"told"))
     debited = ledger.spent()[ROUND]
     assert min(told) > 0 and sum(told) <= debited <= sum(told) + len(processes)
+
+
+def test_it_lies_beside_the_file_or_the_folder_that_the_data_are(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "own"))
+    folder, file = tmp_path / "mnist", tmp_path / "posts.csv"
+    folder.mkdir()
+    file.touch()
+    own = tmp_path / "own" / "homespun"
+    for data, path in [
+        (DataSettings(source="digits", settings={"folder": str(folder)}), tmp_path / "mnist.privacy.jsonl"),
+        (DataSettings(source=str(file)), tmp_path / "posts.csv.privacy.jsonl"),
+        (DataSettings(source="digits"), own / "digits.privacy.jsonl"),
+    ]:
+        assert ledger_path(data.source, place=data.place, named=None) == path
+        assert ledger_path(data.source, place=data.place, named="elsewhere") == Path("elsewhere")
+
+
+def test_a_run_on_a_folder_can_be_opened_from_elsewhere(tmp_path, monkeypatch):
+    (tmp_path / "mnist").mkdir()
+    monkeypatch.chdir(tmp_path)
+    found = DataSettings(source="digits", settings={"folder": "mnist"}).resolved()
+    assert found.settings["folder"] == str(tmp_path / "mnist")
+    assert DataSettings(source="digits", settings={"folder": "not there"}).resolved().settings["folder"] == "not there"

@@ -15,11 +15,14 @@ from homespun.data.table import LeftOut
 
 INSPECTED_AT_MOST = 20_000  # users; a larger population is sampled
 QUANTILES = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
-POLICY = (
-    "Users without a usable example (one with a text that is not blank) are left out.",
+USABLE = "Users without a usable example (one with a text that is not blank) are left out."
+FEW = (
     "A user with one example trains on it and is not evaluated; the same holds for all below 5 examples "
-    "with the usual split of 0.8, 0.1, 0.1.",
+    "with the usual split of 0.8, 0.1, 0.1."
 )
+
+
+_OF_TEXT = ("longest_text", "characters", "distinct_characters")
 
 
 @dataclass(frozen=True)
@@ -43,13 +46,19 @@ class CorpusReport:
     left_out_examples: dict[str, int]
     majority_label_share: float | None  # of all examples, the most frequent label's
     own_majority_share: float | None  # of a user's examples, that user's most frequent label's: mean over users
-    longest_text: int  # in characters
+    longest_text: int  # in characters; 0 where there are images
     characters: int
     distinct_characters: int
-    policy: tuple[str, ...] = POLICY
+
+    @property
+    def policy(self) -> list[str]:
+        return [USABLE, FEW] if self.characters else [FEW]
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "policy": list(self.policy)}
+        found = {**asdict(self), "policy": self.policy}
+        if not self.characters:
+            found = {name: value for name, value in found.items() if name not in _OF_TEXT}
+        return found
 
 
 def check(federation: Federation, *, inspect_at_most: int = INSPECTED_AT_MOST) -> CorpusReport:

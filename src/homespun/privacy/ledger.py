@@ -26,12 +26,13 @@ from homespun.privacy.accounting import Release, Spending, affordable, epsilon
 SUFFIX = ".privacy.jsonl"
 
 
-def ledger_path(data: str, *, source: str, named: str | None) -> Path:
-    """Where the ledger of a data set lies: where somebody said, beside the file, or among homespun's own files."""
+def ledger_path(data: str, *, place: Path | None, named: str | None) -> Path:
+    """Where the ledger of a data set lies: where somebody said, beside the file or folder, or among homespun's own
+    files."""
     if named is not None:
         return Path(named)
-    if source and Path(source).exists():
-        return Path(source + SUFFIX)
+    if place is not None and place.exists():
+        return place.with_name(place.name + SUFFIX)
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "homespun" / (data + SUFFIX)
 
 
@@ -122,7 +123,7 @@ class Ledger:
 
 def find_ledger(source: str, *, named: Path | None = None) -> Ledger:
     """The ledger of data that are a file or a built-in corpus; its first line says whose it is."""
-    path = ledger_path(source, source=source, named=None if named is None else str(named))
+    path = ledger_path(source, place=Path(source), named=None if named is None else str(named))
     first = _read(path).split(b"\n", 1)[0]
     if not first:
         raise UnknownNameError(f"{path}: there is no ledger here, so nothing was told of {source!r} with privacy yet.")

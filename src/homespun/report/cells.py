@@ -56,7 +56,8 @@ class Metric:
 
 ACCURACY = Metric("accuracy")
 PERPLEXITY = Metric("perplexity", percent=False, lower_is_better=True)
-METRICS = {"accuracy": ACCURACY, "auc": Metric("AUC"), "f1": Metric("F1"), "perplexity": PERPLEXITY}
+F1 = Metric("F1")
+METRICS = {"accuracy": ACCURACY, "auc": Metric("AUC"), "f1": F1, "perplexity": PERPLEXITY}
 
 
 def metric_named(name: Any) -> Metric:

@@ -56,11 +56,19 @@ def data_table(results: Mapping[str, Any]) -> Table:
         ("Users with too few examples to be evaluated", count(seen.get("users_without_evaluation"))),
         ("Users left out", _left_out(seen.get("left_out_users"))),
         ("Examples left out", _left_out(seen.get("left_out_examples"))),
-        ("Characters", count(seen.get("characters"))),
-        ("Distinct characters", count(seen.get("distinct_characters"))),
+        *_characters(seen),
     ]
     note = " ".join(shorten(line, 400) for line in seen.get("policy") or [])
     return table([Column("What"), Column("Value", number=True)], facts, note=note)
+
+
+def _characters(seen: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if not seen.get("characters"):  # images
+        return []
+    return [
+        ("Characters", count(seen.get("characters"))),
+        ("Distinct characters", count(seen.get("distinct_characters"))),
+    ]
 
 
 def _labels(data: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from homespun.report.canvas import Plot, empty_figure, plain
-from homespun.report.cells import ACCURACY, Cell, Column, Table, finite, mark_best, metric_named, table
+from homespun.report.cells import ACCURACY, F1, Cell, Column, Table, finite, mark_best, table
 from homespun.report.outcomes import over_seeds, title_of
-
-F1 = metric_named("f1")
 
 
 def group_sizes(results: Mapping[str, Any]) -> dict[str, int]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from homespun.report.cells import (
     ACCURACY,
+    F1,
     Cell,
     Column,
     Metric,
@@ -106,14 +107,20 @@ def _spread_cells(spreads: Sequence[Mapping[str, Any] | None], metric: Metric) -
 
 
 def _main_note(results: Mapping[str, Any], metric: Metric) -> str:
-    about = _ABOUT_PERPLEXITY if metric.lower_is_better else _ABOUT_LABELS.format(metric=metric.title)
+    about = _ABOUT_PERPLEXITY if metric.lower_is_better else _ABOUT_VALUE.get(metric, _OVER_ALL).format(metric.title)
+    about += "" if metric.lower_is_better else _ABOUT_LABELS
     return f"{over_seeds(results)} {about} The best value of a column is bold."
 
 
+_OVER_ALL = "Test {} is over all test examples."
+_ABOUT_VALUE = {
+    F1: "Test {} is the mean over sub-populations, of each the mean over labels of what its members are tested on; a "
+    "constant answer has a third."
+}
 _ABOUT_LABELS = (
-    "Test {metric} is over all test examples. User mean is the mean of every user's own accuracy; worst "
-    "tenth is the mean over the tenth of users who fare worst. The controls do not read the text: they "
-    "always answer the label most frequent in everybody's training examples, or in the user's own."
+    " User mean is the mean of every user's own accuracy; worst tenth is the mean over the tenth of users who fare "
+    "worst. The controls do not look at an example: they always answer the label most frequent in everybody's "
+    "training examples, or in the user's own."
 )
 _ABOUT_PERPLEXITY = (
     "Perplexity, lower is better: as unsure as a model that picks each token out of so many equally likely "
