@@ -208,6 +208,13 @@ def test_data_commands():
     assert json.loads(homespun("data", "check", "dialects", "--data-set", "users=20", "--json").stdout)["users"] == 20
 
 
+def test_names_and_texts_command_no_terminal(tmp_path):
+    posts = tmp_path / "posts.csv"
+    posts.write_text("user,text\nann\x1b[2J,caf\u00e9 \x1b]0;mine\x07\nann\x1b[2J,tea\n", encoding="utf-8")
+    shown = homespun("data", "show", posts, env={**os.environ, "PYTHONIOENCODING": "ascii"}).stdout
+    assert "\x1b" not in shown and r"ann\x1b[2J (2 examples)" in shown and r"caf\xe9 \x1b]0;mine\x07" in shown
+
+
 def test_compare_runs_an_experiment_and_a_second_call_only_reads_it(tmp_path):
     experiment = tmp_path / "small.toml"
     experiment.write_text("""

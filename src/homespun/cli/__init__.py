@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 
 import click
 import typer
@@ -34,6 +35,9 @@ app.add_typer(privacy_app, name="privacy")
 
 def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the cores belong to the workers
+    for stream in (sys.stdout, sys.stderr):  # what a terminal cannot show is spelled out
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = app(standalone_mode=False) or 0  # a command returns nothing; Ctrl-C comes back as 130
     except click.ClickException as error:

@@ -15,6 +15,7 @@ from homespun.cli.options import (
     TextColumn,
     UserColumn,
     data_settings_from,
+    harmless,
     print_json,
 )
 
@@ -44,7 +45,7 @@ def data_show(
     for position in range(min(users, len(federation.users))):
         some = federation.examples(position)
         group = federation.group(position)
-        print(f"\n{federation.users[position]} ({len(some)} examples{f', {group}' if group else ''})")
+        print(f"\n{harmless(federation.users[position])} ({len(some)} examples{f', {group}' if group else ''})")
         for row in range(min(examples, len(some))):
             notes = []
             if some.contexts is not None:
@@ -52,7 +53,7 @@ def data_show(
             if some.labels is not None:
                 notes.append(f"-> {federation.labels[int(some.labels[row])]}")
             shown = some.texts[row][:60] if some.images is None else "{} x {} image".format(*some.images[row].shape)
-            print(f"  {shown}  {' '.join(notes)}")
+            print(harmless(f"  {shown}  {' '.join(notes)}"))
 
 
 @data_app.command("check")

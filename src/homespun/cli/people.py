@@ -16,6 +16,7 @@ from homespun.cli.options import (
     TextColumn,
     UserColumn,
     data_settings_from,
+    harmless,
     print_json,
 )
 from homespun.core.errors import InputError
@@ -61,7 +62,7 @@ def personalize(
     if json_output:
         print_json(found)
         return
-    out.print(found["message"])
+    out.print(harmless(found["message"]))
 
 
 def predict(
@@ -88,7 +89,7 @@ def predict(
         )
         return
     for text, label in zip(texts, labels, strict=True):
-        print(f"{label}\t{text}")
+        print(harmless(f"{label}\t{text}"))
 
 
 @vault_app.command("list")
@@ -116,7 +117,7 @@ def vault_list(
     if json_output:
         print_json({"users": count, "entries": [dict(zip(header, row, strict=True)) for row in rows]})
         return
-    out.print(table(f"{count} users", header, [[str(cell) for cell in row] for row in rows]))
+    out.print(table(f"{count} users", header, [[harmless(str(cell)) for cell in row] for row in rows]))
 
 
 @vault_app.command("export")
@@ -151,4 +152,4 @@ def vault_forget(folder: Folder, user: Annotated[str, typer.Argument()]) -> None
     with Vault.open(folder) as vault:
         if not vault.forget(user):
             raise InputError(f"{folder}: nothing is kept of user {user!r}.")
-    print(f"forgotten: {user}")
+    print(f"forgotten: {harmless(user)}")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from homespun.cli.options import Folder, Json, print_json
+from homespun.cli.options import Folder, Json, harmless, print_json
 
 User = Annotated[str | None, typer.Option(help="Whose voice: a name or a part of one. Left out: a new user's.")]
 Context = Annotated[str | None, typer.Option(help="The setting: a name or a part of one, if there are several.")]
@@ -50,7 +50,7 @@ def generate(
         print_json({"user": voice.user, "context": voice.context, "opening": opening, "texts": texts, **values})
         return
     for text in texts:
-        print(text)
+        print(harmless(text))
 
 
 def export(
@@ -70,4 +70,4 @@ def export(
 
     with reopen(folder) as run:
         voice = export_adapter(run, output, user=user, context=context)
-    print(f"{output}: {voice.user or 'a new user'}{f', {voice.context}' if voice.context else ''}")
+    print(harmless(f"{output}: {voice.user or 'a new user'}{f', {voice.context}' if voice.context else ''}"))
