@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup demo test unit check format reproduce fedembed-mnist smollm2 clean
+.PHONY: help setup demo test unit check format reproduce fedembed-mnist fedembed-voices smollm2 clean
 help:
 	@echo "make demo       FedPerC and its baselines on the presidents since 1913, with a report"
 	@echo "make test       all tests"
@@ -51,6 +51,12 @@ fedembed-mnist: $(READY)
 	$(BIN)/homespun compare experiments/fedembed-mnist-imbalanced.toml
 	$(BIN)/homespun compare experiments/fedembed-mnist-more.toml
 	$(BIN)/homespun compare experiments/fedembed-mnist-overlap.toml
+	$(BIN)/python docs/generate.py docs/methods/fedembed.md
+
+fedembed-voices: $(READY)
+	$(BIN)/homespun data voices
+	$(BIN)/homespun compare experiments/fedembed-voices.toml
+	$(BIN)/homespun compare experiments/fedembed-voices-imbalanced.toml
 	$(BIN)/python docs/generate.py docs/methods/fedembed.md
 
 # Without its dependencies: the file with the weights is wanted, the code around it is not.
