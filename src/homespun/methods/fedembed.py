@@ -57,7 +57,7 @@ class Settings(Common):
     map_step: Literal["best", "mean"] = "best"  # the best-scoring client's step, or everybody's mean
     map_rate: PositiveFloat = 0.5
     map_radius: PositiveFloat = 1.0  # of the neighbourhood, at the start; it halves ...
-    map_halves: PositiveInt = 50  # ... every so many rounds
+    map_halves: PositiveInt = 10  # ... every so many rounds
     map_every: PositiveInt = 10  # rounds until the map that was learned takes the place of the one in use
 
     # A head of one's own (assignment = "personal")
