@@ -40,13 +40,6 @@ class DataSettings(Settings):
         named = self.settings.get("folder")
         return Path(named) if isinstance(named, str) and self.source in builtin_names() else None
 
-    @property
-    def place(self) -> Path | None:
-        """The file or the folder that the data are."""
-        if self.source in builtin_names():
-            return self.folder
-        return Path(self.source)
-
     def resolved(self) -> DataSettings:
         """With the whole path of a file, or of a built-in corpus's folder, so that a run can be opened from another
         folder."""

@@ -50,7 +50,7 @@ from homespun.engines.engine import Client, Engine
 from homespun.engines.loop import LoopEngine
 from homespun.privacy.accounting import Release
 from homespun.privacy.guard import Guard
-from homespun.privacy.ledger import Ledger, ledger_path
+from homespun.privacy.ledger import BudgetError, Ledger, ledger_path
 from homespun.privacy.mechanism import released_centrally
 from homespun.privacy.noise import secure_normal, secure_uniform, seeded_normal
 from homespun.privacy.settings import Plan, Privacy, Sampler, make_plan
@@ -136,6 +136,7 @@ class Run:
     _records: list[dict[str, Any]] = field(default_factory=list)
     data: Any = None  # how the federation was loaded, if it can be loaded again
     temporary: Any = None  # keeps a folder that nobody named alive as long as the run
+    _debits: int = 0  # since it was opened
     _order: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
     _encoded: OrderedDict[tuple[int, int, str], Batch] = field(default_factory=OrderedDict)
 
@@ -181,7 +182,7 @@ class Run:
         """Beside the data, where they are a file or a folder; else among homespun's own files."""
         privacy, name = self.settings.privacy, self.federation.name.partition("/")[0]
         assert privacy is not None
-        place = None if self.data is None else self.data.place
+        place = getattr(self.federation, "place", None)
         return Ledger(ledger_path(name, place=place, named=privacy.ledger), name)
 
     @cached_property
@@ -279,6 +280,8 @@ class Run:
         started = time.perf_counter()
         broadcast = self.state.broadcast()
         clients = self.clients(self.cohort(self.state.round))
+        if self.plan is not None and self.plan.local:  # what homes send is told when it leaves them
+            self._debit(self.plan)
         outcome = self.engine.work(broadcast, clients)
         _require_enough(outcome.refused, clients=len(clients), round=self.state.round)
         require_valid(outcome.update, broadcast, statistics=self.method.statistics)
@@ -322,10 +325,9 @@ class Run:
 
     def _released(self, total: Update, broadcast: Broadcast, plan: Plan) -> Update:
         """The cohort's sum as it may be told, after it was written down that it will be."""
-        if self.state.round % self._rounds_per_release(plan) == 0:
-            self.ledger.debit(plan.release, run=str(self.vault.path.parent), budget=plan.budget)
         if plan.local:
             return total
+        self._debit(plan)
         seed = self.settings.seed
         normal = seeded_normal(seed, "central", broadcast.round) if plan.settings.insecure else secure_normal
         return released_centrally(
@@ -337,6 +339,12 @@ class Run:
             normal=normal,
         )
 
+    def _debit(self, plan: Plan) -> None:
+        """In the middle of a turn the first round after opening counts again: it may have been told before a kill."""
+        if self._debits == 0 or self.state.round % self._rounds_per_release(plan) == 0:
+            self.ledger.debit(plan.release, run=self.vault.token, budget=plan.budget)
+            self._debits += 1
+
     def _rounds_per_release(self, plan: Plan) -> int:
         """With noise of their own and everybody once a turn, the rounds of a turn are of different people, and cost
         what one of them costs."""
@@ -344,10 +352,12 @@ class Run:
 
     @property
     def spending(self) -> dict[Release, int]:
-        """What the rounds so far have told of anybody; nothing where there is no privacy to lose."""
+        """What this run has told of anybody, rounds included that a kill undid; nothing where there is no privacy to
+        lose."""
         if self.plan is None:
             return {}
-        return {self.plan.release: ceil(self.state.round / self._rounds_per_release(self.plan))}
+        rounds = ceil(self.state.round / self._rounds_per_release(self.plan))
+        return {self.plan.release: max(rounds, self.ledger.debits(run=self.vault.token))}
 
     def _kept(self, clients: Sequence[Client], trained: Mapping[str, Tree], update: Update) -> Mapping[str, Tree]:
         """What each home keeps: all it learned (Eq. 7 of FURL), or its update's share of it (Eq. 6)."""
@@ -368,7 +378,11 @@ class Run:
     def rounds(self) -> Iterator[RoundRecord]:
         """The remaining rounds. A round is on disk, whole, when the next one is asked for."""
         while self.state.round < self.total_rounds:
-            record = self.step()
+            try:
+                record = self.step()
+            except BudgetError:  # the rounds before were paid for
+                self.commit()
+                raise
             if self.state.round % self.settings.commit_every == 0:
                 self.commit()
             yield record

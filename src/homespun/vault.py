@@ -12,11 +12,13 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, Self
 
@@ -145,6 +147,12 @@ class Vault:
     @property
     def identity(self) -> dict[str, Any]:
         return json.loads(self._value("identity"))
+
+    @cached_property
+    def token(self) -> str:
+        """Which run this is, for whoever keeps books elsewhere: another one in the same folder has another."""
+        known = self._query("SELECT 1 FROM run WHERE key = 'token'")
+        return self._value("token").decode() if known else str(self.path.parent)
 
     @property
     def round(self) -> int:
@@ -431,6 +439,7 @@ def _create(path: Path, identity: str) -> None:
             for statement in SCHEMA:
                 db.execute(statement)
             _put(db, key="identity", value=identity.encode())
+            _put(db, key="token", value=f"{path.parent.resolve()} {secrets.token_hex(8)}".encode())
             _put(db, key="head", value=json.dumps(head).encode())
             db.execute(f"PRAGMA application_id={APPLICATION_ID}")
             db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")

@@ -43,6 +43,10 @@ BAD = {
     "extra statistic": ({"statistics": {"loss": 0.5, "age": 41.0}}, "where .* were declared"),
     "huge weight": ({"weight": 1e12}, "a weight of 1000000000000.0"),
     "negative weight": ({"weight": -1.0}, "a weight of -1.0"),
+    "no weight": ({"weight": None}, "a weight of None"),
+    "weight in words": ({"weight": "1"}, "a weight of 1"),
+    "statistic in words": ({"statistics": {"loss": "low"}}, "NaN or infinity in its statistics"),
+    "no tensor": ({"federated": {"w": [1.0, 2.0]}}, "'w' that is no tensor"),
     "NaN weight": ({"weight": nan}, "a weight of nan"),
     "negative weight of a row": ({"keyed": {"t": rows(weight=(-2.0,))}}, "weights of rows of 't'"),
     "weights of too many rows": ({"keyed": {"t": rows(weight=(1.0, 1.0))}}, "weights of rows of 't'"),
@@ -80,3 +84,10 @@ def test_updates_are_shaped_after_they_were_checked():
     assert intake.take("ann", GOOD, shaped=half)
     assert not intake.take("bob", replace(GOOD, weight=nan), shaped=lambda update: 1 / 0)
     assert intake.total.federated["w"].tolist() == [0.5, 1.0]
+
+
+def test_where_everybody_counts_the_same_a_larger_weight_is_refused():
+    intake = replace(empty(), weight=1.0)
+    even = replace(GOOD, weight=1.0, keyed={"t": rows(weight=(1.0,))})
+    assert intake.take("ann", even) and not intake.take("bob", GOOD)
+    assert intake.refused == {"bob": "a weight of 2.0 where everybody's is 1"} and intake.total.weight == 1.0

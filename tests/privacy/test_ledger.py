@@ -142,13 +142,33 @@ def test_it_lies_beside_the_file_or_the_folder_that_the_data_are(tmp_path, monke
     folder.mkdir()
     file.touch()
     own = tmp_path / "own" / "homespun"
-    for data, path in [
-        (DataSettings(source="digits", settings={"folder": str(folder)}), tmp_path / "mnist.privacy.jsonl"),
-        (DataSettings(source=str(file)), tmp_path / "posts.csv.privacy.jsonl"),
-        (DataSettings(source="digits"), own / "digits.privacy.jsonl"),
+    for place, path in [
+        (folder, tmp_path / "mnist.privacy.jsonl"),
+        (file, tmp_path / "posts.csv.privacy.jsonl"),
+        (None, own / "digits.privacy.jsonl"),
+        (tmp_path / "not there", own / "digits.privacy.jsonl"),
     ]:
-        assert ledger_path(data.source, place=data.place, named=None) == path
-        assert ledger_path(data.source, place=data.place, named="elsewhere") == Path("elsewhere")
+        assert ledger_path("digits", place=place, named=None) == path
+        assert ledger_path("digits", place=place, named="elsewhere") == Path("elsewhere")
+
+
+def test_room_is_reckoned_for_each_release_and_budget(ledger):
+    ledger.debit(ROUND, run="a", budget=Budget(1.0, 1e-5))
+    with pytest.raises(BudgetError):
+        ledger.debit(Release(1.0, 0.3), run="a", budget=Budget(1.0, 1e-5))
+    with pytest.raises(BudgetError):
+        ledger.debit(ROUND, run="a", budget=Budget(1e-9, 1e-5))
+    ledger.debit(ROUND, run="b", budget=Budget(1.0, 1e-5))
+    assert ledger.debits(run="a") == ledger.debits(run="b") == 1
+
+
+@pytest.mark.parametrize("release", [1, {"rate": 0.1}, {"rate": 5.0, "noise_multiplier": 1.0}, {"rate": "a"}])
+def test_a_release_that_is_none_is_damage(ledger, release):
+    ledger.debit(ROUND, run="a")
+    with ledger.path.open("a") as file:
+        file.write(json.dumps({"release": release, "run": "a"}) + "\n")
+    with pytest.raises(LedgerError, match="line 3 cannot be read"):
+        ledger.spent()
 
 
 def test_a_run_on_a_folder_can_be_opened_from_elsewhere(tmp_path, monkeypatch):

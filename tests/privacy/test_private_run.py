@@ -19,7 +19,7 @@ from homespun.opening import open_run
 from homespun.privacy.accounting import Release, epsilon
 from homespun.privacy.guard import Guard
 from homespun.privacy.ledger import BudgetError, Ledger
-from homespun.privacy.mechanism import Clip, clipped, norms, released_centrally
+from homespun.privacy.mechanism import Clip, clipped, clipped_statistics, clipped_sum, norms, released_centrally
 from homespun.privacy.noise import secure_normal, seeded_normal
 from homespun.privacy.settings import Privacy, make_plan
 from homespun.run import RunSettings
@@ -245,3 +245,101 @@ def test_rows_of_a_table_are_all_told(tmp_path):
         run.step()
         moved = (run.state.keyed["user.table"] != before).all(dim=1)
     assert bool(moved.all())
+
+
+# ---- when it is written down
+
+
+def interrupted(monkeypatch, run, *, after):
+    """Ctrl-C when so many cohorts have sent what they have."""
+    work, sent = run.engine.work, []
+
+    def once(*arguments, **options):
+        outcome = work(*arguments, **options)
+        sent.append(outcome)
+        if len(sent) == after:
+            raise KeyboardInterrupt
+        return outcome
+
+    monkeypatch.setattr(run.engine, "work", once)
+    with pytest.raises(KeyboardInterrupt):
+        list(run.rounds())
+
+
+def test_local_noise_is_paid_for_before_anything_leaves_home(tmp_path, monkeypatch):
+    with opened(tmp_path, privacy={"noise": "local"}) as run:
+        interrupted(monkeypatch, run, after=1)
+        assert run.state.round == 0 and spent(tmp_path).total() == 1
+    with opened(tmp_path, name="spent", privacy={"noise": "local", "budget": 1e-3}) as run:
+        monkeypatch.setattr(run.engine, "work", lambda *_, **__: pytest.fail("something left home"))
+        with pytest.raises(BudgetError):
+            run.step()
+
+
+def test_a_turn_that_is_taken_up_again_is_paid_for_again(tmp_path, monkeypatch):
+    """Everybody once in three rounds: one release; but the second round's people may have sent before the kill."""
+    local = {"noise": "local", "noise_multiplier": 4.0}
+    with opened(tmp_path, privacy=local, sampler="shuffled", cohort=7) as run:
+        interrupted(monkeypatch, run, after=2)
+    monkeypatch.undo()
+    with opened(tmp_path, privacy=local, sampler="shuffled", cohort=7) as run:
+        assert run.state.round == 1
+        list(run.rounds())
+        assert spent(tmp_path).total() == 2 and sum(run.spending.values()) == 2
+
+
+def test_a_report_counts_rounds_that_a_kill_undid(tmp_path, monkeypatch):
+    with opened(tmp_path, commit_every=10) as run:
+        interrupted(monkeypatch, run, after=3)
+    monkeypatch.undo()
+    with opened(tmp_path, commit_every=10) as run:
+        assert run.state.round == 0
+        list(run.rounds())
+        assert sum(run.spending.values()) == spent(tmp_path).total() == 5
+    with opened(tmp_path, name="another") as run:  # which is not charged for the first one's
+        run.step()
+        assert sum(run.spending.values()) == 1
+
+
+def test_rounds_before_the_budget_was_spent_are_kept(tmp_path):
+    two = epsilon({Release(0.4, 1.5): 2}, delta=0.01)
+    with opened(tmp_path, privacy={"budget": two * 1.001}, commit_every=10) as run, pytest.raises(BudgetError):
+        list(run.rounds())
+    with opened(tmp_path) as run:
+        assert run.state.round == 2
+
+
+def test_where_somebody_takes_the_place_of_whoever_is_gone_it_costs_twice_the_noise():
+    def noise(**options):
+        settings = Privacy(epsilon=4.0, amplification=False)
+        return make_plan(settings, users=20, rounds=10, **options)
+
+    everybody, poisson = noise(cohort=20, sampler="shuffled"), noise(cohort=8, sampler="poisson")
+    fixed = noise(cohort=8, sampler="uniform")
+    assert fixed.noise_multiplier == pytest.approx(2 * poisson.noise_multiplier)
+    assert fixed.release.noise_multiplier == pytest.approx(poisson.release.noise_multiplier)
+    assert everybody.noise_multiplier == poisson.noise_multiplier
+
+
+def test_the_ledger_is_the_same_from_a_file_and_from_python(tmp_path):
+    notes = tmp_path / "notes.csv"
+    rows = [f"u{user},word {user} {row},{'yes' if row % 2 else 'no'}" for user in range(4) for row in range(10)]
+    notes.write_text("\n".join(["user,text,label", *rows]))
+    with open_run(
+        tmp_path / "run",
+        method="furl",
+        federation=load_federation(notes),
+        settings=RunSettings(
+            rounds=1, cohort=2, sampler="poisson", workers=0, withheld=0.25, privacy={**PRIVATE, "delta": 0.1}
+        ),
+        method_settings=SMALL,
+    ) as run:
+        assert run.ledger.path == tmp_path / "notes.csv.privacy.jsonl"
+
+
+def test_statistics_and_weights_that_are_no_numbers_end_no_round():
+    assert clipped_statistics({"loss": torch.tensor([1e200, 3.0], dtype=torch.float64)}, 1.5)["loss"].tolist() == [
+        pytest.approx(1.5), pytest.approx(1.5)
+    ]  # fmt: skip
+    total = clipped_sum({"scale": torch.tensor([3.0, -8.0])}, Clip({"*": 2.0}))
+    assert total["scale"].shape == () and float(total["scale"]) == pytest.approx(0.0, abs=1e-6)

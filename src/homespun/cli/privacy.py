@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from homespun.cli.options import Json, print_json
 
+if TYPE_CHECKING:
+    from homespun.privacy.ledger import Ledger
+
 privacy_app = typer.Typer(
     help="What differential privacy costs, and what was spent on a data set.", no_args_is_help=True
 )
 
-Source = Annotated[str, typer.Argument(help="The data: a file, or the name of a built-in corpus.")]
+Source = Annotated[str, typer.Argument(help="The data: a file, a folder, or the name of a built-in corpus.")]
 Where = Annotated[Path | None, typer.Option("--ledger", help="The ledger's file, if a run named one.")]
-Delta = Annotated[float, typer.Option(help="The delta that epsilon is for.")]
+Delta = Annotated[float, typer.Option(min=1e-300, max=1 - 1e-9, help="The delta that epsilon is for.")]
 
 
 @privacy_app.command("show")
@@ -25,9 +28,8 @@ def show(source: Source, ledger: Where = None, delta: Delta = 1e-5, json_output:
     Example: homespun privacy show sotu
     """
     from homespun.privacy.accounting import epsilon
-    from homespun.privacy.ledger import find_ledger
 
-    found = find_ledger(source, named=ledger)
+    found = _ledger(source, ledger)
     spent = found.spent()
     cost = epsilon(spent, delta=delta)
     if json_output:
@@ -53,9 +55,7 @@ def reset(
 
     Example: homespun privacy reset sotu --name sotu --reason "other people"
     """
-    from homespun.privacy.ledger import find_ledger
-
-    found = find_ledger(source, named=ledger)
+    found = _ledger(source, ledger)
     found.reset(name, reason=reason)
     print(f"{found.data}: the ledger begins again; what was spent before stays written in {found.path}")
 
@@ -89,3 +89,11 @@ def cost(
         print_json({"noise_multiplier": noise_multiplier, "rounds": rounds, "rate": rate, "delta": delta, **by})
         return
     print(f"noise multiplier {noise_multiplier:.4f}: epsilon {by['pld']:.4f} at delta {delta:g} (RDP: {by['rdp']:.4f})")
+
+
+def _ledger(source: str, named: Path | None) -> Ledger:
+    from homespun.data import builtin_names
+    from homespun.privacy.ledger import find_ledger
+
+    place = None if source in builtin_names() else Path(source).resolve()  # as loading has it
+    return find_ledger(source, place=place, named=named)

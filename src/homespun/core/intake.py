@@ -27,6 +27,7 @@ class Intake:
     statistics: Sequence[str]
     total: Update
     elects: Sequence[str] = ()  # parameters that a candidate has steps for
+    weight: float | None = None  # that everybody has to have; None: each its own
     taken: set[str] = field(default_factory=set)
     refused: dict[str, str] = field(default_factory=dict)
 
@@ -35,6 +36,8 @@ class Intake:
         reason = refusal(update, self.broadcast, statistics=self.statistics, elects=self.elects)
         if user in self.taken:
             reason = "a second update in one round"
+        if reason is None and self.weight not in (None, update.weight):
+            reason = f"a weight of {update.weight} where everybody's is {self.weight:g}"
         if reason is not None:
             self.refused[user] = reason
             return False
@@ -55,7 +58,7 @@ def refusal(
         return f"a weight of {update.weight}"
     if set(update.statistics) != set(statistics):
         return f"statistics {sorted(update.statistics)} where {sorted(statistics)} were declared"
-    if not all(isfinite(value) for value in update.statistics.values()):
+    if not all(_is_finite(value) for value in update.statistics.values()):
         return "NaN or infinity in its statistics"
     return (
         _wrong_tensors(update.federated, broadcast.federated)
@@ -100,6 +103,8 @@ def _wrong_rows(found: Mapping[str, Rows], expected: Tree, *, weight: float) -> 
 
 
 def _wrong_tensor(name: str, found: Tensor, *, like: Tensor, shape: Sequence[int]) -> str | None:
+    if not isinstance(found, Tensor):
+        return f"{name!r} that is no tensor"
     if tuple(found.shape) != tuple(shape):
         return f"{name!r} of shape {tuple(found.shape)} where {tuple(shape)} was expected"
     if found.dtype != like.dtype:
@@ -108,4 +113,8 @@ def _wrong_tensor(name: str, found: Tensor, *, like: Tensor, shape: Sequence[int
 
 
 def _is_weight(weight: float) -> bool:
-    return isfinite(weight) and 0 <= weight <= HEAVIEST
+    return _is_finite(weight) and 0 <= weight <= HEAVIEST
+
+
+def _is_finite(value: float) -> bool:
+    return isinstance(value, int | float) and isfinite(value)

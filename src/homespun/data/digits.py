@@ -40,7 +40,8 @@ def load(settings: Mapping[str, Any]) -> Preferences:
     content = hashlib.sha256()
     for pool in (training, testing):
         content.update(pool.images.tobytes() + pool.kinds.tobytes())
-    return Preferences("digits", chosen, DIGITS, SHARES, training, testing, source=content.hexdigest())
+    place = None if chosen.folder is None else Path(chosen.folder).resolve()
+    return Preferences("digits", chosen, DIGITS, SHARES, training, testing, source=content.hexdigest(), place=place)
 
 
 def _bundled() -> tuple[Pool, Pool]:

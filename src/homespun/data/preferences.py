@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -66,6 +67,7 @@ class Preferences:
     training: Pool
     testing: Pool
     source: str  # changes when the pools do
+    place: Path | None = None  # the folder they were read from
 
     labels = LABELS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,13 @@ def read_file(path: Path, *, columns: Columns, filters: Filters) -> TableFederat
     faults = Faults()
     records = read_records(path, faults, wanted=columns.names)
     collected = collect(records, columns, faults=faults, where=str(path), filters=filters)
-    return build_table(
+    table = build_table(
         collected,
         name=path.name,
         fingerprint=fingerprint(_sha256(path), columns, filters),
         filters=filters,
     )
+    return replace(table, place=path.resolve())
 
 
 def collect(records: Iterable[Record], columns: Columns, *, faults: Faults, where: str, filters: Filters) -> Collector:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -141,6 +142,10 @@ class Subset:
     def left_out(self) -> LeftOut:
         """What the corpus left out; withheld users are not left out, they are elsewhere."""
         return getattr(self.federation, "left_out", LeftOut())
+
+    @property
+    def place(self) -> Path | None:
+        return getattr(self.federation, "place", None)
 
     def examples(self, user: int) -> Examples:
         found = self.federation.examples(self._position(user))

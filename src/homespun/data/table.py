@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from pydantic import Field
@@ -46,6 +47,7 @@ class TableFederation:
     label_of: np.ndarray | None = field(repr=False, default=None)
     context_of: np.ndarray | None = field(repr=False, default=None)
     left_out: LeftOut = LeftOut()
+    place: Path | None = None  # the file it was read from
 
     def examples(self, user: int) -> Examples:
         if not 0 <= user < len(self.users):

@@ -43,4 +43,5 @@ def load(settings: Mapping[str, Any]) -> Preferences:
         testing=Pool(images[ends:], kinds[ends:]),
         # with the spectrograms' hash of when they were made: nobody should wait for a gigabyte to be read
         source=hashlib.sha256(contents.to_json().encode()).hexdigest(),
+        place=folder.resolve(),
     )

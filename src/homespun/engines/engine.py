@@ -81,8 +81,14 @@ def empty_update(built: Built, broadcast: Broadcast) -> Update:
     )
 
 
-def intake(built: Built, broadcast: Broadcast) -> Intake:
-    return Intake(broadcast, built.method.statistics, empty_update(built, broadcast), elects=built.method.candidates)
+def intake(built: Built, broadcast: Broadcast, guard: Guard | None = None) -> Intake:
+    return Intake(
+        broadcast,
+        built.method.statistics,
+        empty_update(built, broadcast),
+        elects=built.method.candidates,
+        weight=None if guard is None else 1.0,
+    )
 
 
 def take(arrived: Intake, client: Client, update: Update, guard: Guard | None) -> bool:

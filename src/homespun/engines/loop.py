@@ -37,7 +37,7 @@ class LoopEngine:
     guard: Guard | None = None
 
     def work(self, broadcast: Broadcast, clients: Sequence[Client], *, work: Work = "phases") -> Outcome:
-        arrived, private = intake(self.built, broadcast), {}
+        arrived, private = intake(self.built, broadcast, self.guard), {}
         for client in in_user_order(clients):
             trained, statistics = train_client(self.built, broadcast, client, work=work, seed=self.seed)
             if work == "phases":  # whoever personalizes has nothing to send

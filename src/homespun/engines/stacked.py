@@ -43,7 +43,7 @@ def work_together(
 ) -> Outcome:
     """Local work of these clients, stacked where the model can, and their updates summed in user order."""
     clients = in_user_order(clients)
-    arrived, private = intake(built, broadcast), {}
+    arrived, private = intake(built, broadcast, guard), {}
     stackable = isinstance(built.model, Stackable)
     generates = work == "personalize" and built.method.generate is not None
     if generates or (built.method.columns is not None and not stackable):  # needs the whole of what is shared

@@ -246,10 +246,8 @@ def _require_sound(settings: Settings, task: Task, *, count: int, size: int) -> 
         raise SettingsError("fedembed: embedding_dim is 0. Without personal embeddings it is the method `preference`.")
     if task.contexts < 2:
         raise SettingsError("fedembed: the corpus needs examples of at least two kinds, named by its contexts.")
-    if count > task.population:
-        raise SettingsError(
-            f"fedembed: {count} sub-populations for {task.population} users. Set heads to {task.population} at most."
-        )
+    if count > task.population and settings.assignment != "personal":
+        raise SettingsError(f"fedembed: {count} sub-populations for {task.population} users, which are too few.")
     if settings.assignment == "prototype" and count % task.contexts:
         raise SettingsError(
             f"fedembed: {count} prototypes for {task.contexts} kinds. Every kind has equally many: set heads to a "

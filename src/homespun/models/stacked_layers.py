@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
+from homespun.core.errors import MethodError
 from homespun.core.tree import Tree
 from homespun.models.document import stacked_linear
 
@@ -71,20 +72,26 @@ def stacked_sequential(layers: nn.Sequential, parameters: Tree, inputs: Tensor, 
         if isinstance(layer, nn.Conv2d):
             following = layers[place + 1] if place + 1 < len(layers) else None
             inputs = conv(inputs, own["weight"], own["bias"], geometry(layer, following))
-        elif not isinstance(layer, nn.AvgPool2d):  # which is part of the convolution before it
+        elif isinstance(layer, nn.AvgPool2d):
+            if place == 0 or not isinstance(layers[place - 1], nn.Conv2d):
+                raise MethodError("a mean over places is read together with the convolution before it; there is none")
+        else:
             inputs = _LAYERS[type(layer)](layer, own, inputs)
     return inputs
 
 
 def geometry(layer: nn.Conv2d, following: nn.Module | None) -> Geometry:
     """Of a convolution and of the mean that is taken of what it gives, if that is what follows."""
-    assert not isinstance(layer.padding, str)
+    plain = layer.dilation == (1, 1) and layer.groups == 1 and layer.padding_mode == "zeros" and layer.bias is not None
+    if isinstance(layer.padding, str) or not plain:
+        raise MethodError(f"{layer}: only plain convolutions with a bias can be stacked")
     if not isinstance(following, nn.AvgPool2d):
         return Geometry(layer.stride, layer.padding)
     size, stride = (
         value if isinstance(value, tuple) else (value, value) for value in (following.kernel_size, following.stride)
     )
-    assert size == stride and following.padding == 0
+    if size != stride or following.padding not in (0, (0, 0)) or following.ceil_mode or following.divisor_override:
+        raise MethodError(f"{following}: only a mean over places that do not overlap can be stacked")
     return Geometry(layer.stride, layer.padding, size)
 
 

@@ -20,8 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from homespun.core.errors import HomespunError, InputError, RunError, UnknownNameError
-from homespun.privacy.accounting import Release, Spending, affordable, epsilon
+from homespun.core.errors import HomespunError, InputError, RunError, SettingsError, UnknownNameError
+from homespun.privacy.accounting import Release, affordable, epsilon
 
 SUFFIX = ".privacy.jsonl"
 
@@ -58,7 +58,7 @@ class Ledger:
 
     path: Path
     data: str
-    _known: tuple[Spending, int] = field(default=({}, -1), repr=False)  # spending -> rounds that still fit
+    _known: tuple[Any, int] = field(default=(None, -1), repr=False)  # spending, release, budget -> room
 
     def spent(self) -> Counter[Release]:
         """Every release since the last reset, and how often."""
@@ -73,6 +73,10 @@ class Ledger:
                 self._require_room(release, spent, budget)
             first: list[dict[str, Any]] = [] if whole else [{"data": self.data, "at": _now()}]
             _append(file, at=len(whole), lines=[*first, {"release": vars(release), "run": run, "at": _now()}])
+
+    def debits(self, *, run: str) -> int:
+        """How often one run has written down that it is about to tell something; resets do not undo it."""
+        return sum(entry.get("run") == run for entry in self._lines(_read(self.path)) if "release" in entry)
 
     def room(self, release: Release, *, rounds: int, budget: Budget) -> int:
         """How many of so many rounds the budget has room for."""
@@ -92,7 +96,7 @@ class Ledger:
 
     def _require_room(self, release: Release, spent: Counter[Release], budget: Budget) -> None:
         known, room = self._known
-        if room <= 0 or dict(known) != dict(spent):  # first round, or somebody else spent in the meantime
+        if room <= 0 or known != (spent, release, budget):  # first round, or somebody else spent in the meantime
             room = affordable(release, rounds=_MANY, spent=spent, budget=budget.epsilon, delta=budget.delta)
         if room == 0:
             cost = epsilon(spent, delta=budget.delta)
@@ -101,7 +105,7 @@ class Ledger:
                 f"more round would cost more than {budget.epsilon:g}. The model stays as it is. A larger budget, or "
                 "`homespun privacy reset` after everybody agreed, makes room."
             )
-        self._known = (Counter(spent) + Counter({release: 1}), room - 1)
+        self._known = ((spent + Counter({release: 1}), release, budget), room - 1)
 
     def _lines(self, text: bytes) -> list[dict[str, Any]]:
         lines = []
@@ -110,8 +114,10 @@ class Ledger:
                 entry = json.loads(line)
                 if not isinstance(entry, dict) or not entry.keys() & {"data", "release", "reset"}:
                     raise ValueError
+                if "release" in entry:
+                    Release(**entry["release"])
                 lines.append(entry)
-            except ValueError:
+            except (ValueError, TypeError, SettingsError):
                 raise LedgerError(
                     f"{self.path}: line {number} cannot be read, and it may stand for something that was told. Nothing "
                     "was changed. Restore the file from a copy."
@@ -121,9 +127,9 @@ class Ledger:
         return lines
 
 
-def find_ledger(source: str, *, named: Path | None = None) -> Ledger:
-    """The ledger of data that are a file or a built-in corpus; its first line says whose it is."""
-    path = ledger_path(source, place=Path(source), named=None if named is None else str(named))
+def find_ledger(source: str, *, place: Path | None, named: Path | None = None) -> Ledger:
+    """The ledger of data that are a file, a folder or a built-in corpus; its first line says whose it is."""
+    path = ledger_path(source, place=place, named=None if named is None else str(named))
     first = _read(path).split(b"\n", 1)[0]
     if not first:
         raise UnknownNameError(f"{path}: there is no ledger here, so nothing was told of {source!r} with privacy yet.")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import inf, isfinite, sqrt
+from math import hypot, inf, isfinite, sqrt
 
 import torch
 from torch import Tensor
@@ -90,7 +90,8 @@ def clipped_sum(
     An update is a gradient, each tensor [clients, ...], times a number, if one is given for its name: they are large,
     and are gone over no more than twice.
     """
-    stored = {name: _as_stored(tensor) for name, tensor in gradients.items()}
+    whole = {name: tensor if tensor.dim() > 1 else tensor[:, None] for name, tensor in gradients.items()}  # numbers too
+    stored = {name: _as_stored(tensor) for name, tensor in whole.items()}
     times = {name: 1.0 if times is None else times[name] for name in gradients}
     squares: dict[str, Tensor] = {}
     for name, tensor in stored.items():
@@ -105,7 +106,7 @@ def clipped_sum(
     for name, tensor in stored.items():
         factor = times[name] * factors[clip.group_of(name)].to(tensor.dtype)
         total = (factor @ tensor.flatten(1)).view(tensor.shape[1:])
-        found[name] = total.permute(*_back(gradients[name]))
+        found[name] = total.permute(*_back(whole[name])).view(gradients[name].shape[1:])
     return found
 
 
@@ -147,7 +148,7 @@ def _factor(length: float, norm: float) -> float:
 def _clipped_statistics(statistics: Mapping[str, float], norm: float | None) -> dict[str, float]:
     if norm is None:
         return dict.fromkeys(statistics, 0.0)
-    length = sqrt(sum(value**2 for value in statistics.values()))
+    length = hypot(*statistics.values())
     return {name: _factor(length, norm) * value for name, value in statistics.items()}
 
 

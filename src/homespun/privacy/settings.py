@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, PositiveFloat, model_validator
+from pydantic import Field, model_validator
 
 from homespun.core.errors import SettingsError
 from homespun.core.settings import Settings
@@ -15,6 +15,7 @@ from homespun.privacy.accounting import Release, multiplier_for, require_delta
 from homespun.privacy.ledger import Budget
 from homespun.privacy.mechanism import Clip
 
+PositiveFinite: TypeAlias = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Sampler: TypeAlias = Literal["shuffled", "uniform", "poisson"]
 
 
@@ -23,13 +24,13 @@ class Privacy(Settings):
     noise, by what one user sent."""
 
     noise: Literal["central", "local"] = "central"  # the server's, on the sum; or every client's, on its own update
-    clip: PositiveFloat | dict[str, PositiveFloat] = 1.0  # longest update; or norms of groups, by glob
-    statistics_clip: PositiveFloat | None = None  # of loss and examples; None: they are not sent
-    epsilon: PositiveFloat | None = None  # what all rounds may cost together, which says how much noise; or ...
-    noise_multiplier: PositiveFloat | None = None  # ... the noise itself, in clip norms
+    clip: PositiveFinite | dict[str, PositiveFinite] = 1.0  # longest update; or norms of groups, by glob
+    statistics_clip: PositiveFinite | None = None  # of loss and examples; None: they are not sent
+    epsilon: PositiveFinite | None = None  # what all rounds may cost together, which says how much noise; or ...
+    noise_multiplier: PositiveFinite | None = None  # ... the noise itself, in clip norms
     delta: float = Field(default=1e-5, gt=0.0, lt=1.0)
     amplification: bool = True  # count on users not knowing who was drawn; needs sampler = "poisson"
-    budget: PositiveFloat | None = None  # what the data set may cost over all runs
+    budget: PositiveFinite | None = None  # what the data set may cost over all runs
     ledger: str | None = None  # where that is written down; None: beside the data
     insecure: bool = False  # draw noise and cohorts from the run's seed, to repeat them: this protects nobody
 
@@ -77,9 +78,11 @@ def clip_of(settings: Privacy) -> Clip:
 def make_plan(settings: Privacy, *, users: int, cohort: int, sampler: Sampler, rounds: int) -> Plan:
     """What a run with so many users and rounds releases; with an epsilon, after a search that takes seconds."""
     rate = 1.0 if settings.noise == "local" or not settings.amplification else cohort / users
-    # Of a sum, a user more or less moves one clip norm. A single update is seen to be there; what is hidden is which it
-    # was, and two of them may lie two clip norms apart.
-    moved = 2 if settings.noise == "local" else 1
+    # Of a sum, a user more or less moves one clip norm; but where the cohort's size is fixed, somebody takes the place
+    # of whoever is gone, which moves two. And a single update is seen to be there; what is hidden is which it was, and
+    # two of them may lie two clip norms apart.
+    replaced = sampler != "poisson" and cohort < users
+    moved = 2 if settings.noise == "local" or replaced else 1
     multiplier = settings.noise_multiplier
     if multiplier is None:
         assert settings.epsilon is not None
