@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from homespun.report.cells import MISSING, Cell, Column, Table, table
+from homespun.report.cells import MISSING, Cell, Column, Table, mean, table
 from homespun.report.groups import by_share, share_scores
 from homespun.report.outcomes import title_of
 
@@ -151,4 +151,13 @@ def privacy_text(results: Mapping[str, Any]) -> str:
     return "; ".join(
         f"epsilon {epsilon:g} at delta {delta:g} (noise {noise:g} times the clip norm, clip {clip})"
         for epsilon, delta, noise, clip in sorted(found)
+    )
+
+
+def seconds_text(results: Mapping[str, Any]) -> str:
+    """The mean over rounds and seeds, by configuration without noise."""
+    return ", ".join(
+        f"{title_of(results, key)} "
+        f"{mean(entry['seconds'] for run in results['configurations'][key]['runs'] for entry in run['rounds']):.1f}"
+        for key in keys_of(results)
     )

@@ -20,7 +20,7 @@ from homespun.bench import tables_of
 from homespun.core.method import method_module
 from homespun.experiment import RESULTS_FILE, Draw, read_results, run_folder
 from homespun.files import read_json
-from homespun.report.cells import PERPLEXITY
+from homespun.report.cells import PERPLEXITY, Column, Table, mean, table
 from homespun.report.differences import difference_sentences, difference_table, own_samples_table
 from homespun.report.groups import assignment_table
 from homespun.report.outcomes import folds_of, metric_of, over_seeds, seeds_of
@@ -35,6 +35,7 @@ RUNS = Path("runs")
 NOT_RUN = "Not run yet"
 OPENINGS = ("We must", "I think")  # the paper's
 RUN_SETTINGS = ("cohort", "withheld", "evaluate_users", "evaluate_examples")  # that a reader wants to know
+CURVE_ROUNDS = (2, 4, 6, 10, 16, 24, 40)
 SAMPLING = {"max_tokens": 24, "top_p": 0.9, "seed": 0}
 
 
@@ -47,12 +48,31 @@ def results_of(name: str) -> str:
 
 def label_parts(results: Mapping[str, Any]) -> list[str]:
     parts = [f"**{title}**\n\n{markdown_table(table)}" for title, table in central_tables(results)]
+    curves = curve_table(results)
+    if curves is not None:
+        parts.append(f"**{curves.caption}**\n\n{markdown_table(curves)}")
     if results["similarity"]:
         values = [one["correlation"] for one in results["similarity"]]
         pair = f"{results['similarity'][0]['left']} and {results['similarity'][0]['right']}"
         shown = ", ".join(f"{value:.3f}" for value in values)
         parts.append(f"Rank correlation of the distances between users, {pair}, by seed: {shown}.")
     return parts
+
+
+def curve_table(results: Mapping[str, Any]) -> Table | None:
+    """How fast each configuration learns; None where the evaluation part was not looked at often enough to tell."""
+    metric = metric_of(results)
+    rounds = [entry["round"] for entry in next(iter(results["configurations"].values()))["runs"][0]["curve"]]
+    if len(rounds) < 12:
+        return None
+    shown = [found for found in rounds if found in CURVE_ROUNDS]
+    rows = []
+    for configuration in results["configurations"].values():
+        curves = [{entry["round"]: entry for entry in run["curve"]} for run in configuration["runs"]]
+        means = [mean(curve[found]["value"] for curve in curves) for found in shown]
+        rows.append([configuration["title"], *map(metric.text, means)])
+    columns = [Column("Configuration"), *(Column(f"Round {found}", number=True) for found in shown)]
+    return table(columns, rows, caption=metric.column(f"Evaluation {metric.title} on the way"))
 
 
 def language_parts(results: Mapping[str, Any]) -> list[str]:
@@ -141,6 +161,7 @@ def preferences_of(name: str) -> str:
         + over_seeds(balanced),
         markdown_table(fedembed_tables.scores(name, balanced, imbalanced)),
         f"Gaussian: {fedembed_tables.privacy_text(balanced) or 'not run'}.",
+        f"Seconds a round, one processor of a busy machine: {fedembed_tables.seconds_text(balanced)}.",
     ]
     if imbalanced is not None:
         for other, privacy in fedembed_tables.PRIVACY.items():

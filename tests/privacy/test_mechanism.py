@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from homespun.core.errors import SettingsError
 from homespun.core.messages import Broadcast, Rows, Update
-from homespun.privacy.mechanism import Clip, clipped, noised, norms, released_centrally
+from homespun.privacy.mechanism import Clip, clipped, clipped_sum, noised, norms, released_centrally
 from homespun.privacy.noise import seeded_normal
 
 BROADCAST = Broadcast(3, federated={"a": torch.zeros(2), "b": torch.zeros(1)}, keyed={"rows": torch.zeros(4, 2)})
@@ -72,6 +72,25 @@ def test_nobody_moves_the_sum_by_more_than_the_clip_norm(values, norm):
     rounding = 1e-6 * (float(flat(others).norm()) + norm)
     assert moved <= norm + rounding
     assert float(flat(last).norm()) <= norm
+
+
+@given(
+    values=st.lists(st.lists(numbers, min_size=5, max_size=5), min_size=2, max_size=5),
+    norm=st.floats(1e-3, 1e3),
+)
+def test_nobody_moves_a_cohorts_gradient_by_more_than_the_clip_norm(values, norm):
+    """The same where everybody's gradients lie in one tensor; one of them is read in another order of memory."""
+    all_of_them = torch.tensor(values)
+    clip, times = Clip({"*": norm}), {"a": -0.5, "b": 1.0, "c": 1.0}
+
+    def total(some):
+        gradients = {"a": some[:, 0], "b": some[:, 1:3], "c": some[:, 3:].clone().T.contiguous().T}
+        return torch.cat(
+            [value.reshape(-1).double() for _, value in sorted(clipped_sum(gradients, clip, times=times).items())]
+        )
+
+    moved = float((total(all_of_them) - total(all_of_them[1:])).norm())
+    assert moved <= norm * (1 + 1e-5)
 
 
 def test_an_update_too_long_to_measure_is_dropped():

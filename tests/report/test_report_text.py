@@ -95,6 +95,9 @@ def test_the_report_says_what_privacy_there_was_and_stamps_what_is_none() -> Non
     found = text_results()
     assert privacy_table(found) is None
     run = found["configurations"]["personal"]["runs"][0]
+    for entry in run["rounds"]:
+        entry["up_bytes"]["keyed"] = 100
+    assert "Which keyed rows it uses is plain to see in its update." in markdown(found)
     run["privacy"] = {
         "noise": "central", "clip": {"*": 1.0}, "statistics_clip": None, "noise_multiplier": 1.234, "rate": 0.05,
         "releases": 100, "delta": 1e-5, "epsilon": 3.5021, "epsilon_rdp": 4.0389, "insecure": False,
@@ -106,6 +109,9 @@ def test_the_report_says_what_privacy_there_was_and_stamps_what_is_none() -> Non
         "100 releases, users drawn 5.00%",
     ]  # fmt: skip
     assert texts(shown)[1][1:5] == ["as they are", "as they are", "never", MISSING]
+    assert "hidden by noise on all of them, in the sum" in markdown(found)
+    run["privacy"]["noise"] = "local"
+    assert "hidden by noise on all of them, before it leaves" in markdown(found)
     run["privacy"]["insecure"] = True
     assert "INSECURE" in markdown(found) and "INSECURE" in page(found)
 
