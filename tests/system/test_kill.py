@@ -1,5 +1,6 @@
 """A run killed with -9 at any instant goes on and ends with the bits it would have had."""
 
+import json
 import os
 import random
 import signal
@@ -10,13 +11,14 @@ import time
 import pytest
 from language_models import write_gpt2
 
+from homespun.privacy.ledger import Ledger
 from homespun.vault import Vault
 
 pytestmark = pytest.mark.system
 
 # The run under test. A named point, if given, kills the process there, in the round of that number.
 SCRIPT = """
-import os, signal, sys
+import json, os, signal, sys
 import torch
 torch.set_num_threads(1)
 from homespun.data import load_federation
@@ -52,7 +54,8 @@ POINTS = {
 method, small = "furl", {"length": 24, "character_dim": 8, "lstm_dim": 8, "hidden_dim": 8, "user_dim": 4}
 if len(sys.argv) > 6:
     method, small = "fedperc", {"base": sys.argv[6], "length": 12, "local_steps": 2, "batch": 3}
-settings = RunSettings(rounds=rounds, cohort=4, workers=workers, evaluate_every=rounds // 3, withheld=0.1)
+guarded = {"privacy": json.loads(os.environ["PRIVACY"])} if "PRIVACY" in os.environ else {}
+settings = RunSettings(rounds=rounds, cohort=4, workers=workers, evaluate_every=rounds // 3, withheld=0.1, **guarded)
 federation = load_federation("dialects", settings={"users": 12, "examples": 10})
 with open_run(folder, method=method, federation=federation, settings=settings, method_settings=small) as run:
     POINTS[point]()
@@ -61,10 +64,13 @@ with open_run(folder, method=method, federation=federation, settings=settings, m
 """
 
 
-def train(folder, *, point="none", at=0, workers=0, rounds=6, base=None):
+def train(folder, *, point="none", at=0, workers=0, rounds=6, base=None, privacy=None):
     command = [sys.executable, "-c", SCRIPT, str(folder), str(workers), point, str(at), str(rounds)]
     command += [] if base is None else [str(base)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    guarded = {} if privacy is None else {"PRIVACY": json.dumps(privacy)}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **guarded}
+    )
 
 
 def finish(folder, **options):
@@ -120,6 +126,21 @@ def test_a_language_method_killed_between_a_rounds_two_halves(tmp_path):
     assert victim.returncode == -signal.SIGKILL
     finish(tmp_path / "run", base=base)
     assert content(tmp_path / "run") == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("noise", "told"), [("central", 7), ("local", 3)])
+def test_a_private_run_pays_again_for_what_a_kill_undid(tmp_path, noise, told):
+    """Six rounds; with local noise two turns of three, and the one that was taken up again counts twice."""
+    privacy = {"noise": noise, "noise_multiplier": 5.0, "delta": 0.01, "amplification": False, "insecure": True}
+    finish(tmp_path / "whole", privacy={**privacy, "ledger": str(tmp_path / "whole.jsonl")})
+    guarded = {**privacy, "ledger": str(tmp_path / "ledger.jsonl")}
+    victim = train(tmp_path / "run", point="after staging", at=3, privacy=guarded)
+    victim.communicate(timeout=120)
+    assert victim.returncode == -signal.SIGKILL
+    finish(tmp_path / "run", privacy=guarded)
+    assert content(tmp_path / "run") == content(tmp_path / "whole")
+    assert Ledger(tmp_path / "whole.jsonl", "dialects").spent().total() == (6 if noise == "central" else 2)
+    assert Ledger(tmp_path / "ledger.jsonl", "dialects").spent().total() == told
 
 
 def workers_of(pid):
