@@ -51,9 +51,10 @@ def label_parts(results: Mapping[str, Any]) -> list[str]:
     curves = curve_table(results)
     if curves is not None:
         parts.append(f"**{curves.caption}**\n\n{markdown_table(curves)}")
-    if results["similarity"]:
+    pairs = {(one["left"], one["right"]) for one in results["similarity"]}
+    if len(pairs) == 1:
         values = [one["correlation"] for one in results["similarity"]]
-        pair = f"{results['similarity'][0]['left']} and {results['similarity'][0]['right']}"
+        pair = " and ".join(*pairs)
         shown = ", ".join(f"{value:.3f}" for value in values)
         parts.append(f"Rank correlation of the distances between users, {pair}, by seed: {shown}.")
     return parts
@@ -62,10 +63,10 @@ def label_parts(results: Mapping[str, Any]) -> list[str]:
 def curve_table(results: Mapping[str, Any]) -> Table | None:
     """How fast each configuration learns; None where the evaluation part was not looked at often enough to tell."""
     metric = metric_of(results)
-    rounds = [entry["round"] for entry in next(iter(results["configurations"].values()))["runs"][0]["curve"]]
-    if len(rounds) < 12:
+    runs = [run for configuration in results["configurations"].values() for run in configuration["runs"]]
+    shown = sorted(set(CURVE_ROUNDS).intersection(*({entry["round"] for entry in run["curve"]} for run in runs)))
+    if len(shown) < len(CURVE_ROUNDS):
         return None
-    shown = [found for found in rounds if found in CURVE_ROUNDS]
     rows = []
     for configuration in results["configurations"].values():
         curves = [{entry["round"]: entry for entry in run["curve"]} for run in configuration["runs"]]
