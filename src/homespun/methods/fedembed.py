@@ -247,7 +247,8 @@ def _require_sound(settings: Settings, task: Task, *, count: int, size: int) -> 
     if task.contexts < 2:
         raise SettingsError("fedembed: the corpus needs examples of at least two kinds, named by its contexts.")
     if count > task.population and settings.assignment != "personal":
-        raise SettingsError(f"fedembed: {count} sub-populations for {task.population} users, which are too few.")
+        way_out = f"Set heads to {task.population} at most" if settings.assignment == "som" else "Take more users"
+        raise SettingsError(f"fedembed: {count} sub-populations for {task.population} users. {way_out}.")
     if settings.assignment == "prototype" and count % task.contexts:
         raise SettingsError(
             f"fedembed: {count} prototypes for {task.contexts} kinds. Every kind has equally many: set heads to a "
