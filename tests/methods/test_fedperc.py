@@ -259,6 +259,12 @@ def test_chosen_layers_or_an_adapter_can_be_trained_by_everybody(gpt2):
         assert any(bool(delta.abs().max() > 0) for name, delta in update.federated.items() if "backbone" in name)
 
 
+def test_layers_that_the_model_does_not_have_are_told_by_their_kinds(gpt2):
+    with pytest.raises(SettingsError, match=r"nothing in .* is called 'lm_head\*'.*transformer\.h\.N\.mlp") as error:
+        made(gpt2, layers="lm_head*")
+    assert "h.0" not in str(error.value) and "Its head is its word embeddings" in str(error.value)
+
+
 def test_trained_layers_are_read_as_they_are_now(gpt2):
     built = made(gpt2, layers="transformer.h.*", rate=0.05)
     client = home(built)

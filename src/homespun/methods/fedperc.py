@@ -35,7 +35,7 @@ from homespun.core.roles import Role, Rules
 from homespun.core.server import Denominator, ServerName, server_rule
 from homespun.core.tree import Tree
 from homespun.models.language import PreferenceModel, Prefix
-from homespun.models.pretrained import BaseName, load_pretrained, with_lora
+from homespun.models.pretrained import BaseName, load_pretrained, require_layers, with_lora
 from homespun.models.utterances import UtteranceLength, encode
 
 
@@ -93,6 +93,8 @@ def method(settings: Settings, task: Task) -> Method:
     if settings.lora and settings.layers:
         raise SettingsError("lora and layers: one of the two is trained with everybody. Give one of them.")
     pretrained = load_pretrained(settings.base)
+    if settings.layers:
+        require_layers(pretrained, settings.layers)
     personal = settings.prefix in ("personal x context", "personal")
     shared = settings.prefix != "personal"
     trainable = "backbone.*lora_*" if settings.lora else f"backbone.{settings.layers}" if settings.layers else None

@@ -7,7 +7,9 @@ import copy
 import hashlib
 import importlib.util
 import os
+import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -15,7 +17,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import AfterValidator
 from torch import Tensor, nn
 
-from homespun.core.errors import InputError
+from homespun.core.errors import InputError, SettingsError
 
 TINY = Path(__file__).parent / "tiny"
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -96,6 +98,21 @@ def _require_whole(name: str, model: Any, tokenizer: Any, *, absent: list[str]) 
             f"{where}: its tokenizer knows {len(tokenizer)} tokens, the model only {rows}. One of them is another "
             f"model's. {remedy}"
         )
+
+
+def require_layers(pretrained: Pretrained, pattern: str) -> None:
+    """Say what the model's layers are called, if none is called this."""
+    names = [name for name, _ in pretrained.model.named_parameters()]
+    if any(fnmatchcase(name, pattern) for name in names):
+        return
+    kinds = dict.fromkeys(re.sub(r"\.\d+\.", ".N.", name) for name in names)
+    model = pretrained.model
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    head = " Its head is its word embeddings, trained as one." if tied else ""
+    raise SettingsError(
+        f"layers: nothing in {pretrained.name!r} is called {pattern!r}. There are {', '.join(kinds)}; N is a layer's "
+        f"number, and * stands for anything.{head}"
+    )
 
 
 def source_of(name: str) -> str:
