@@ -57,6 +57,20 @@ def test_uniform_draws_are_without_repeats_and_differ(tmp_path):
     assert len({tuple(cohort) for cohort in cohorts}) > 20
 
 
+def test_examples_are_kept_as_tensors_while_there_is_room(tmp_path, monkeypatch):
+    with opened(tmp_path / "run") as run:
+        first = run.encode(run.population, 0, "train")
+        assert run.encode(run.population, 0, "train") is first
+        room = 2 * sum(tensor.nbytes for tensor in first.values())
+        monkeypatch.setattr("homespun.run.ENCODED_BYTES", room)
+        for position in range(11):
+            run.encode(run.population, position, "train")
+        held = run._encoded.values()
+        assert 1 <= len(held) < 11 and sum(tensor.nbytes for batch in held for tensor in batch.values()) <= room
+        again = run.encode(run.population, 0, "train")
+    assert again is not first and all(torch.equal(again[name], first[name]) for name in first)
+
+
 def test_epochs_are_turned_into_rounds(tmp_path):
     with opened(tmp_path / "a", rounds=None, epochs=2.0) as run:
         assert (run.total_rounds, run.rounds_per_epoch) == (6, 3)  # 4 + 4 + 3 of 11 users: nobody is left out

@@ -58,6 +58,7 @@ from homespun.traffic import traffic
 from homespun.vault import Vault
 
 Part = Literal["train", "eval", "test", "adapt", "scored"]
+ENCODED_BYTES = 2**29  # of examples that a run keeps as tensors
 COUNTED_USERS = 1000  # as many users' examples are counted to know how long an epoch is
 
 
@@ -139,6 +140,7 @@ class Run:
     _debits: int = 0  # since it was opened
     _order: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
     _encoded: OrderedDict[tuple[int, int, str], Batch] = field(default_factory=OrderedDict)
+    _encoded_bytes: int = 0
 
     @property
     def method(self) -> Method:
@@ -245,7 +247,7 @@ class Run:
         return self._order[1]
 
     def encode(self, federation: Federation, position: int, part: Part) -> Batch:
-        """One user's part as tensors; the most recent few thousand are kept."""
+        """One user's part as tensors; the most recent are kept, as many as there is room for."""
         key = (id(federation), position, part)  # a run has few federations, and they live as long
         if key not in self._encoded:
             whole = federation is self.population  # it holds training parts already
@@ -253,9 +255,10 @@ class Run:
             if part in ("eval", "test", "scored"):
                 examples = spaced(examples, self.settings.evaluate_examples)
             self._encoded[key] = self.method.encode(examples)
+            self._encoded_bytes += _bytes_of(self._encoded[key])
         self._encoded.move_to_end(key)
-        if len(self._encoded) > 4096:
-            self._encoded.popitem(last=False)
+        while self._encoded_bytes > ENCODED_BYTES and len(self._encoded) > 1:
+            self._encoded_bytes -= _bytes_of(self._encoded.popitem(last=False)[1])
         return self._encoded[key]
 
     def private(self, users: Sequence[str]) -> dict[str, Tree]:
@@ -437,3 +440,7 @@ def spaced(examples: Examples, at_most: int | None) -> Examples:
     if at_most is None or len(examples) <= at_most:
         return examples
     return examples.take(np.linspace(0, len(examples) - 1, at_most).round().astype(np.int64))
+
+
+def _bytes_of(batch: Batch) -> int:
+    return sum(tensor.nbytes for tensor in batch.values())

@@ -22,7 +22,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from homespun.core.errors import DataError, SettingsError
 from homespun.core.seeds import numpy_generator
 from homespun.core.settings import Settings
-from homespun.data.federation import Examples, concatenated
+from homespun.data.federation import Examples
 from homespun.data.names import NumberedNames
 
 LABELS = ("not liked", "liked")
@@ -120,25 +120,17 @@ class Preferences:
 
     def _drawn(self, group: int, *, author: int, draw: tuple[str, *tuple[int, ...]]) -> Examples:
         generator, settings = numpy_generator(self.settings.seed, *draw), self.settings
-        sizes = {TRAIN: settings.train, EVAL: settings.validation}
-        if settings.overlap:
-            rows, parts = _rows(self.training, group, {**sizes, TEST: settings.test}, generator)
-            return self._examples(self.training, rows, parts, group=group, author=author)
-        known = self._examples(
-            self.training, *_rows(self.training, group, sizes, generator), group=group, author=author
-        )
-        rows, parts = _rows(self.testing, group, {TEST: settings.test}, generator)
-        return concatenated([known, self._examples(self.testing, rows, parts, group=group, author=author)])
-
-    def _examples(self, pool: Pool, rows: np.ndarray, parts: np.ndarray, *, group: int, author: int) -> Examples:
-        kinds = pool.kinds[rows]
+        known, new = {TRAIN: settings.train, EVAL: settings.validation}, {TEST: settings.test}
+        wanted = [(self.training, known | new)] if settings.overlap else [(self.training, known), (self.testing, new)]
+        drawn = [(pool, *_rows(pool, group, sizes, generator)) for pool, sizes in wanted]
+        kinds = np.concatenate([pool.kinds[rows] for pool, rows, _ in drawn])
         return Examples(
-            images=pool.images[rows],
+            images=np.concatenate([pool.images[rows] for pool, rows, _ in drawn]),
             labels=(kinds == group).astype(np.int64),
             contexts=kinds,
-            authors=np.full(len(rows), author, dtype=np.int64),
-            groups=np.full(len(rows), group, dtype=np.int64),
-            parts=parts,
+            authors=np.full(len(kinds), author, dtype=np.int64),
+            groups=np.full(len(kinds), group, dtype=np.int64),
+            parts=np.concatenate([parts for _, _, parts in drawn]),
         )
 
 
@@ -146,14 +138,9 @@ def _rows(
     pool: Pool, group: int, sizes: dict[int, int], generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Of every part, half liked and half not (one more not liked where it is odd), no image twice."""
-    liked = generator.choice(pool.of_kind[group], sum(size // 2 for size in sizes.values()), replace=False)
-    disliked = generator.choice(pool.of_others[group], sum(size - size // 2 for size in sizes.values()), replace=False)
-    parts = [
-        np.concatenate([np.full(count, part) for part, count in counts])
-        for counts in (
-            [(part, size // 2) for part, size in sizes.items()],
-            [(part, size - size // 2) for part, size in sizes.items()],
-        )
-    ]
-    order = generator.permutation(len(liked) + len(disliked))
-    return np.concatenate([liked, disliked])[order], np.concatenate(parts)[order]
+    half, rest = ([size // 2 for size in sizes.values()], [size - size // 2 for size in sizes.values()])
+    liked = generator.choice(pool.of_kind[group], sum(half), replace=False)
+    disliked = generator.choice(pool.of_others[group], sum(rest), replace=False)
+    parts = np.repeat([*sizes, *sizes], [*half, *rest])
+    order = generator.permutation(len(parts))
+    return np.concatenate([liked, disliked])[order], parts[order]

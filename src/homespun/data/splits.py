@@ -47,12 +47,16 @@ class Split(NamedTuple):
 def split(examples: Examples, *, seed: int, user: str, fractions: Fractions = FRACTIONS) -> Split:
     """Deal one user's examples out at random, unless the corpus itself says what is for what. With the usual fractions,
     fewer than 5 are all for training."""
+    return Split(*(examples.take(rows) for rows in _rows_by_part(examples, seed=seed, user=user, fractions=fractions)))
+
+
+def _rows_by_part(examples: Examples, *, seed: int, user: str, fractions: Fractions) -> list[np.ndarray]:
+    """The rows for train, eval and test, each ascending."""
     if examples.parts is not None:
-        return Split(*(examples.take(np.flatnonzero(examples.parts == place)) for place in range(3)))
+        return [np.flatnonzero(examples.parts == place) for place in range(3)]
     sizes = part_sizes(len(examples), fractions)
     order = numpy_generator(seed, "split", user).permutation(len(examples))
-    train, evaluation, test = np.split(order, np.cumsum(sizes[:2]))
-    return Split(*(examples.take(np.sort(rows)) for rows in (train, evaluation, test)))
+    return [np.sort(rows) for rows in np.split(order, np.cumsum(sizes[:2]))]
 
 
 def part_sizes(count: int, fractions: Fractions = FRACTIONS) -> tuple[int, int, int]:
@@ -100,8 +104,8 @@ class Part:
 
     def examples(self, user: int) -> Examples:
         everything = self.federation.examples(user)
-        parts = split(everything, seed=self.seed, user=self.users[user], fractions=self.fractions)
-        return {"train": parts.train, "eval": parts.eval, "test": parts.test}[self.part]
+        rows = _rows_by_part(everything, seed=self.seed, user=self.users[user], fractions=self.fractions)
+        return everything.take(rows[("train", "eval", "test").index(self.part)])
 
     def group(self, user: int) -> str | None:
         return self.federation.group(user)
