@@ -143,7 +143,12 @@ def shares(name: str, imbalanced: Mapping[str, Any], twin: str) -> Table:
 def privacy_text(results: Mapping[str, Any]) -> str:
     """What the private configurations cost, from the runs themselves."""
     found = {
-        (round(private["epsilon"], 2), private["delta"], round(private["noise_multiplier"], 3), str(private["clip"]))
+        (
+            round(private["epsilon"], 2),
+            private["delta"],
+            round(private["noise_multiplier"], 3),
+            clip_text(private["clip"]),
+        )
         for configuration in results["configurations"].values()
         for run in configuration["runs"]
         if (private := run.get("privacy"))
@@ -152,6 +157,11 @@ def privacy_text(results: Mapping[str, Any]) -> str:
         f"epsilon {epsilon:g} at delta {delta:g} (noise {noise:g} times the clip norm, clip {clip})"
         for epsilon, delta, noise, clip in sorted(found)
     )
+
+
+def clip_text(clip: Mapping[str, float]) -> str:
+    """The clip norm, and of which parameters where it is not of all together."""
+    return ", ".join(f"{norm:g}" if names == "*" else f"{norm:g} for {names}" for names, norm in clip.items())
 
 
 def seconds_text(results: Mapping[str, Any]) -> str:
