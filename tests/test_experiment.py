@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from language_models import write_gpt2
 
-from homespun.core.errors import SettingsError
+from homespun.core.errors import RunError, SettingsError
 from homespun.data.federation import Examples
 from homespun.evaluation.metrics import mean_and_deviation
 from homespun.experiment import (
@@ -17,6 +17,7 @@ from homespun.experiment import (
     collect,
     differences,
     from_samples,
+    read_results,
     run_folder,
     single_results,
     train_all,
@@ -75,6 +76,25 @@ def test_without_folds_a_run_lies_where_it_always_did(tmp_path):
     assert run_folder(tmp_path, "furl", Draw(3)) == tmp_path / "runs" / "furl" / "seed-3"
     assert run_folder(tmp_path, "furl", Draw(3, 0)) == tmp_path / "runs" / "furl" / "seed-3-fold-0"
     assert by_seed([3, 3, 4], "abc") == [["a", "b"], ["c"]]
+
+
+def test_a_finished_run_is_shown_only_for_what_it_is(tmp_path):
+    made = experiment()
+    train_all(made, tmp_path, Silent())
+    written = (run_folder(tmp_path, "furl", made.draws[0]) / "results.json").stat().st_mtime_ns
+    train_all(made, tmp_path, Silent())
+    results = run_folder(tmp_path, "furl", made.draws[0]) / "results.json"
+    assert results.stat().st_mtime_ns == written
+
+    fewer = made.model_copy(update={"settings": {**made.settings, "evaluate_users": 2}})
+    train_all(fewer, tmp_path, Silent())
+    (only,) = read_results(results.parent)["configurations"].values()
+    assert only["runs"][0]["test"]["users"] == 2
+
+    longer = made.model_copy(update={"settings": {**made.settings, "rounds": 2}})
+    train_all(longer, tmp_path, Silent())
+    with pytest.raises(RunError, match="this run has 2 rounds, and 1 are asked for"):
+        train_all(made, tmp_path, Silent())
 
 
 def test_fold_after_fold_everybody_is_withheld_once(tmp_path):

@@ -148,12 +148,27 @@ def train_all(experiment: Experiment, folder: Path, following: Following) -> Non
         for name, configuration in experiment.configurations.items():
             place, title = run_folder(folder, name, draw), configuration.title or name
             with open_configuration(experiment, configuration, federation, place=place, draw=draw) as run:
-                if run.state.round >= run.total_rounds and (place / RESULTS_FILE).exists():
+                if _finished(run, place):
                     continue
                 with following(run, f"{title}, {draw}") as show:
                     for event in training(run):
                         show(event)
                 write_results(place, single_results(run, experiment.data, title=title))
+
+
+def _finished(run: Run, place: Path) -> bool:
+    """Whether the run here is all that is asked for. One that went on for longer is no part of this comparison."""
+    if run.state.round > run.total_rounds:
+        raise RunError(
+            f"{place}: this run has {run.state.round} rounds, and {run.total_rounds} are asked for. Ask for as many, "
+            "or name another --folder."
+        )
+    if run.state.round < run.total_rounds or not (place / RESULTS_FILE).exists():
+        return False
+    (only,) = read_results(place)["configurations"].values()
+    evaluated = only["runs"][0]["run"]
+    how = ("evaluate_users", "evaluate_examples")  # in another way: it is evaluated again, not trained
+    return all(evaluated[name] == getattr(run.settings, name) for name in how)
 
 
 def check_settings(experiment: Experiment) -> None:

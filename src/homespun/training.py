@@ -10,11 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from homespun.core.errors import DataError, MethodError, RunError, SettingsError, nearest, raise_faults
+from homespun.core.errors import (
+    DataError,
+    MethodError,
+    RunError,
+    SettingsError,
+    UnknownNameError,
+    nearest,
+    raise_faults,
+)
 from homespun.core.method import method_module
 from homespun.core.roles import Role
 from homespun.core.settings import parse
-from homespun.data import Columns, load_federation
+from homespun.data import DEFAULT_COLUMNS, Columns
 from homespun.data.federation import Federation
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
@@ -28,9 +36,15 @@ SETTINGS_FILE = "settings.json"
 LENGTH = {"rounds", "epochs"}  # one of them says how long a run is: whoever gives one replaces the other
 
 
-def load(source: str | Path, *, columns: Columns = Columns(), **settings: Any) -> Federation:
+def load(source: str | Path, *, columns: Columns = DEFAULT_COLUMNS, **settings: Any) -> Federation:
     """A corpus by built-in name or file: `load("dialects", users=200)`."""
-    return load_federation(source, columns=columns, settings=settings)
+    named = {name: value for name, value in asdict(columns).items() if value != getattr(DEFAULT_COLUMNS, name)}
+    asked = {"source": str(source), "columns": named, "settings": settings}
+    data = parse(DataSettings, asked, where="load").resolved()
+    federation = data.load()
+    # A run on it can then be opened by its folder alone. Not a field: a corpus need not know how it was asked for.
+    object.__setattr__(federation, "loaded_by", data)
+    return federation
 
 
 @dataclass(frozen=True)
@@ -99,11 +113,11 @@ def prepare(
         method_settings=method_settings,
     )
     run.temporary = keep  # removed with the run
-    run.data = data
+    run.data = data or getattr(federation, "loaded_by", None)
     return run
 
 
-def resolved_settings(run: Run, data: DataSettings) -> dict[str, Any]:
+def resolved_settings(run: Run) -> dict[str, Any]:
     """Everything the run was started with: enough to open it again, or to do it again elsewhere."""
     return {
         "schema": SCHEMA,
@@ -111,23 +125,30 @@ def resolved_settings(run: Run, data: DataSettings) -> dict[str, Any]:
         "method_version": run.method.version,
         "method_settings": run.method.settings.model_dump(mode="json"),
         "run": run.settings.model_dump(mode="json"),
-        "data": data.model_dump(mode="json"),
+        "data": run.data and run.data.model_dump(mode="json"),  # null: a federation that somebody made in Python
         "data_fingerprint": run.vault.identity["data_fingerprint"],
         "versions": versions(),
     }
 
 
-def reopen(folder: str | Path, *, read_only: bool = True) -> Run:
-    """The run in a folder, as far as it got."""
-    found = read_json(Path(folder) / SETTINGS_FILE, missing=f"{folder}: no run here ({SETTINGS_FILE} is missing).")
-    absent = sorted({"method", "method_settings", "run", "data"} - found.keys())
+def reopen(folder: str | Path, *, federation: Federation | None = None, read_only: bool = True) -> Run:
+    """The run in a folder, as far as it got. Its corpus is loaded as it was, or given."""
+    found = read_json(Path(folder) / SETTINGS_FILE, missing=_no_run(Path(folder)))
+    absent = sorted({"method", "method_settings", "run", "data", "data_fingerprint"} - found.keys())
     if absent:
         raise RunError(f"{folder}: {SETTINGS_FILE} has no {', '.join(absent)}. Restore it from a copy.")
-    data = parse(DataSettings, found["data"], where=f"{folder}: data")
+    data = found["data"] and parse(DataSettings, found["data"], where=f"{folder}: data")
+    if federation is None:
+        federation = _corpus(folder, data)
+    if federation.fingerprint != found["data_fingerprint"]:
+        source = federation.name if data is None else data.source
+        raise RunError(
+            f"{folder}: {source} has changed since the run was trained on it. Bring back what it was, or train anew."
+        )
     run = open_run(
         folder,
         method=found["method"],
-        federation=data.load(),
+        federation=federation,
         settings=parse(RunSettings, found["run"], where=f"{folder}: run"),
         method_settings=found["method_settings"],
         read_only=read_only,
@@ -136,10 +157,26 @@ def reopen(folder: str | Path, *, read_only: bool = True) -> Run:
     return run
 
 
+def _corpus(folder: str | Path, data: DataSettings | None) -> Federation:
+    if data is None:
+        raise RunError(f"{folder}: its federation was made in Python. Give it: reopen(folder, federation=...).")
+    try:
+        return data.load()
+    except (DataError, UnknownNameError) as error:
+        remedy = f"If it was moved, say where to in {SETTINGS_FILE} there, under data, source."
+        raise RunError(f"{error} The run in {folder} was trained on it. {remedy}") from None
+
+
+def _no_run(folder: Path) -> str:
+    runs = sorted(str(found.parent) for found in folder.glob(f"runs/*/*/{SETTINGS_FILE}"))
+    inside = f" It is a comparison; its runs are {', '.join(runs)}." if runs else ""
+    return f"{folder}: no run here ({SETTINGS_FILE} is missing).{inside}"
+
+
 def training(run: Run) -> Iterator[RoundRecord | Evaluated]:
     """The rounds that are left, with an evaluation wherever one is due and not yet recorded."""
-    if run.data is not None and run.state.round < run.total_rounds:
-        write_json(run.vault.path.parent / SETTINGS_FILE, resolved_settings(run, run.data))
+    if run.state.round < run.total_rounds:
+        write_json(run.vault.path.parent / SETTINGS_FILE, resolved_settings(run))
     every = run.settings.evaluate_every or max(1, run.total_rounds // 20)
     recorded = {entry["round"] for entry in run.history() if entry["kind"] == "evaluation"}
 

@@ -1,5 +1,7 @@
 """FedRep, pFedMe and PFedKM: their steps by hand, and over the networks of other methods."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -185,6 +187,13 @@ def test_language_models_can_be_put_underneath(method, of):
 def test_what_cannot_be_put_onto_is_named(federation, settings, said):
     with pytest.raises(HomespunError, match=said):
         load_method("fedrep", settings, task_of(federation))
+
+
+@pytest.mark.parametrize("name", ["fedrep", "pfedme", "pfedkm"])
+def test_a_network_for_images_is_not_taken_for_texts(federation, name):
+    said = "takes the network of 'preference', which reads images, and this corpus has texts. Set of to furl"
+    with pytest.raises(SettingsError, match=said):
+        load_method(name, {}, replace(task_of(federation), image=None))
 
 
 def test_pfedkm_refuses_more_clusters_than_users(federation):

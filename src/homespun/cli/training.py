@@ -197,12 +197,19 @@ def evaluate(
 def report(folder: Folder) -> None:
     """Write report.html and report.md again from a finished run's or comparison's results.json.
 
+    A run that was trained from Python has no results yet: they are worked out first.
+
     Example: homespun report runs/demo
     """
     from homespun.console import out
-    from homespun.experiment import read_results
+    from homespun.experiment import RESULTS_FILE, read_results, single_results, write_results
     from homespun.report.html import write_report
+    from homespun.training import SETTINGS_FILE, reopen
 
+    if not (folder / RESULTS_FILE).exists() and (folder / SETTINGS_FILE).exists():
+        with reopen(folder) as run:
+            if run.state.round >= run.total_rounds:
+                write_results(folder, single_results(run, run.data, title=run.method.name))
     out.print(str(write_report(read_results(folder), folder)))
 
 

@@ -72,6 +72,13 @@ class Onto:
 def underneath(settings: OntoSettings, task: Task, *, name: str) -> Onto:
     """Build the other method once, to know its parameters."""
     method = load_method(settings.of, settings.inner, task)
+    held = "texts" if task.image is None else "images"
+    if method.reads != held:
+        others = "furl (labels) or fedperc (language)" if held == "texts" else "preference"
+        raise SettingsError(
+            f"{name}: it takes the network of {settings.of!r}, which reads {method.reads}, and this corpus has {held}. "
+            f"Set of to {others}."
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(START)
         model = method.build()
