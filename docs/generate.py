@@ -20,6 +20,7 @@ from homespun.bench import tables_of
 from homespun.core.method import method_module
 from homespun.experiment import RESULTS_FILE, Draw, read_results, run_folder
 from homespun.files import read_json
+from homespun.privacy.settings import Privacy
 from homespun.report.cells import PERPLEXITY, Column, Table, mean, table
 from homespun.report.differences import difference_sentences, difference_table, own_samples_table
 from homespun.report.groups import assignment_table
@@ -109,9 +110,24 @@ def settings_text(results: Mapping[str, Any]) -> str:
         usual = module.Settings().model_dump(mode="json")
         changed = {name: value for name, value in first["settings"].items() if usual.get(name) != value}
         run = {"rounds": len(first["rounds"]), **{name: first["run"][name] for name in RUN_SETTINGS}}
-        named = ", ".join(f"{name} {value}" for name, value in {**run, **changed}.items() if value is not None)
+        sampler = {} if first["run"]["sampler"] == "shuffled" else {"sampler": first["run"]["sampler"]}
+        everything = {**run, **sampler, **private_settings(first), **changed}
+        named = ", ".join(f"{name} {value}" for name, value in everything.items() if value is not None)
         lines.append(f"- {escape(configuration['title'])}: {escape(named)}.")
     return "\n".join(["Settings, where they are not the defaults:", "", *lines])
+
+
+def private_settings(run: Mapping[str, Any]) -> dict[str, Any]:
+    """What was asked of privacy, with its delta: an epsilon without one says little."""
+    asked = run["run"].get("privacy")
+    if not asked:
+        return {}
+    usual = {name: field.default for name, field in Privacy.model_fields.items() if name != "delta"}
+    return {
+        f"privacy.{name}": value
+        for name, value in asked.items()
+        if name not in ("ledger", "budget") and (name not in usual or value != usual[name])
+    }
 
 
 def about(results: Mapping[str, Any]) -> str:

@@ -31,6 +31,7 @@ def test_peft_reads_it(tmp_path, write, tokens):
     assert config["base_model_name_or_path"] == str(base) and config["num_virtual_tokens"] == tokens
     card = (tmp_path / "out" / "README.md").read_text()
     assert "# John F. Kennedy, written" in card and voice.pretrained.fingerprint in card
+    assert voice.own and "made from private parameters" in card
 
     loaded = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "out").eval()
     ids = torch.tensor([voice.pretrained.tokenizer("We must go on")["input_ids"]])
@@ -48,3 +49,13 @@ def test_a_changed_language_model_does_not_fit_into_an_adapter(tmp_path):
     ):
         export_adapter(run, tmp_path / "out", user="kennedy", context="written")
     assert not (tmp_path / "out").exists()
+
+
+def test_somebody_of_whom_nothing_is_kept_is_somebody_new(tmp_path):
+    with train_small(tmp_path, rounds=1) as run:
+        run.vault.forget("John F. Kennedy")
+        voice = export_adapter(run, tmp_path / "out", user="kennedy", context="written")
+        new = export_adapter(run, tmp_path / "new", context="written")
+    assert not voice.own and not new.own and torch.equal(voice.prefix, new.prefix)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "where somebody new begins" in card and "private parameters" not in card

@@ -28,7 +28,7 @@ library_name: peft
 # {who}, {setting}
 
 {tokens} before a text, learned with homespun's `{method}`: the product of what this person and this setting prefer.
-It was made from private parameters. Who has this folder can write like the person, and compare texts with theirs.
+{whose}
 
 ```python
 from peft import PeftModel
@@ -41,6 +41,12 @@ model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), {f
 Give the model an opening without special tokens, as in training. The base model is `{name}`; its weights have the
 SHA-256 `{fingerprint}`. With other weights the adapter means nothing.
 """
+
+
+OWN = (
+    "It was made from private parameters. Who has this folder can write like the person, and compare texts with theirs."
+)
+NOBODYS = "Nothing of one person's own is in it: it is where somebody new begins."
 
 
 def export_adapter(run: Run, output: Path | str, *, user: str | None = None, context: str | None = None) -> Voice:
@@ -93,6 +99,7 @@ def _card(run: Run, voice: Voice, output: Path) -> str:
         setting=_plain(voice.context or "in any setting"),
         tokens="One vector" if tokens == 1 else f"{tokens} vectors",
         method=run.method.name,
+        whose=OWN if voice.own else NOBODYS,
         base=source_of(voice.pretrained.name),
         folder=output.name,
         name=voice.pretrained.name,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isnan
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -24,8 +24,9 @@ out = Console(highlight=False, markup=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
-def table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
-    """A table whose first column is text and whose other columns are numbers; neither words nor numbers are broken."""
+def table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]) -> Group:
+    """A table whose first column is text and whose other columns are numbers; neither words nor numbers are broken.
+    Where they have no room beside each other, the table goes on below with the columns that are left."""
     columns = list(zip(*[list(header), *map(list, rows)], strict=True))
     first, numbers = columns[0], columns[1:]
     names, whole = max(map(len, first)), [max(map(len, column)) for column in numbers]
@@ -33,13 +34,27 @@ def table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]) -> T
         whole = [max(_longest_word(column[0]), *map(len, column[1:]), 0) for column in numbers]
         room = out.width - sum(whole) - GAP * len(whole)
         names = min(names, max(room, *map(_longest_word, first)))
+    made: list[Table] = []
+    start = 0
+    while start < len(numbers) or not made:
+        end = start + 1
+        while end < len(numbers) and names + sum(whole[start : end + 1]) + GAP * (end + 1 - start) <= out.width:
+            end += 1
+        some = zip(numbers[start:end], whole[start:end], strict=True)
+        made.append(_part("" if start else title, (first, names), list(some)))
+        start = end
+    return Group(*[part for one in made for part in ("", one)][1:])
+
+
+def _part(title: str, names: tuple[Sequence[str], int], numbers: Sequence[tuple[Sequence[str], int]]) -> Table:
+    """One table of columns, each a heading and its cells, with their widths."""
     made = Table(
-        title=title, title_justify="left", title_style="bold", box=None, padding=(0, 0, 0, GAP), pad_edge=False
+        title=title or None, title_justify="left", title_style="bold", box=None, padding=(0, 0, 0, GAP), pad_edge=False
     )
-    made.add_column(first[0], overflow="fold", width=names)
-    for column, width in zip(numbers, whole, strict=True):
+    made.add_column(names[0][0], overflow="fold", width=names[1])
+    for column, width in numbers:
         made.add_column(column[0], justify="right", overflow="fold", width=width)
-    for row in zip(*[column[1:] for column in columns], strict=True):
+    for row in zip(names[0][1:], *[column[1:] for column, _ in numbers], strict=True):
         made.add_row(*row)
     return made
 
@@ -115,18 +130,24 @@ class Reporter:
     def _note(self, event: RoundRecord | Evaluated) -> str:
         if isinstance(event, Evaluated):
             metric, value = event.evaluation.headline
-            self._latest = "" if isnan(value) else f"{metric} {metric_named(metric).said(value)}"
+            said = f"{metric} {metric_named(metric).said(value)} after round {event.round}"
+            self._latest = "" if isnan(value) else said
             return self._latest
-        return f"loss {event.loss:.3f}" + (f", {self._latest}" if self._latest else "")
+        loss = "" if isnan(event.loss) else f"loss {event.loss:.3f}"  # under privacy it is nobody's to know
+        return ", ".join(part for part in (loss, self._latest) if part)
 
     def _line(self, run: Run, title: str, event: RoundRecord | Evaluated, *, begun: int) -> None:
         note = self._note(event)
-        if isinstance(event, Evaluated):
-            return
         every = max(1, run.total_rounds // LINES)
-        if event.round % every and event.round != run.total_rounds:
-            return
-        done, left = event.round - begun, run.total_rounds - event.round
-        remaining_s = (time.monotonic() - self._started) / done * left
-        line = f"{title}: round {event.round}/{run.total_rounds}, {note}, {remaining_s:.0f} s left"
-        print(line, file=sys.stderr if self.to_stderr else sys.stdout, flush=True)
+        last = event.round == run.total_rounds
+        if isinstance(event, Evaluated):
+            parts = [note] if last else []
+        elif event.round % every and not last:
+            parts = []
+        else:
+            done, left = event.round - begun, run.total_rounds - event.round
+            remaining_s = (time.monotonic() - self._started) / done * left
+            parts = [f"round {event.round}/{run.total_rounds}", note, f"{remaining_s:.0f} s left"]
+        said = ", ".join(part for part in parts if part)
+        if said:
+            print(f"{title}: {said}", file=sys.stderr if self.to_stderr else sys.stdout, flush=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from unicodedata import category
 
@@ -56,6 +56,7 @@ class Voice:
     prefix: Tensor  # [tokens, width]
     backbone: Any
     pretrained: Pretrained
+    own: bool = True  # False: nothing is kept of this person, so that it is the voice of somebody new
 
 
 def generate(
@@ -78,7 +79,15 @@ def find_voice(run: Run, *, user: str | None = None, context: str | None = None)
     """The voice of a user in a context of this run; it need not be one they ever used."""
     language_model_of(run)
     name = None if user is None else find_person(run, user)
-    return voice_of(run, private_of(run, name), user=name, context=context)
+    return replace(voice_of(run, private_of(run, name), user=name, context=context), own=_is_known(run, name))
+
+
+def _is_known(run: Run, user: str | None) -> bool:
+    """Whether there is anything of this person's own: in the vault, or to be read off their text."""
+    if user is None:
+        return False
+    read_off = run.method.generate is not None and user in run.federation.users
+    return read_off or bool(run.vault.private_many([user]))
 
 
 def voice_of(run: Run, private: Tree, *, user: str | None, context: str | None = None) -> Voice:

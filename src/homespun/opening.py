@@ -58,8 +58,12 @@ def open_run(
     _require_same_base(Path(folder), made)
     built = build(made, seed=settings.seed)
     if settings.privacy is not None:
-        users = 1 if made.pooled else len(participants.users)
-        shared = built.partition.names(*SHARED)
+        if made.pooled:
+            raise SettingsError(
+                f"privacy: {made.name} trains on one server that has everybody's examples, so no update of a home is "
+                "there to be clipped and noised. Leave privacy out, or take a federated method."
+            )
+        users, shared = len(participants.users), built.partition.names(*SHARED)
         require_promise(settings.privacy, users=users, sampler=settings.sampler, shared=shared)
         if made.elects is not None:
             raise SettingsError(

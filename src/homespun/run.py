@@ -306,13 +306,20 @@ class Run:
                 self.state,
                 clients,
                 keys=self.method.keys,
-                statistics=len(outcome.update.statistics),
+                numbers=self._numbers_told,
                 all_rows=self.method.sends == "all" or self.plan is not None,  # noise is on all of them
-                **({} if self.plan is None else {"expected": round(self.plan.expected)}),
+                expected=None if self.plan is None or self.plan.local else round(self.plan.expected),
             ),
         )
         self._records.append(record.to_dict())
         return record
+
+    @property
+    def _numbers_told(self) -> int:
+        """What a client tells beside its parameters; under privacy no weight, and statistics only if clipped."""
+        if self.plan is None:
+            return 1 + len(self.method.statistics)
+        return 0 if self.plan.clip.statistics is None else len(self.method.statistics)
 
     def _prototypes(self, broadcast: Broadcast) -> Tree:
         """The embeddings of the server's own users, trained as everybody's are; what they would send is not used."""
@@ -345,7 +352,8 @@ class Run:
     def _debit(self, plan: Plan) -> None:
         """In the middle of a turn the first round after opening counts again: it may have been told before a kill."""
         if self._debits == 0 or self.state.round % self._rounds_per_release(plan) == 0:
-            self.ledger.debit(plan.release, run=self.vault.token, budget=plan.budget)
+            insecure = plan.settings.insecure
+            self.ledger.debit(plan.release, run=self.vault.token, budget=plan.budget, insecure=insecure)
             self._debits += 1
 
     def _rounds_per_release(self, plan: Plan) -> int:

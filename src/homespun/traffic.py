@@ -18,13 +18,13 @@ def traffic(
     clients: Sequence[Client],
     *,
     keys: Mapping[str, str],
-    statistics: int,
+    numbers: int,
     all_rows: bool = False,
     expected: int | None = None,
 ) -> dict[str, dict[str, int]]:
     """Bytes of a round by role, as every client receives and sends them; a cohort's sum has fewer rows than its
-    clients together. Private parameters are listed to say it: zero. Where it is a secret how many came, `expected` says
-    how many do on average."""
+    clients together. So many `numbers` are told beside parameters: a weight, and statistics. Private parameters are
+    listed to say it: zero. Where it is a secret how many came, `expected` says how many do on average."""
     count = len(clients) if expected is None else expected
     federated, keyed = tree.byte_count(state.federated), tree.byte_count(state.keyed)
     rows = sum(
@@ -37,7 +37,7 @@ def traffic(
         "up_bytes": {
             "federated": count * federated,
             "keyed": rows,
-            "statistics": count * 8 * (statistics + 1),
+            "statistics": count * 8 * numbers,
             "private": 0,
         },
     }

@@ -177,3 +177,12 @@ def test_a_run_on_a_folder_can_be_opened_from_elsewhere(tmp_path, monkeypatch):
     found = DataSettings(source="digits", settings={"folder": "mnist"}).resolved()
     assert found.settings["folder"] == str(tmp_path / "mnist")
     assert DataSettings(source="digits", settings={"folder": "not there"}).resolved().settings["folder"] == "not there"
+
+
+def test_rounds_that_protect_nobody_are_told_apart(tmp_path):
+    ledger = Ledger(tmp_path / "votes.privacy.jsonl", "votes")
+    ledger.debit(ROUND, run="a", insecure=True)
+    ledger.reset("votes")
+    ledger.debit(ROUND, run="a", insecure=True)
+    ledger.debit(ROUND, run="a")
+    assert ledger.insecure() == 1 and ledger.spent() == {ROUND: 2}

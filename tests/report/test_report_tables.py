@@ -85,7 +85,8 @@ def test_central_training_has_no_homes_and_releases_everything() -> None:
     rows = texts(traffic.released_table(results()))
     assert rows[0][:2] == ["all training examples", "Global Server"]
     assert "56,789 characters" in rows[0][2]
-    assert ["examples", "Global FL, Personalized FL", "how many examples the client trained on"] in rows
+    told = "how many examples the client's steps took together, each as often as it was taken"
+    assert ["examples", "Global FL, Personalized FL", told] in rows
 
 
 def test_a_run_may_say_itself_whether_it_is_pooled() -> None:

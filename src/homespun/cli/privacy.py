@@ -30,18 +30,21 @@ def show(source: Source, ledger: Where = None, delta: Delta = 1e-5, json_output:
     from homespun.privacy.accounting import epsilon
 
     found = _ledger(source, ledger)
-    spent = found.spent()
+    spent, insecure = found.spent(), found.insecure()
     cost = epsilon(spent, delta=delta)
     if json_output:
         releases = [{**vars(release), "rounds": rounds} for release, rounds in sorted(spent.items())]
-        print_json({"data": found.data, "delta": delta, "epsilon": cost, "releases": releases})
+        told = {"data": found.data, "delta": delta, "epsilon": cost, "insecure_rounds": insecure}
+        print_json({**told, "releases": releases})
         return
-    print(f"{found.data}: epsilon {cost:.3f} at delta {delta:g}")
+    print(f"{found.data}: epsilon {cost:.3f} at delta {delta:g} (another: --delta)")
     for release, rounds in sorted(spent.items()):
         print(
             f"  {rounds} rounds, noise {release.noise_multiplier:.4g} times the clip norm, "
             f"users drawn {release.rate:.2%}"
         )
+    if insecure:
+        print(f"  INSECURE: in {insecure} of them noise and cohorts came from a seed and protect nobody")
 
 
 @privacy_app.command("reset")

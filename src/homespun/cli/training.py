@@ -66,9 +66,12 @@ def train(
     federation = source.load()
     with prepare(method, federation, folder=place, settings={**length, "seed": seed, **values}, data=source) as run:
         if run.state.round >= run.total_rounds and (place / RESULTS_FILE).exists():
+            privacy, more = run.settings.privacy, f"ask for more with --rounds {2 * run.state.round}, or "
+            if privacy is not None and privacy.epsilon is not None:
+                more = "or, since its noise was chosen for this many rounds, "
             raise RunError(
                 f"{place}: this run is finished ({run.state.round} rounds). Look at {place / 'report.html'}, "
-                f"ask for more with --rounds {2 * run.state.round}, or name another --folder."
+                f"{more}name another --folder."
             )
         reporter = Reporter(to_stderr=json_output)
         if run.state.round:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,8 +48,10 @@ def generate(
         voice = find_voice(run, user=user, context=context)
         texts = [opening + text for text in continuations(voice, opening, sampling)]
     if json_output:
-        print_json({"user": voice.user, "context": voice.context, "opening": opening, "texts": texts, **values})
+        found = {"user": voice.user, "own": voice.own, "context": voice.context, "opening": opening, "texts": texts}
+        print_json({**found, **values})
         return
+    _warn_of_nobody(voice)
     for text in texts:
         print(harmless(text))
 
@@ -70,4 +73,11 @@ def export(
 
     with reopen(folder) as run:
         voice = export_adapter(run, output, user=user, context=context)
+    _warn_of_nobody(voice)
     print(harmless(f"{output}: {voice.user or 'a new user'}{f', {voice.context}' if voice.context else ''}"))
+
+
+def _warn_of_nobody(voice: Any) -> None:
+    """A person of whom nothing is kept (never drawn for a round, or forgotten) speaks as somebody new does."""
+    if voice.user is not None and not voice.own:
+        print(harmless(f"nothing is kept of {voice.user!r}: this is a new user's voice"), file=sys.stderr)

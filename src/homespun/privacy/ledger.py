@@ -64,7 +64,11 @@ class Ledger:
         """Every release since the last reset, and how often."""
         return _spent(self._lines(_read(self.path)))
 
-    def debit(self, release: Release, *, run: str, budget: Budget | None = None) -> None:
+    def insecure(self) -> int:
+        """How many of the releases since the last reset had noise that somebody else can draw again."""
+        return sum(bool(entry.get("insecure")) for entry in _since_reset(self._lines(_read(self.path))))
+
+    def debit(self, release: Release, *, run: str, budget: Budget | None = None, insecure: bool = False) -> None:
         """Write down that a round is about to be told; when this returns, the line is on disk."""
         with _locked(self.path) as file:
             whole = _whole_lines(file.read())
@@ -72,7 +76,8 @@ class Ledger:
             if budget is not None:
                 self._require_room(release, spent, budget)
             first: list[dict[str, Any]] = [] if whole else [{"data": self.data, "at": _now()}]
-            _append(file, at=len(whole), lines=[*first, {"release": vars(release), "run": run, "at": _now()}])
+            kind = {"insecure": True} if insecure else {}
+            _append(file, at=len(whole), lines=[*first, {"release": vars(release), "run": run, "at": _now(), **kind}])
 
     def debits(self, *, run: str) -> int:
         """How often one run has written down that it is about to tell something; resets do not undo it."""
@@ -143,13 +148,13 @@ _MANY = 64  # rounds that are looked ahead at once
 
 
 def _spent(lines: list[dict[str, Any]]) -> Counter[Release]:
-    spent: Counter[Release] = Counter()
-    for entry in lines:
-        if "reset" in entry:
-            spent.clear()
-        elif "release" in entry:
-            spent[Release(**entry["release"])] += 1
-    return spent
+    return Counter(Release(**entry["release"]) for entry in _since_reset(lines))
+
+
+def _since_reset(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The releases that count."""
+    resets = [place for place, entry in enumerate(lines) if "reset" in entry]
+    return [entry for entry in lines[resets[-1] if resets else 0 :] if "release" in entry]
 
 
 def _now() -> str:

@@ -179,14 +179,23 @@ def _samples_heading(results: Mapping[str, Any]) -> str:
 
 
 def _newcomers_heading(results: Mapping[str, Any]) -> str:
-    fullest = max(samples.lines(results, samples.NEWCOMERS), key=lambda line: len(line.found))
-    values = {int(number): outcomes.middle(one) for number, one in fullest.found.items() if number.isdigit()}
-    known = {number: value for number, value in values.items() if value is not None}
+    metric, shown = outcomes.metric_of(results), samples.lines(results, samples.NEWCOMERS)
+    known = [
+        (int(number), value, line.title)
+        for line in shown
+        for number, one in line.found.items()
+        if number.isdigit() and (value := outcomes.middle(one)) is not None
+    ]
     if not known:
         return "People who never took part"
-    most = max(known)
+    most = max(number for number, _, _ in known)
+    value, title = min(
+        ((value, title) for number, value, title in known if number == most),
+        key=lambda item: metric.best_first(item[0]),
+    )
     examples = f"{most} examples of their own" if most > 1 else f"{most or 'no'} example of their own"
-    return f"Newcomers reach {outcomes.metric_of(results).said(known[most])} with {examples}"
+    whose = f" ({title})" if len(shown) > 1 else ""
+    return f"Newcomers reach {metric.said(value)} with {examples}{whose}"
 
 
 def _groups(results: Mapping[str, Any]) -> Section | None:

@@ -13,8 +13,8 @@ ROLES = ("federated", "keyed", "statistics", "private")
 MEANINGS = {
     "parameter updates": "what local training changed in the shared parameters",
     "weight": "how much an update counts in the average, usually the client's number of training examples",
-    "loss": "the client's training loss, summed over its examples",
-    "examples": "how many examples the client trained on",
+    "loss": "what the client's local steps had to lower, summed over the examples of all of them, every phase's own",
+    "examples": "how many examples the client's steps took together, each as often as it was taken",
 }
 EVERYTHING = "all training examples"
 INSECURE = "INSECURE: noise and cohorts came from the seed and protect nobody"
