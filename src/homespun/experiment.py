@@ -25,7 +25,7 @@ from homespun.core.method import method_module
 from homespun.core.settings import Settings, parse
 from homespun.data.check import check
 from homespun.data.federation import Federation
-from homespun.data.splits import Subset, sample_users, withhold
+from homespun.data.splits import Fractions, Subset, sample_users, withhold
 from homespun.evaluation.differences import differences, from_samples
 from homespun.evaluation.metrics import mean_and_deviation
 from homespun.evaluation.pooling import COLUMNS, averaged, joined
@@ -202,7 +202,10 @@ def single_results(run: Run, data: DataSettings, *, title: str) -> dict[str, Any
     found = controls_of(run)
     drawn = {"seed": run.settings.seed, "fold": run.settings.fold}
     one = {**results(run), **drawn, "positions": positions(run), "maps": map_users(run), "assigned": assignments(run)}
-    described = {**describe(run.federation, data), "newcomers": len(run.newcomers.users)}
+    described = {
+        **describe(run.federation, data, fractions=run.settings.fractions),
+        "newcomers": len(run.newcomers.users),
+    }
     return assemble(title, described, configurations={run.method.name: (title, [one])}, controls=[found])
 
 
@@ -258,7 +261,7 @@ def assemble(
     }
 
 
-def describe(federation: Federation, data: DataSettings) -> dict[str, Any]:
+def describe(federation: Federation, data: DataSettings, *, fractions: Fractions) -> dict[str, Any]:
     return {
         **data.model_dump(mode="json"),
         "name": federation.name.partition("/")[0],  # without "/participants"
@@ -266,7 +269,7 @@ def describe(federation: Federation, data: DataSettings) -> dict[str, Any]:
         "labels": list(federation.labels),
         "contexts": len(federation.contexts),
         "users": len(federation.users),
-        "check": check(federation).to_dict(),
+        "check": check(federation, fractions=fractions).to_dict(),
         "groups": groups_of(federation),
     }
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from homespun.data import load_federation
-from homespun.data.check import FEW, USABLE, check
+from homespun.data.check import USABLE, check
+
+FEW = "A user with fewer than 5 examples trains on all of them and is not evaluated (split: 0.8, 0.1, 0.1)."
 
 
 def test_a_small_corpus_by_hand(tmp_path: Path) -> None:
@@ -37,6 +39,8 @@ def test_a_small_corpus_by_hand(tmp_path: Path) -> None:
     assert report.own_majority_share == pytest.approx((3 / 5 + 1) / 2)
     assert (report.longest_text, report.characters, report.distinct_characters) == (4, 24, 4)
     assert json.loads(json.dumps(report.to_dict()))["policy"] == [USABLE, FEW]
+    others = check(load_federation(path), fractions=(0.6, 0.2, 0.2))
+    assert "fewer than 3 examples" in others.policy[1] and others.users_without_evaluation == 1
 
 
 def test_nothing_is_said_of_the_text_of_images():

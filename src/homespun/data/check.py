@@ -10,18 +10,13 @@ import numpy as np
 
 from homespun.core.seeds import numpy_generator
 from homespun.data.federation import Examples, Federation
-from homespun.data.splits import part_sizes
+from homespun.data.splits import FRACTIONS, Fractions, part_sizes
 from homespun.data.table import LeftOut
 
 INSPECTED_AT_MOST = 20_000  # users; a larger population is sampled
 QUANTILES = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
 USABLE = "Users without a usable example (one with a text that is not blank) are left out."
-FEW = (
-    "A user with one example trains on it and is not evaluated; the same holds for all below 5 examples "
-    "with the usual split of 0.8, 0.1, 0.1."
-)
-
-
+FEW = "A user with fewer than {enough} examples trains on all of them and is not evaluated (split: {fractions})."
 _OF_TEXT = ("longest_text", "characters", "distinct_characters")
 
 
@@ -40,6 +35,7 @@ class CorpusReport:
     contexts: int
     examples_per_user: dict[str, float]  # quantiles, and the mean
     users_with_one_example: int
+    fractions: Fractions  # for training, evaluation and test
     users_without_evaluation: int  # too few examples for any to be set aside
     users_with_several_contexts: int
     left_out_users: dict[str, int]  # by reason
@@ -52,7 +48,9 @@ class CorpusReport:
 
     @property
     def policy(self) -> list[str]:
-        return [USABLE, FEW] if self.characters else [FEW]
+        enough = next((count for count in range(1, 1000) if part_sizes(count, self.fractions)[1]), "1,000")
+        few = FEW.format(enough=enough, fractions=", ".join(f"{share:g}" for share in self.fractions))
+        return [USABLE, few] if self.characters else [few]
 
     def to_dict(self) -> dict[str, Any]:
         found = {**asdict(self), "policy": self.policy}
@@ -61,7 +59,9 @@ class CorpusReport:
         return found
 
 
-def check(federation: Federation, *, inspect_at_most: int = INSPECTED_AT_MOST) -> CorpusReport:
+def check(
+    federation: Federation, *, fractions: Fractions = FRACTIONS, inspect_at_most: int = INSPECTED_AT_MOST
+) -> CorpusReport:
     """Look at everybody's examples, or at a sample's where there are very many people."""
     users = len(federation.users)
     sampled = users > inspect_at_most
@@ -84,7 +84,8 @@ def check(federation: Federation, *, inspect_at_most: int = INSPECTED_AT_MOST) -
         contexts=len(federation.contexts),
         examples_per_user={**quantiles, "mean": float(counts.mean())},
         users_with_one_example=int((counts == 1).sum()),
-        users_without_evaluation=sum(part_sizes(int(count))[1] == 0 for count in counts),
+        fractions=fractions,
+        users_without_evaluation=sum(part_sizes(int(count), fractions)[1] == 0 for count in counts),
         users_with_several_contexts=tally.several_contexts,
         left_out_users=dict(left_out.users),
         left_out_examples=dict(left_out.examples),

@@ -49,6 +49,7 @@ def data_table(results: Mapping[str, Any]) -> Table:
         ("Newcomers, never in training", count(data.get("newcomers"))),
         *([("Folds, each with other newcomers", count(folds))] if folds else []),
         ("Evaluated", sampled_users(results) or "all users with examples to spare"),
+        ("Tested", _tested(results)),
         ("Examples", count(seen.get("examples")) + inspected),
         ("Examples per user", _quantiles(per_user)),
         *_labels(data),
@@ -60,6 +61,14 @@ def data_table(results: Mapping[str, Any]) -> Table:
     ]
     note = " ".join(shorten(line, 400) for line in seen.get("policy") or [])
     return table([Column("What"), Column("Value", number=True)], facts, note=note)
+
+
+def _tested(results: Mapping[str, Any]) -> str:
+    """On whom and what the first configuration was tested; a language model needs four tokens to an utterance."""
+    for configuration in results.get("configurations", {}).values():
+        found = configuration["runs"][0].get("test") or {}
+        return f"{count(found.get('users'))} users with {count(found.get('examples'))} examples"
+    return MISSING
 
 
 def _characters(seen: Mapping[str, Any]) -> list[tuple[str, str]]:
