@@ -115,6 +115,8 @@ class Reporter:
         """Give a function that takes each event of this run's training."""
         self._latest, self._started = "", time.monotonic()
         begun = run.state.round
+        if run.plan is not None and run.plan.settings.insecure:
+            err.print(f"{title}: INSECURE, its noise and cohorts come from the seed and protect nobody")
         if not self.console.is_terminal:
             yield lambda event: self._line(run, title, event, begun=begun)
             return
