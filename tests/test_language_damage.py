@@ -120,5 +120,5 @@ def test_settings_and_results_that_are_not_whole(tmp_path):
     with pytest.raises(RunError, match="not the results of a run"):
         read_results(folder)
     (folder / "settings.json").write_text('{"schema": 1}')
-    with pytest.raises(RunError, match="has no data, method, method_settings, run"):
+    with pytest.raises(RunError, match="has no data, data_fingerprint, method, method_settings, run"):
         reopen(folder)

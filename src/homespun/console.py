@@ -130,26 +130,30 @@ class Reporter:
             yield show
 
     def _note(self, event: RoundRecord | Evaluated) -> str:
+        """For the bar: the round's loss, and the latest score."""
         if isinstance(event, Evaluated):
-            metric, value = event.evaluation.headline
-            said = f"{metric} {metric_named(metric).said(value)} after round {event.round}"
-            self._latest = "" if isnan(value) else said
+            self._latest = _scored(event)
             return self._latest
-        loss = "" if isnan(event.loss) else f"loss {event.loss:.3f}"  # under privacy it is nobody's to know
-        return ", ".join(part for part in (loss, self._latest) if part)
+        return ", ".join(part for part in (_loss(event), self._latest) if part)
 
     def _line(self, run: Run, title: str, event: RoundRecord | Evaluated, *, begun: int) -> None:
-        note = self._note(event)
-        every = max(1, run.total_rounds // LINES)
-        last = event.round == run.total_rounds
         if isinstance(event, Evaluated):
-            parts = [note] if last else []
-        elif event.round % every and not last:
-            parts = []
+            said = _scored(event)
+        elif event.round % max(1, run.total_rounds // LINES) and event.round != run.total_rounds:
+            return
         else:
             done, left = event.round - begun, run.total_rounds - event.round
             remaining_s = (time.monotonic() - self._started) / done * left
-            parts = [f"round {event.round}/{run.total_rounds}", note, f"{remaining_s:.0f} s left"]
-        said = ", ".join(part for part in parts if part)
+            parts = (f"round {event.round}/{run.total_rounds}", _loss(event), f"{remaining_s:.0f} s left")
+            said = ", ".join(part for part in parts if part)
         if said:
             print(f"{title}: {said}", file=sys.stderr if self.to_stderr else sys.stdout, flush=True)
+
+
+def _loss(event: RoundRecord) -> str:
+    return "" if isnan(event.loss) else f"loss {event.loss:.3f}"  # under privacy it is nobody's to know
+
+
+def _scored(event: Evaluated) -> str:
+    metric, value = event.evaluation.headline
+    return "" if isnan(value) else f"{metric} {metric_named(metric).said(value)} after round {event.round}"

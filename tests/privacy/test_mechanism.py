@@ -5,7 +5,7 @@ from math import inf, sqrt
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from homespun.core.errors import SettingsError
@@ -78,6 +78,7 @@ def test_nobody_moves_the_sum_by_more_than_the_clip_norm(values, norm):
     values=st.lists(st.lists(numbers, min_size=5, max_size=5), min_size=2, max_size=5),
     norm=st.floats(1e-3, 1e3),
 )
+@example(values=[[0.0, 0.0, 0.0, 0.0, 1.3543975533946154e38], [0.0] * 5], norm=0.0078125)  # a factor of few digits
 def test_nobody_moves_a_cohorts_gradient_by_more_than_the_clip_norm(values, norm):
     """The same where everybody's gradients lie in one tensor; one of them is read in another order of memory."""
     all_of_them = torch.tensor(values)

@@ -99,12 +99,16 @@ def clipped_sum(
         group = clip.group_of(name)
         squares[group] = squares.get(group, torch.zeros_like(length)) + length**2
     factors = {
-        group: torch.tensor([_factor(sqrt(square), clip.norms[group]) for square in squared.tolist()])
+        group: torch.tensor(
+            [_factor(sqrt(square), clip.norms[group]) for square in squared.tolist()], dtype=torch.float64
+        )
         for group, squared in squares.items()
     }
     found = {}
     for name, tensor in stored.items():
-        factor = times[name] * factors[clip.group_of(name)].to(tensor.dtype)
+        factor = (times[name] * factors[clip.group_of(name)]).to(tensor.dtype)
+        # Smaller numbers have fewer digits, and rounding them could carry an update above the norm. It is dropped.
+        factor = factor.where(factor.abs() >= torch.finfo(factor.dtype).tiny, 0)
         total = (factor @ tensor.flatten(1)).view(tensor.shape[1:])
         found[name] = total.permute(*_back(whole[name])).view(gradients[name].shape[1:])
     return found
