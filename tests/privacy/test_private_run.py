@@ -343,3 +343,20 @@ def test_statistics_and_weights_that_are_no_numbers_end_no_round():
     ]  # fmt: skip
     total = clipped_sum({"scale": torch.tensor([3.0, -8.0])}, Clip({"*": 2.0}))
     assert total["scale"].shape == () and float(total["scale"]) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_training_on_one_server_has_no_homes_to_protect(tmp_path):
+    with pytest.raises(SettingsError, match=r"central trains on one server.*take a federated method"):
+        opened(tmp_path, method="central")
+
+
+@pytest.mark.parametrize(("noise", "clip", "numbers"), [("central", None, 0), ("local", None, 0), ("central", 1.0, 2)])
+def test_the_record_has_the_bytes_that_were_sent(tmp_path, noise, clip, numbers):
+    """Without a clip norm of their own, statistics are not told; with central noise it is a secret how many came."""
+    with opened(tmp_path, privacy={"noise": noise, "statistics_clip": clip}) as run:
+        came = len(run.cohort(0))
+        record = run.step()
+        whole = sum(tensor.nbytes for tensor in run.state.federated.values())
+    clients = came if noise == "local" else 8
+    assert record.up_bytes["statistics"] == 8 * numbers * clients
+    assert record.down_bytes["federated"] == whole * clients
