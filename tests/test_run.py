@@ -43,7 +43,7 @@ def finished(folder, **settings):
 
 def test_an_epoch_goes_through_everybody_once(tmp_path):
     with opened(tmp_path / "run") as run:
-        cohorts = [run.cohort(round) for round in range(6)]
+        cohorts = [run.cohorts.of(round) for round in range(6)]
     assert [len(cohort) for cohort in cohorts] == [4, 4, 3, 4, 4, 3]
     for epoch in (cohorts[:3], cohorts[3:]):
         assert sorted(position for cohort in epoch for position in cohort) == list(range(11))
@@ -52,7 +52,7 @@ def test_an_epoch_goes_through_everybody_once(tmp_path):
 
 def test_uniform_draws_are_without_repeats_and_differ(tmp_path):
     with opened(tmp_path / "run", sampler="uniform") as run:
-        cohorts = [run.cohort(round) for round in range(30)]
+        cohorts = [run.cohorts.of(round) for round in range(30)]
     assert all(len(set(cohort)) == 4 for cohort in cohorts)
     assert len({tuple(cohort) for cohort in cohorts}) > 20
 
@@ -93,7 +93,7 @@ def test_a_round_is_recorded_with_its_traffic(tmp_path):
     with opened(tmp_path / "run") as run:
         (record,) = [next(run.rounds())]
         size = sum(value.nbytes for value in run.state.federated.values())
-        examples = sum(len(run.population.examples(position)) for position in run.cohort(0))
+        examples = sum(len(run.population.examples(position)) for position in run.cohorts.of(0))
     assert (record.round, record.clients, record.examples) == (1, 4, examples)
     assert record.down_bytes == {"federated": 4 * size, "keyed": 0, "private": 0}
     assert record.up_bytes == {"federated": 4 * size, "keyed": 0, "statistics": 4 * 24, "private": 0}

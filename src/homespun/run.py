@@ -30,7 +30,7 @@ from pydantic import (
     model_validator,
 )
 
-from homespun.core import seeds
+from homespun.cohorts import Cohorts
 from homespun.core.errors import MessageError, SettingsError
 from homespun.core.messages import (
     Broadcast,
@@ -49,11 +49,9 @@ from homespun.engines.cohort import CohortEngine, default_workers
 from homespun.engines.engine import Client, Engine
 from homespun.engines.loop import LoopEngine
 from homespun.privacy.accounting import Release
-from homespun.privacy.guard import Guard
 from homespun.privacy.ledger import BudgetError, Ledger, ledger_path
-from homespun.privacy.mechanism import released_centrally
-from homespun.privacy.noise import secure_normal, secure_uniform, seeded_normal
 from homespun.privacy.settings import Plan, Privacy, Sampler, make_plan
+from homespun.privacy.steward import Steward
 from homespun.traffic import traffic
 from homespun.vault import Vault
 
@@ -137,8 +135,6 @@ class Run:
     _records: list[dict[str, Any]] = field(default_factory=list)
     data: Any = None  # how the federation was loaded, if it can be loaded again
     temporary: Any = None  # keeps a folder that nobody named alive as long as the run
-    _debits: int = 0  # since it was opened
-    _order: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
     _encoded: OrderedDict[tuple[int, int, str], Batch] = field(default_factory=OrderedDict)
     _encoded_bytes: int = 0
 
@@ -149,9 +145,10 @@ class Run:
     @cached_property
     def engine(self) -> Engine:
         workers = default_workers() if self.settings.workers is None else self.settings.workers
+        guard = None if self.steward is None else self.steward.guard
         if self.settings.engine == "loop":
-            return LoopEngine(self.built, self.settings.seed, self.guard)
-        return CohortEngine(self.built, self.settings.seed, workers, self.guard)
+            return LoopEngine(self.built, self.settings.seed, guard)
+        return CohortEngine(self.built, self.settings.seed, workers, guard)
 
     @cached_property
     def server_engine(self) -> Engine:
@@ -170,22 +167,22 @@ class Run:
         )
 
     @cached_property
-    def guard(self) -> Guard | None:
-        if self.plan is None:
+    def steward(self) -> Steward | None:
+        """Who tells what of a private run; its ledger is beside the data, where they are a file or a folder, else among
+        homespun's own files."""
+        plan, settings = self.plan, self.settings
+        if plan is None:
             return None
-        return Guard(
-            self.plan.clip,
-            local_noise=self.plan.noise_multiplier if self.plan.local else None,
-            insecure_seed=self.settings.seed if self.plan.settings.insecure else None,
-        )
+        name, place = self.federation.name.partition("/")[0], getattr(self.federation, "place", None)
+        ledger = Ledger(ledger_path(name, place=place, named=plan.settings.ledger), name)
+        in_turns = plan.local and settings.sampler == "shuffled"
+        rounds = int(self.cohorts.rounds_per_turn) if in_turns else 1
+        return Steward(plan, ledger, run=self.vault.token, seed=settings.seed, rounds_per_release=rounds)
 
-    @cached_property
-    def ledger(self) -> Ledger:
-        """Beside the data, where they are a file or a folder; else among homespun's own files."""
-        privacy, name = self.settings.privacy, self.federation.name.partition("/")[0]
-        assert privacy is not None
-        place = getattr(self.federation, "place", None)
-        return Ledger(ledger_path(name, place=place, named=privacy.ledger), name)
+    @property
+    def spending(self) -> dict[Release, int]:
+        """What this run has told of anybody; nothing where there is no privacy to lose."""
+        return {} if self.steward is None else self.steward.spending(rounds=self.state.round)
 
     @cached_property
     def population(self) -> Federation:
@@ -204,11 +201,11 @@ class Run:
         users = len(self.population.users)
         return users if self.settings.cohort == "all" else min(self.settings.cohort, users)
 
-    @property
-    def rounds_per_turn(self) -> float:
-        """Rounds until everybody had their turn; on average, where cohorts are drawn independently."""
-        rounds = len(self.population.users) / self.cohort_size
-        return ceil(rounds) if self.settings.sampler == "shuffled" else rounds
+    @cached_property
+    def cohorts(self) -> Cohorts:
+        users, settings = len(self.population.users), self.settings
+        secret = settings.privacy is not None and not settings.privacy.insecure
+        return Cohorts(users, self.cohort_size, settings.sampler, settings.seed, secret=secret)
 
     @cached_property
     def rounds_per_epoch(self) -> float:
@@ -221,30 +218,10 @@ class Run:
         phases = [phase for phase in self.method.phases if optimizers(phase, shared)] or self.method.phases
         first = phases[0]
         if first.steps is None:
-            return self.rounds_per_turn
+            return self.cohorts.rounds_per_turn
         positions = sample_users(self.population, at_most=COUNTED_USERS, seed=self.settings.seed)
-        mean_examples = np.mean([len(self.population.examples(position)) for position in positions])
-        return self.rounds_per_turn * float(mean_examples) / (first.steps * min(first.batch, float(mean_examples)))
-
-    def cohort(self, round: int) -> list[int]:
-        """The positions of the users who take part in this round."""
-        users, size, seed = len(self.population.users), self.cohort_size, self.settings.seed
-        if self.settings.sampler == "poisson":
-            secret = self.plan is not None and not self.plan.settings.insecure
-            drawn = secure_uniform(users) if secret else seeds.numpy_generator(seed, "cohort", round).random(users)
-            return np.flatnonzero(drawn < size / users).tolist()
-        if self.settings.sampler == "uniform":
-            draw = seeds.numpy_generator(seed, "cohort", round).choice(users, size, replace=False, shuffle=False)
-            return sorted(int(position) for position in draw)
-        turn, place = divmod(round, int(self.rounds_per_turn))
-        return sorted(int(position) for position in self._shuffled(turn)[place * size : (place + 1) * size])
-
-    def _shuffled(self, turn: int) -> np.ndarray:
-        """Everybody in this turn's order; kept, because a million take a while."""
-        if self._order[0] != turn:
-            generator = seeds.numpy_generator(self.settings.seed, "epoch", turn)
-            self._order = turn, generator.permutation(len(self.population.users))
-        return self._order[1]
+        mean_examples = float(np.mean([len(self.population.examples(position)) for position in positions]))
+        return self.cohorts.rounds_per_turn * mean_examples / (first.steps * min(first.batch, mean_examples))
 
     def encode(self, federation: Federation, position: int, part: Part) -> Batch:
         """One user's part as tensors; the most recent are kept, as many as there is room for."""
@@ -282,13 +259,13 @@ class Run:
         """One round: nothing of it is on disk before `commit`."""
         started = time.perf_counter()
         broadcast = self.state.broadcast()
-        clients = self.clients(self.cohort(self.state.round))
-        if self.plan is not None and self.plan.local:  # what homes send is told when it leaves them
-            self._debit(self.plan)
+        clients = self.clients(self.cohorts.of(self.state.round))
+        if self.steward is not None:
+            self.steward.before_work(broadcast)
         outcome = self.engine.work(broadcast, clients)
         _require_enough(outcome.refused, clients=len(clients), round=self.state.round)
         require_valid(outcome.update, broadcast, statistics=self.method.statistics)
-        update = outcome.update if self.plan is None else self._released(outcome.update, broadcast, self.plan)
+        update = outcome.update if self.steward is None else self.steward.released(outcome.update, broadcast)
         prototypes = self._prototypes(broadcast)
         self.state = self.method.server(self.state, update)
         self.state = replace(self.state, federated={**self.state.federated, **prototypes})
@@ -332,43 +309,6 @@ class Run:
         ]
         learned = self.server_engine.work(broadcast, held).private
         return {table: torch.stack([learned[client.user][own] for client in held])}
-
-    def _released(self, total: Update, broadcast: Broadcast, plan: Plan) -> Update:
-        """The cohort's sum as it may be told, after it was written down that it will be."""
-        if plan.local:
-            return total
-        self._debit(plan)
-        seed = self.settings.seed
-        normal = seeded_normal(seed, "central", broadcast.round) if plan.settings.insecure else secure_normal
-        return released_centrally(
-            total,
-            broadcast,
-            plan.clip,
-            noise_multiplier=plan.noise_multiplier,
-            expected=plan.expected,
-            normal=normal,
-        )
-
-    def _debit(self, plan: Plan) -> None:
-        """In the middle of a turn the first round after opening counts again: it may have been told before a kill."""
-        if self._debits == 0 or self.state.round % self._rounds_per_release(plan) == 0:
-            insecure = plan.settings.insecure
-            self.ledger.debit(plan.release, run=self.vault.token, budget=plan.budget, insecure=insecure)
-            self._debits += 1
-
-    def _rounds_per_release(self, plan: Plan) -> int:
-        """With noise of their own and everybody once a turn, the rounds of a turn are of different people, and cost
-        what one of them costs."""
-        return int(self.rounds_per_turn) if plan.local and self.settings.sampler == "shuffled" else 1
-
-    @property
-    def spending(self) -> dict[Release, int]:
-        """What this run has told of anybody, rounds included that a kill undid; nothing where there is no privacy to
-        lose."""
-        if self.plan is None:
-            return {}
-        rounds = ceil(self.state.round / self._rounds_per_release(self.plan))
-        return {self.plan.release: max(rounds, self.ledger.debits(run=self.vault.token))}
 
     def _kept(self, clients: Sequence[Client], trained: Mapping[str, Tree], update: Update) -> Mapping[str, Tree]:
         """What each home keeps: all it learned (Eq. 7 of FURL), or its update's share of it (Eq. 6)."""

@@ -254,7 +254,7 @@ def test_prototypes_are_moved_by_the_servers_own_users_and_by_nobody_elses_updat
 def test_a_cohort_without_a_sub_population_leaves_its_head_alone(tmp_path, federation):
     with opened(tmp_path / "run", federation, assignment="type", cohort=1, rounds=1) as run:
         before = run.state.keyed["heads.weight"]
-        group = int(run.federation.group(run.cohort(0)[0]))
+        group = int(run.federation.group(run.cohorts.of(0)[0]))
         run.step()
         moved = (run.state.keyed["heads.weight"] != before).flatten(1).any(dim=1)
     assert moved.nonzero().flatten().tolist() == [group]

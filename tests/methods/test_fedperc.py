@@ -110,7 +110,7 @@ def test_a_round_counts_the_bytes_that_its_homes_would_send(tmp_path):
     with train_small(tmp_path, rounds=1) as run:
         (recorded,) = [entry["up_bytes"] for entry in run.history() if entry["kind"] == "round"]
         engine, start = LoopEngine(run.built, 0), run.built.start().broadcast()
-        sent = [update_to_tensors(engine.work(start, [one]).update)[1] for one in run.clients(run.cohort(0))]
+        sent = [update_to_tensors(engine.work(start, [one]).update)[1] for one in run.clients(run.cohorts.of(0))]
     for role in ("federated", "keyed"):
         assert recorded[role] == sum(
             tensor.nbytes for message in sent for name, tensor in message.items() if name.startswith(f"{role}/")

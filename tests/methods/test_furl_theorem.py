@@ -132,7 +132,7 @@ def test_run_scales_what_a_home_keeps(tmp_path):
             settings=RunSettings(rounds=1, cohort=3, engine="loop"),
             method_settings={**SMALL, "keeps": keeps},
         ) as run:
-            positions = run.cohort(0)
+            positions = run.cohorts.of(0)
             names = [run.federation.users[position] for position in positions]
             before = {name: run.built.new_private(name, seed=0)["user.embedding"] for name in names}
             list(run.rounds())

@@ -132,7 +132,7 @@ def test_a_run_stops_before_the_round_that_would_exceed_the_budget(tmp_path):
 
 def test_an_empty_cohort_tells_noise_and_costs_a_round(tmp_path):
     with opened(tmp_path, cohort=1, seed=4) as run:
-        empty = next(round for round in range(50) if not run.cohort(round))
+        empty = next(round for round in range(50) if not run.cohorts.of(round))
         run.state = type(run.state)(**{**vars(run.state), "round": empty})
         before = run.state.federated
         record = run.step()
@@ -144,7 +144,7 @@ def test_an_empty_cohort_tells_noise_and_costs_a_round(tmp_path):
 def test_an_epsilon_is_turned_into_noise_and_its_rounds_cost_no_more(tmp_path):
     with opened(tmp_path, privacy={"noise_multiplier": None, "epsilon": 4.0}) as run:
         list(run.rounds())
-        found = epsilon(run.ledger.spent(), delta=0.01)
+        found = epsilon(run.steward.ledger.spent(), delta=0.01)
     assert 3.8 < found <= 4.0
 
 
@@ -196,7 +196,7 @@ def test_settings_that_protect_nobody(wrong):
 
 def test_secret_draws_are_not_those_of_the_seed(tmp_path):
     with opened(tmp_path, privacy={"insecure": False}) as run:
-        cohorts = [tuple(run.cohort(0)) for _ in range(12)]
+        cohorts = [tuple(run.cohorts.of(0)) for _ in range(12)]
     assert len(set(cohorts)) > 6 and 4 < np.mean([len(cohort) for cohort in cohorts]) < 12
 
 
@@ -334,7 +334,7 @@ def test_the_ledger_is_the_same_from_a_file_and_from_python(tmp_path):
         ),
         method_settings=SMALL,
     ) as run:
-        assert run.ledger.path == tmp_path / "notes.csv.privacy.jsonl"
+        assert run.steward.ledger.path == tmp_path / "notes.csv.privacy.jsonl"
 
 
 def test_statistics_and_weights_that_are_no_numbers_end_no_round():
@@ -354,9 +354,15 @@ def test_training_on_one_server_has_no_homes_to_protect(tmp_path):
 def test_the_record_has_the_bytes_that_were_sent(tmp_path, noise, clip, numbers):
     """Without a clip norm of their own, statistics are not told; with central noise it is a secret how many came."""
     with opened(tmp_path, privacy={"noise": noise, "statistics_clip": clip}) as run:
-        came = len(run.cohort(0))
+        came = len(run.cohorts.of(0))
         record = run.step()
         whole = sum(tensor.nbytes for tensor in run.state.federated.values())
     clients = came if noise == "local" else 8
     assert record.up_bytes["statistics"] == 8 * numbers * clients
     assert record.down_bytes["federated"] == whole * clients
+
+
+def test_a_private_run_can_be_measured_in_epochs(tmp_path):
+    """How many rounds that makes decides how much noise there is, so neither may wait for the other."""
+    with opened(tmp_path, privacy={"noise_multiplier": None, "epsilon": 4.0}, rounds=None, epochs=2) as run:
+        assert (run.total_rounds, run.plan.release.rate) == (5, 0.4)  # 20 / 8 rounds an epoch

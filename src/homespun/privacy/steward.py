@@ -1,0 +1,67 @@
+"""What a private run may tell, in one place: each release is written into the ledger first, then made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from homespun.core.messages import Broadcast, Update
+from homespun.privacy.accounting import Release
+from homespun.privacy.guard import Guard
+from homespun.privacy.ledger import Ledger
+from homespun.privacy.mechanism import released_centrally
+from homespun.privacy.noise import secure_normal, seeded_normal
+from homespun.privacy.settings import Plan
+
+
+@dataclass
+class Steward:
+    plan: Plan
+    ledger: Ledger
+    run: str  # as it is called in the ledger
+    seed: int  # used where the plan is insecure, and nowhere else
+    # With noise of their own and everybody once a turn, the rounds of a turn are of different people, and cost what one
+    # of them costs.
+    rounds_per_release: int = 1
+    _debits: int = 0  # since it was opened
+
+    @property
+    def guard(self) -> Guard:
+        """What every home does to its update before it leaves."""
+        return Guard(
+            self.plan.clip,
+            local_noise=self.plan.noise_multiplier if self.plan.local else None,
+            insecure_seed=self.seed if self.plan.settings.insecure else None,
+        )
+
+    def before_work(self, broadcast: Broadcast) -> None:
+        """What homes noise themselves is told when it leaves them."""
+        if self.plan.local:
+            self._debit(broadcast.round)
+
+    def released(self, total: Update, broadcast: Broadcast) -> Update:
+        """The cohort's sum as it may be told."""
+        if self.plan.local:
+            return total
+        self._debit(broadcast.round)
+        insecure = self.plan.settings.insecure
+        return released_centrally(
+            total,
+            broadcast,
+            self.plan.clip,
+            noise_multiplier=self.plan.noise_multiplier,
+            expected=self.plan.expected,
+            normal=seeded_normal(self.seed, "central", broadcast.round) if insecure else secure_normal,
+        )
+
+    def _debit(self, round: int) -> None:
+        """In the middle of a turn the first round after opening counts again: it may have been told before a kill."""
+        if self._debits == 0 or round % self.rounds_per_release == 0:
+            insecure = self.plan.settings.insecure
+            self.ledger.debit(self.plan.release, run=self.run, budget=self.plan.budget, insecure=insecure)
+            self._debits += 1
+
+    def spending(self, *, rounds: int) -> dict[Release, int]:
+        """What so many rounds have told of anybody, those included that a kill undid."""
+        releases = ceil(rounds / self.rounds_per_release)
+        return {self.plan.release: max(releases, self.ledger.debits(run=self.run))}
