@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from homespun.cli import app
-from homespun.core.errors import SettingsError, UnknownNameError
+from homespun.core.errors import RunError, SettingsError, UnknownNameError
 from homespun.methods.furl import SMALL
 from homespun.privacy.ledger import LedgerError
 
@@ -24,6 +24,18 @@ def test_cost_of_the_first_reference_value():
     found = json.loads(homespun("privacy", "cost", "--rounds", 100, "--rate", 1, "--noise-multiplier", 10, "--json"))
     assert (found["pld"], found["rdp"]) == pytest.approx((4.377179, 4.728507), abs=1e-3)
     assert "either" in homespun("privacy", "cost", "--rounds", 1, "--rate", 1, fails=SettingsError)
+
+
+def test_a_run_that_protects_nobody_says_so_and_a_finished_one_what_to_do(tmp_path):
+    settings = {**SMALL, "rounds": 1, "cohort": 20, "workers": 0, "sampler": "poisson", "privacy.epsilon": 4,
+                "privacy.delta": 0.01, "privacy.insecure": "true", "privacy.ledger": tmp_path / "ledger"}  # fmt: skip
+    words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    corpus = ("--data", "dialects", "--data-set", "users=20", "--data-set", "examples=10")
+    command = ["train", "furl", *corpus, "--folder", tmp_path / "run", *words]
+    assert "INSECURE" in CliRunner().invoke(app, list(map(str, command))).stderr
+    again = homespun(*command, fails=RunError)
+    # twice the rounds at the same noise would cost more than the epsilon that was asked for
+    assert "its noise was chosen for this many rounds" in again and "--rounds" not in again
 
 
 def test_a_private_run_is_written_down_beside_its_data_and_can_be_reset(tmp_path):
