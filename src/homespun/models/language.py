@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from homespun.models.frozen_gpt2 import FrozenGpt2, is_plain_gpt2, prefix_losses, prepare
+from homespun.models.packed import can_pack, packed_losses
 
 Prefix = Literal["personal x context", "context", "shared", "personal"]
 GROUP = 5  # utterances of about the same length that are read together: more are padded more
@@ -27,7 +28,8 @@ class PreferenceModel(nn.Module):
     training this is the pre-trained model itself.
 
     A GPT-2 is read by `frozen_gpt2`, which gives the same numbers, wherever no weight of it wants a gradient: always,
-    if it is frozen, else in prediction, at home and while the prior is trained. Everything else by its own code.
+    if it is frozen, else in prediction, at home and while the prior is trained. Everything else by its own code, in
+    one row for a batch where that code can keep utterances apart.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class PreferenceModel(nn.Module):
         self.backbone = backbone
         self.is_gpt2 = is_plain_gpt2(backbone)
         self.frozen_gpt2 = prepare(backbone) if frozen and self.is_gpt2 else None
+        self.losses = packed_losses if self.frozen_gpt2 is None and can_pack(backbone) else token_losses
         self.kind = kind
         first = start.expand(tokens, -1)
         rows = {"context": contexts, "personal x context": contexts, "shared": 1, "personal": 0}[kind]
@@ -59,7 +62,7 @@ class PreferenceModel(nn.Module):
         prefix = self.prefix(batch["context"].long())
         if (gpt2 := self._gpt2()) is not None:
             return prefix_losses(gpt2, prefix, tokens=batch["tokens"].long(), lengths=batch["length"])
-        return token_losses(self.backbone, prefix, tokens=batch["tokens"], length=batch["length"])
+        return self.losses(self.backbone, prefix, tokens=batch["tokens"], length=batch["length"])
 
     def _gpt2(self) -> FrozenGpt2 | None:
         """The weights as they are now, unless a gradient of theirs is wanted."""
