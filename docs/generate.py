@@ -18,7 +18,7 @@ from typing import Any
 
 from homespun.bench import tables_of
 from homespun.core.method import method_module
-from homespun.experiment import RESULTS_FILE, Draw, read_results, run_folder
+from homespun.experiment import Draw, run_folder
 from homespun.files import read_json
 from homespun.privacy.settings import Privacy
 from homespun.report.cells import PERPLEXITY, Column, Table, mean, table
@@ -27,6 +27,7 @@ from homespun.report.groups import assignment_table
 from homespun.report.outcomes import folds_of, metric_of, over_seeds, seeds_of
 from homespun.report.samples import KNOWN, WITHHELD, configuration_table, served_table
 from homespun.report.tables import central_tables, escape, markdown_table
+from homespun.results import RESULTS_FILE, read_results
 
 sys.path.insert(0, str(Path(__file__).parent))  # its neighbours, from wherever it is started
 import fedembed_tables

@@ -9,8 +9,9 @@ import pytest
 from language_models import write_gpt2
 from spoken_corpus import SMALL, write_corpus
 
-from homespun.experiment import Experiment, collect, train_all, write_results
+from homespun.experiment import Experiment, collect, train_all
 from homespun.files import DataSettings
+from homespun.results import write_results
 
 FILE = Path(__file__).parents[1] / "docs" / "generate.py"
 PAGE = "Before.\n\n<!-- results: some -->\n{}<!-- end -->\n\n<!-- samples: some -->\n{}<!-- end -->\nAfter.\n"

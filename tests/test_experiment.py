@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -9,23 +10,14 @@ from language_models import write_gpt2
 
 from homespun.core.errors import RunError, SettingsError
 from homespun.data.federation import Examples
+from homespun.evaluation.differences import differences, from_samples
 from homespun.evaluation.metrics import mean_and_deviation
-from homespun.experiment import (
-    Draw,
-    Experiment,
-    by_seed,
-    collect,
-    differences,
-    from_samples,
-    read_results,
-    run_folder,
-    single_results,
-    train_all,
-)
+from homespun.experiment import Draw, Experiment, collect, run_folder, train_all
 from homespun.files import DataSettings
 from homespun.maps import fewest_coordinates, known_of, map_users
 from homespun.methods.furl import SMALL
 from homespun.report.tables import markdown
+from homespun.results import by_seed, read_results, single_results
 from homespun.training import prepare, training
 
 
@@ -95,6 +87,24 @@ def test_a_finished_run_is_shown_only_for_what_it_is(tmp_path):
     train_all(longer, tmp_path, Silent())
     with pytest.raises(RunError, match="this run has 2 rounds, and 1 are asked for"):
         train_all(made, tmp_path, Silent())
+
+
+def test_a_run_of_another_machine_needs_only_its_results(tmp_path):
+    made, shown = experiment(seeds=(0, 1)), Silent()
+    train_all(made.model_copy(update={"seeds": (0,)}), tmp_path / "there", shown)
+    place = run_folder(tmp_path / "here", "furl", Draw(0))
+    place.mkdir(parents=True)
+    shutil.copy(run_folder(tmp_path / "there", "furl", Draw(0)) / "results.json", place)
+    train_all(made, tmp_path / "here", shown)
+    assert shown.titles == ["furl, seed 0", "furl, seed 1"]
+    assert [path.name for path in place.iterdir()] == ["results.json"]
+    assert [run["seed"] for run in collect(made, tmp_path / "here")["configurations"]["furl"]["runs"]] == [0, 1]
+
+    for changed in ({"rounds": 2}, {"evaluate_users": 2}, {"batch": 7}):
+        other = made.model_copy(update={"settings": {**made.settings, **changed}})
+        ((name, value),) = changed.items()
+        with pytest.raises(RunError, match=rf"different run:\n  - \S*{name}: .* in the folder, {value} asked for"):
+            train_all(other, tmp_path / "here", shown)
 
 
 def test_fold_after_fold_everybody_is_withheld_once(tmp_path):

@@ -43,11 +43,12 @@ ALLOWED = {
         "generation",
         "person",
     },
-    "experiment": {"core", "data", "evaluation", "run", "files", "judging", "maps", "assignments", "training"},
+    "results": {"core", "data", "evaluation", "run", "files", "judging", "maps", "assignments", "training"},
+    "experiment": {"core", "data", "run", "files", "maps", "opening", "results", "training", "vault"},
     "contract": {"core", "data", "engines", "privacy", "opening", "run"},
     "bench": {"core"},
     "pretraining": {"core", "data", "files"},
-    "report": {"core", "evaluation", "experiment"},
+    "report": {"core", "evaluation", "experiment", "results"},
     "console": {"report", "run", "training"},
 }
 ANYTHING = {"cli", "__init__", "__main__"}  # at the top

@@ -10,8 +10,8 @@ from spoken_corpus import train_small
 
 from homespun import reopen
 from homespun.core.errors import DataError, InputError, RunError
-from homespun.experiment import read_results
 from homespun.models.pretrained import load_pretrained
+from homespun.results import read_results
 
 
 def test_broken_weights(tmp_path):

@@ -30,6 +30,19 @@ def task_of(federation: Federation) -> Task:
     )
 
 
+def identity_of(method: Method, federation: Federation, settings: RunSettings) -> dict[str, Any]:
+    """What makes a run the run it is. One with another identity is another run, whatever folder it lies in."""
+    return {
+        "method": method.origin,
+        "method_version": method.version,
+        "method_settings": method.settings.model_dump(mode="json"),
+        **({"built_on": method.built_on} if method.built_on else {}),
+        "data": federation.name,
+        "data_fingerprint": federation.fingerprint,
+        "run": settings.identity(),
+    }
+
+
 def open_run(
     folder: Path | str,
     *,
@@ -70,16 +83,7 @@ def open_run(
                 f"privacy: {made.name} elects one client's step, and noise on a sum does not hide whose it is. "
                 "Set map_step to mean: then everybody's step is clipped, summed and noised like everything else."
             )
-    identity = {
-        "method": made.origin,
-        "method_version": made.version,
-        "method_settings": made.settings.model_dump(mode="json"),
-        **({"built_on": made.built_on} if made.built_on else {}),
-        "data": federation.name,
-        "data_fingerprint": federation.fingerprint,
-        "run": settings.identity(),
-    }
-    vault = Vault.open(Path(folder), identity=identity, read_only=read_only)
+    vault = Vault.open(Path(folder), identity=identity_of(made, federation, settings), read_only=read_only)
     state = built.start() if vault.state is None else state_from_bytes(vault.state)
     return Run(participants, built, settings, vault, state, newcomers, prototypical=_prototypical(built, federation))
 

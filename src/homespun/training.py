@@ -255,6 +255,7 @@ def results(run: Run) -> dict[str, Any]:
     adapted = adapted_from(run, test) if run.method.predicts == "text" else {}
     return {
         "method": run.method.name,
+        "identity": run.vault.identity,
         "pooled": run.method.pooled,
         "parameters": {role.value: run.built.count(role) for role in Role},
         "settings": run.method.settings.model_dump(mode="json"),

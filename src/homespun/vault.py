@@ -25,6 +25,7 @@ from typing import Any, BinaryIO, NoReturn, Self
 from torch import Tensor
 
 from homespun.core.errors import RunError, UnknownNameError, VaultError, raise_faults
+from homespun.core.identity import require_same_run
 from homespun.core.tree import Tree, from_bytes, to_bytes
 
 VAULT_FILE = "vault.sqlite"
@@ -123,7 +124,8 @@ class Vault:
                 ) from error
             vault = cls(path, db=db, lock=lock)
             vault._check_file()
-            vault._check_identity(json.loads(text))
+            kept = vault.identity  # read in any case: a damaged one is found here
+            require_same_run(path.parent, kept=kept, asked=kept if identity is None else identity)
             if max_pages is not None:
                 vault._query(f"PRAGMA max_page_count={int(max_pages)}")
             undo.pop_all()
@@ -325,17 +327,6 @@ class Vault:
         if not self.read_only:
             self._query("PRAGMA journal_mode=WAL")
 
-    def _check_identity(self, asked: dict[str, Any] | None) -> None:
-        kept, asked = _flat(self.identity), _flat(self.identity if asked is None else asked)
-        listed = "".join(
-            f"\n  - {name}: {kept.get(name, 'nothing')} in the folder, {asked.get(name, 'nothing')} asked for"
-            for name in sorted(kept.keys() | asked.keys())
-            if kept.get(name) != asked.get(name)
-        )
-        if listed:
-            remedy = "Ask for the same run to go on with it, or name another folder."
-            raise RunError(f"{self.path.parent}: this folder holds a different run:{listed}\n{remedy}")
-
     def _head(self) -> dict[str, Any]:
         return json.loads(self._value("head"))
 
@@ -503,11 +494,3 @@ def _user(key: bytes) -> str:
 
 def _quoted(user: str) -> str:
     return repr(user) if len(user) <= 100 else f"{user[:100]!r}... ({len(user)} characters)"
-
-
-def _flat(value: Any, name: str = "") -> dict[str, str]:
-    """A JSON value as the text of each of its leaves by dotted name."""
-    if not isinstance(value, dict) or not value:
-        return {name: json.dumps(value)}
-    inner = [_flat(value[key], f"{name}.{key}" if name else key) for key in value]
-    return {leaf: text for leaves in inner for leaf, text in leaves.items()}

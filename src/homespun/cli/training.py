@@ -49,8 +49,8 @@ def train(
     Example: homespun train furl --data dialects --data-set users=200 --epochs 5 --set user_dim=8
     """
     from homespun.console import Reporter
-    from homespun.experiment import RESULTS_FILE, single_results, write_results
     from homespun.report.html import write_report
+    from homespun.results import RESULTS_FILE, single_results, write_results
     from homespun.training import LENGTH, prepare, training, usual_settings
 
     source = data_settings_from(
@@ -116,8 +116,9 @@ def compare(
 
 def _compare(experiment: Any, folder: Path, *, json_output: bool) -> None:
     from homespun.console import Reporter
-    from homespun.experiment import collect, train_all, write_results
+    from homespun.experiment import collect, train_all
     from homespun.report.html import write_report
+    from homespun.results import write_results
     from homespun.samples import check_showcase, experiment_showcase, showcase_results
 
     check_showcase(experiment)
@@ -205,8 +206,8 @@ def report(folder: Folder) -> None:
     Example: homespun report runs/demo
     """
     from homespun.console import out
-    from homespun.experiment import RESULTS_FILE, read_results, single_results, write_results
     from homespun.report.html import write_report
+    from homespun.results import RESULTS_FILE, read_results, single_results, write_results
     from homespun.training import SETTINGS_FILE, reopen
 
     if not (folder / RESULTS_FILE).exists() and (folder / SETTINGS_FILE).exists():
