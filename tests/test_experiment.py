@@ -156,6 +156,12 @@ def test_differences_are_over_users_of_all_seeds():
     assert found["configurations"]["theirs"]["adapted"]["percent"] == pytest.approx(100 * (math.exp(-0.3) - 1))
     assert found["controls"]["untouched"]["test"]["percent"] == 0.0
     assert found["controls"]["untouched"]["newcomers"] is None
+    # Against theirs as training left it, 0.3 less too; against what homes make of it, 0.3 more
+    adapting = [{**run, "adapted": {"0": run["test"], "all": evaluation(losses - 5)}} for run in theirs]
+    found = differences({"ours": ours, "theirs": adapting}, controls)
+    assert found["unadapted"]["theirs"]["adapted"]["percent"] == pytest.approx(100 * (math.exp(-0.3) - 1))
+    assert found["configurations"]["theirs"]["adapted"]["percent"] == pytest.approx(100 * (math.exp(0.3) - 1))
+    assert found["unadapted"]["theirs"]["newcomers"] is None
 
 
 def test_what_own_samples_change_is_within_a_configuration():

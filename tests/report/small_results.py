@@ -214,6 +214,9 @@ def text_results() -> dict[str, Any]:
                     "newcomers": {"percent": 3.0, "low": 1.0, "high": 5.0, "users": 2},
                 }
             },
+            "unadapted": {
+                "shared": {"adapted": {"percent": -2.0, "low": -3.0, "high": -1.0, "users": 2}, "newcomers": None}
+            },
         },
         "from_samples": {
             "personal": {

@@ -12,7 +12,7 @@ from test_report_tables import texts
 
 from homespun.report import html, outcomes, samples
 from homespun.report.cells import MISSING
-from homespun.report.differences import difference_sentences, difference_table, own_samples_table
+from homespun.report.differences import difference_sentences, difference_table, own_samples_table, unadapted_table
 from homespun.report.facts import data_table
 from homespun.report.html import page
 from homespun.report.tables import markdown, plain_tables
@@ -79,6 +79,12 @@ def test_differences_are_signed_and_bold_where_the_interval_excludes_zero() -> N
         [False, True, False, True],
     ]
     assert difference_table(single()) is None
+
+
+def test_a_shared_prefix_is_also_shown_as_everybody_shares_it() -> None:
+    found = unadapted_table(text_results())
+    assert texts(found) == [["One prefix", "−2.00 [−3.00, −1.00]", MISSING]]
+    assert unadapted_table(single()) is None
 
 
 def test_what_own_samples_change_is_shown_where_somebody_tried() -> None:

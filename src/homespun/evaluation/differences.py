@@ -33,6 +33,7 @@ def differences(
         "ours": ours,
         "configurations": {key: against(configurations[key]) for key in others},
         "controls": {"untouched": against(base)},
+        "unadapted": {key: _against_unadapted(runs, configurations[key]) for key in others},
     }
 
 
@@ -57,6 +58,15 @@ def difference(
     """Between two configurations, with all own samples."""
     left, right = ([with_all_samples(run, who) for run in runs] for runs in (ours, theirs))
     return _compared((left, right), (_people(ours, who), _people(theirs, who)))
+
+
+def _against_unadapted(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Ours with all own samples, theirs with none: a shared prefix that a home has adapted is a person's own."""
+    found = {}
+    for who in ("adapted", "newcomers"):
+        sides = [with_all_samples(run, who) for run in ours], [without_samples(run, who) for run in theirs]
+        found[who] = _compared(sides, (_people(ours, who), _people(theirs, who)))
+    return found
 
 
 def _people(runs: Sequence[Mapping[str, Any]], who: str) -> list[Any]:
@@ -85,3 +95,8 @@ def with_all_samples(run: Mapping[str, Any], who: str) -> Mapping[str, Any] | No
         return run["test"]
     found = run.get(who) or {}
     return found.get("all") or found.get("0") or (run["test"] if who == "adapted" else None)
+
+
+def without_samples(run: Mapping[str, Any], who: str) -> Mapping[str, Any] | None:
+    """What somebody has before they adapt to anything."""
+    return (run.get(who) or {}).get("0") or (run["test"] if who == "adapted" else None)

@@ -37,6 +37,28 @@ def difference_table(results: Mapping[str, Any]) -> Table | None:
     return table(columns, cells, caption="Difference to each configuration", note=note)
 
 
+def unadapted_table(results: Mapping[str, Any]) -> Table | None:
+    """All own samples against what the others are before anybody adapts them; None where nobody has tried."""
+    found = (results.get("differences") or {}).get("unadapted") or {}
+    rows = [
+        [Cell(title_of(results, key)), *(_cell(one.get(who)) for who in ("adapted", "newcomers"))]
+        for key, one in found.items()
+        if any(one.values())
+    ]
+    if not rows:
+        return None
+    ours = title_of(results, results["differences"]["ours"])
+    columns = [
+        Column(f"{ours}, all own samples, against"),
+        *(Column(f"{people} users, %", number=True) for people in ("Known", "Withheld")),
+    ]
+    note = (
+        "The others here are as training left them: what a home makes of a shared prefix or head by adapting it is a "
+        "person's own. Percent and intervals as above."
+    )
+    return table(columns, rows, caption="Difference to what the others are without adapting", note=note)
+
+
 def own_samples_table(results: Mapping[str, Any]) -> Table | None:
     """What own samples change, in percent of perplexity; None where nobody has tried."""
     shown = [(who, few) for who in ("adapted", "newcomers") for few in FEW]

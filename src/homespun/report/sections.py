@@ -8,7 +8,7 @@ from typing import Any
 
 from homespun.report import facts, groups, outcomes, samples, traffic, voices
 from homespun.report.cells import Table, byte_text, count, shorten
-from homespun.report.differences import difference_table, own_samples_table
+from homespun.report.differences import difference_table, own_samples_table, unadapted_table
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ def _result(results: Mapping[str, Any]) -> Section:
         heading = f"{best}{reached} on the test set{_beaten(results, value)}"
     sampled = facts.sampled_users(results)
     text = (f"Evaluated on {sampled}.",) if sampled else ()
-    compared = [made for made in (difference_table(results), own_samples_table(results)) if made is not None]
+    every = difference_table(results), unadapted_table(results), own_samples_table(results)
+    compared = [made for made in every if made is not None]
     tables = (outcomes.main_table(results), *compared)
     return Section("result", "Result", heading, text=text, tables=tables)
 
