@@ -28,6 +28,7 @@ from homespun.report.outcomes import folds_of, metric_of, over_seeds, seeds_of
 from homespun.report.samples import KNOWN, WITHHELD, configuration_table, served_table
 from homespun.report.tables import central_tables, escape, markdown_table
 from homespun.results import RESULTS_FILE, read_results
+from homespun.vault import VAULT_FILE
 
 sys.path.insert(0, str(Path(__file__).parent))  # its neighbours, from wherever it is started
 import fedembed_tables
@@ -143,8 +144,9 @@ def versions_text(found: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in found["versions"].items()) + "."
 
 
-def samples_of(name: str) -> str:
-    """Table 4: the first configuration's first run continues the same openings as several people."""
+def samples_of(name: str) -> str | None:
+    """Table 4: the first configuration's first run continues the same openings as several people; None if another
+    machine has it."""
     from homespun.samples import showcase, showcase_markdown
     from homespun.training import reopen
 
@@ -152,7 +154,10 @@ def samples_of(name: str) -> str:
     key, configuration = next(iter(results["configurations"].items()))
     first = configuration["runs"][0]
     draw = Draw(first["seed"], first.get("fold"))
-    with reopen(run_folder(RUNS / name, key, draw)) as run:
+    place = run_folder(RUNS / name, key, draw)
+    if not (place / VAULT_FILE).exists():
+        return None
+    with reopen(place) as run:
         samples = showcase(run, OPENINGS, **SAMPLING)
     how = ", ".join(f"{setting} {value}" for setting, value in SAMPLING.items())
     return f"{showcase_markdown(samples)}\n{escape(configuration['title'])}, {draw}; sampled with {escape(how)}."
@@ -203,8 +208,9 @@ def filled(match: re.Match[str]) -> str:
         source, command = RUNS / f"fedembed-{name}" / RESULTS_FILE, f"make fedembed-{name}"
     if kind == "bench":
         source, command = bench_file(name), f"homespun bench {name} --json > {bench_file(name)}"
-    if source.exists():
-        return f"{marker}{KINDS[kind](name)}\n{end}"
+    made = KINDS[kind](name) if source.exists() else None
+    if made is not None:
+        return f"{marker}{made}\n{end}"
     if found.strip() and not found.startswith(NOT_RUN):
         print(f"{name}: not run here, the page keeps its {kind}", file=sys.stderr)
         return match[0]

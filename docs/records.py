@@ -10,11 +10,11 @@ asked for.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
+from homespun.files import read_json, write_json
 from homespun.results import RESULTS_FILE, read_results
 
 RUNS, RECORDS = Path("runs"), Path("docs/results")
@@ -23,48 +23,50 @@ MANY_USERS = 1000
 
 def keep(name: str) -> list[Path]:
     """Write a record of every finished run of this comparison."""
-    return [
-        _write(RECORDS / name / f"{place.parent.name}-{place.name}.json", _shortened(read_results(place)))
-        for place in sorted(found.parent for found in (RUNS / name / "runs").glob(f"*/*/{RESULTS_FILE}"))
-    ]
+    kept = []
+    for place in sorted(found.parent for found in (RUNS / name / "runs").glob(f"*/*/{RESULTS_FILE}")):
+        record = RECORDS / name / f"{place.parent.name}-{place.name}.json"
+        record.parent.mkdir(parents=True, exist_ok=True)
+        kept.append(write_json(record, shortened(read_results(place)), indent=None))
+    return kept
 
 
 def lay(name: str) -> list[Path]:
-    """Put every record where `homespun compare` looks for its run; what is there already stays."""
+    """Put every record where `homespun compare` looks for its run; what was begun there goes on as it is."""
     laid = []
     for record in sorted((RECORDS / name).glob("*.json")):
-        configuration, _, draw = record.stem.partition("-seed-")
-        place = RUNS / name / "runs" / configuration / f"seed-{draw}" / RESULTS_FILE
+        configuration, _, draw = record.stem.rpartition("-seed-")
+        place = RUNS / name / "runs" / configuration / f"seed-{draw}"
         if not place.exists():
-            laid.append(_write(place, json.loads(record.read_text(encoding="utf-8"))))
+            place.mkdir(parents=True)
+            laid.append(write_json(place / RESULTS_FILE, read_json(record, missing=f"{record}: gone")))
     return laid
 
 
-def _shortened(value: Any) -> Any:
+def shortened(results: dict[str, Any]) -> dict[str, Any]:
+    """Without what no page needs."""
+    (only,) = results["configurations"].values()
+    for run in only["runs"]:
+        run.pop("maps", None)
+        for part in ("eval", "test"):
+            if len(run[part].get("user_values", ())) > MANY_USERS:
+                del run[part]["user_values"]
+    for control in results["controls"]["runs"]:
+        for one in control.values():
+            if len(one.get("user_values", ())) > MANY_USERS:
+                del one["user_values"]
+    return rounded(results)
+
+
+def rounded(value: Any, digits: int = 7) -> Any:
+    """So many digits of every number, all of them in what says which run it is; of paths the name."""
     if isinstance(value, dict):
-        kept = {key: inner for key, inner in value.items() if key != "maps" and not _is_long(key, inner)}
-        return {
-            key: inner if key == "identity" else Path(inner).name if _is_place(key, inner) else _shortened(inner)
-            for key, inner in kept.items()
-        }
+        return {key: rounded(inner, 17 if key in ("identity", "run") else digits) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_shortened(inner) for inner in value]
-    return float(f"{value:.7g}") if isinstance(value, float) else value
-
-
-def _is_long(key: str, value: Any) -> bool:
-    return key == "user_values" and len(value) > MANY_USERS
-
-
-def _is_place(key: str, value: Any) -> bool:
-    """Whether this may be a whole path on this machine."""
-    return key in ("source", "folder") and isinstance(value, str)
-
-
-def _write(path: Path, content: Any) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    return path
+        return [rounded(inner, digits) for inner in value]
+    if isinstance(value, str) and Path(value).is_absolute():
+        return Path(value).name
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
 
 
 def main() -> None:
@@ -72,6 +74,8 @@ def main() -> None:
     if len(sys.argv) < 3 or sys.argv[1] not in todo:
         sys.exit(__doc__)
     for name in sys.argv[2:]:
+        if not (RUNS / name if sys.argv[1] == "keep" else RECORDS / name).exists():
+            sys.exit(f"{name}: nothing of that name to {sys.argv[1]}")
         print(f"{name}: {len(todo[sys.argv[1]](name))} runs")
 
 

@@ -100,6 +100,15 @@ def test_a_run_of_another_machine_needs_only_its_results(tmp_path):
     assert [path.name for path in place.iterdir()] == ["results.json"]
     assert [run["seed"] for run in collect(made, tmp_path / "here")["configurations"]["furl"]["runs"]] == [0, 1]
 
+    written = json.loads((place / "results.json").read_text())
+    run = written["configurations"]["furl"]["runs"][0]
+    for broken in ({"identity": None}, {"rounds": []}, {"run": {}}):
+        kept = {**run, **broken}
+        damaged = {**written, "configurations": {"furl": {**written["configurations"]["furl"], "runs": [kept]}}}
+        (place / "results.json").write_text(json.dumps(damaged))
+        with pytest.raises(RunError, match="not the results of one run"):
+            train_all(made, tmp_path / "here", shown)
+    (place / "results.json").write_text(json.dumps(written))
     for changed in ({"rounds": 2}, {"evaluate_users": 2}, {"batch": 7}):
         other = made.model_copy(update={"settings": {**made.settings, **changed}})
         ((name, value),) = changed.items()

@@ -1,12 +1,12 @@
 """Records of finished runs: from one machine to another, and back into a comparison."""
 
 import importlib.util
-import json
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from language_models import write_gpt2
 from spoken_corpus import SMALL, write_corpus
 
 from homespun.core.errors import RunError
@@ -25,12 +25,16 @@ def records(tmp_path, monkeypatch):
     return module
 
 
+def base():
+    return str(write_gpt2(Path("base").resolve()))
+
+
 def experiment(**settings):
     return Experiment(
         name="some",
         data=DataSettings(source=str(write_corpus(Path("people.csv")).resolve())),
         folds=2,
-        settings={"rounds": 1, "workers": 0, "withheld": 0.5, **SMALL, **settings},
+        settings={"rounds": 1, "workers": 0, "withheld": 0.5, "base": base(), **SMALL, **settings},
         configurations={"ours-too": {"method": "fedperc"}},
     )
 
@@ -63,14 +67,36 @@ def test_kept_and_laid_again_nothing_is_trained_twice(records):
     )
     assert other == pytest.approx(one, rel=1e-6)
     assert after["differences"]["controls"]["untouched"]["newcomers"]["users"] == 4
+    copied = experiment(base=shutil.copytree(base(), "other-place"))
+    train_all(copied, folder, following)  # the same base model under another name
     with pytest.raises(RunError, match=r"method_settings\.rate: 0\.05 in the folder, 0\.5 asked for"):
         train_all(experiment(rate=0.5), folder, following)
 
 
-def test_lists_of_thousands_of_users_are_left_out(records):
+def test_what_no_page_needs_is_left_out(records):
     many, few = {"user_values": [0.5] * 1001}, {"user_values": [1 / 3]}
-    assert records._shortened({"test": many, "eval": few, "maps": {}}) == {
-        "test": {},
-        "eval": {"user_values": [0.3333333]},
+    run = {"test": many, "eval": few, "maps": {}, "run": {"epochs": 1 / 3}, "identity": {"rate": 1 / 3}}
+    results = {
+        "data": {"source": "/somewhere/corpus.csv", "settings": {"groups": 12345678}},
+        "configurations": {"ours": {"runs": [run]}},
+        "controls": {"runs": [{"majority": {"value": None}}]},
     }
-    assert json.dumps(records._shortened([None, True, 12345678])) == "[null, true, 12345678]"
+    found = records.shortened(results)
+    assert found["data"] == {"source": "corpus.csv", "settings": {"groups": 12345678}}
+    assert found["configurations"]["ours"]["runs"] == [
+        {"test": {}, "eval": {"user_values": [0.3333333]}, "run": {"epochs": 1 / 3}, "identity": {"rate": 1 / 3}}
+    ]
+
+
+def test_what_was_begun_here_goes_on_and_what_is_not_there_is_said(records, monkeypatch):
+    begun = Path("runs/some/runs/no-seed-decay/seed-0")
+    begun.mkdir(parents=True)
+    record = Path("docs/results/some/no-seed-decay-seed-0.json")
+    record.parent.mkdir(parents=True)
+    record.write_text('{"schema": 1}')
+    assert records.lay("some") == []
+    begun.rmdir()
+    assert records.lay("some") == [begun / "results.json"]
+    monkeypatch.setattr("sys.argv", ["records.py", "keep", "sum"])
+    with pytest.raises(SystemExit, match="sum: nothing of that name to keep"):
+        records.main()

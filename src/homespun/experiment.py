@@ -19,13 +19,13 @@ from pydantic import Field, PositiveInt, StringConstraints, model_validator
 
 from homespun.core.errors import RunError, SettingsError, nearest
 from homespun.core.identity import require_same_run
-from homespun.core.method import load_method, method_module
+from homespun.core.method import method_module
 from homespun.core.settings import Settings, parse
 from homespun.data.federation import Federation
 from homespun.data.splits import sample_users, withhold
 from homespun.files import DataSettings
 from homespun.maps import MAPPED_USERS
-from homespun.opening import identity_of, task_of
+from homespun.opening import identity_of, method_for
 from homespun.results import RESULTS_FILE, assemble, read_results, single_results, write_results
 from homespun.run import RoundRecord, Run, RunSettings
 from homespun.training import Evaluated, prepare, reopen, separate_settings, training, user_vectors
@@ -133,7 +133,9 @@ def train_all(experiment: Experiment, folder: Path, following: Following) -> Non
     for draw in experiment.draws:
         for name, configuration in experiment.configurations.items():
             place, title = run_folder(folder, name, draw), configuration.title or name
-            if _finished_elsewhere(experiment, configuration, federation, place=place, draw=draw):
+            shown = experiment.showcase and experiment.showcase.configuration == name and draw == experiment.draws[0]
+            # whoever is to be heard has to be trained here: a voice is in the vault
+            if not shown and _finished_elsewhere(experiment, configuration, federation, place=place, draw=draw):
                 continue
             with open_configuration(experiment, configuration, federation, place=place, draw=draw) as run:
                 if _finished(run, place):
@@ -153,14 +155,21 @@ def _finished_elsewhere(
     run = _only_run(place)
     values, method_values = separate_settings(configuration.method, _settings(experiment, configuration, draw))
     settings = parse(RunSettings, values, where="run")
-    participants, _ = withhold(federation, share=settings.withheld, seed=settings.seed, fold=settings.fold)
-    method = load_method(configuration.method, method_values, task_of(participants))
+    method, _, _ = method_for(federation, settings, method=configuration.method, values=method_values)
     # beside what makes it this run, how long it went on and whom it was tested with
     more = ("rounds", "epochs", *EVALUATED)
     asked = {**identity_of(method, federation, settings), **settings.model_dump(mode="json", include=set(more))}
-    kept = {**run.get("identity", {}), **{name: run["run"][name] for name in more}}
-    require_same_run(place, kept=kept, asked=asked)
+    kept = {**run["identity"], **{name: run["run"][name] for name in more}}
+    require_same_run(place, kept=_without_place(kept), asked=_without_place(asked))
     return True
+
+
+def _without_place(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a base model lies is each machine's own business; `built_on` says which one it is."""
+    settings = identity.get("method_settings")
+    if "built_on" not in identity or not isinstance(settings, Mapping):
+        return dict(identity)
+    return {**identity, "method_settings": {name: value for name, value in settings.items() if name != "base"}}
 
 
 def _finished(run: Run, place: Path) -> bool:
@@ -177,8 +186,17 @@ def _finished(run: Run, place: Path) -> bool:
 
 
 def _only_run(place: Path) -> dict[str, Any]:
-    (only,) = read_results(place)["configurations"].values()
-    return only["runs"][0]
+    try:
+        ((run,),) = (only["runs"] for only in read_results(place)["configurations"].values())
+        whole = run["rounds"] and {"rounds", "epochs", *EVALUATED} <= run["run"].keys() and run["identity"].keys()
+    except (AttributeError, KeyError, TypeError, ValueError):
+        whole = False
+    if not whole:
+        raise RunError(
+            f"{place / RESULTS_FILE}: not the results of one run, or those of an earlier homespun. Remove the file, "
+            "and they are worked out again."
+        )
+    return run
 
 
 def check_settings(experiment: Experiment) -> None:

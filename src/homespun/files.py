@@ -59,10 +59,10 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> Path:
+def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = 1) -> Path:
     """Write whole or not at all: a reader never sees half a file."""
     draft = path.with_name(f".{path.name}.part")
-    draft.write_text(json.dumps(without_nan(content), indent=1) + "\n", encoding="utf-8")
+    draft.write_text(json.dumps(without_nan(content), indent=indent) + "\n", encoding="utf-8")
     os.replace(draft, path)
     return path
 

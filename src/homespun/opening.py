@@ -43,6 +43,14 @@ def identity_of(method: Method, federation: Federation, settings: RunSettings) -
     }
 
 
+def method_for(
+    federation: Federation, settings: RunSettings, *, method: str, values: Mapping[str, Any]
+) -> tuple[Method, Federation, Federation]:
+    """The method, sized for those who take part, then they and the newcomers."""
+    participants, newcomers = withhold(federation, share=settings.withheld, seed=settings.seed, fold=settings.fold)
+    return load_method(method, values, task_of(participants)), participants, newcomers
+
+
 def open_run(
     folder: Path | str,
     *,
@@ -53,8 +61,7 @@ def open_run(
     read_only: bool = False,
 ) -> Run:
     """A new run, or the one in this folder where it stopped. Another run in the folder is refused."""
-    participants, newcomers = withhold(federation, share=settings.withheld, seed=settings.seed, fold=settings.fold)
-    made = load_method(method, method_settings or {}, task_of(participants))
+    made, participants, newcomers = method_for(federation, settings, method=method, values=method_settings or {})
     if made.predicts == "labels" and made.task.classes < 2:
         raise SettingsError(
             f"{federation.name}: {made.name} needs a label with at least two values. "

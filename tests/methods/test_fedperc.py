@@ -18,7 +18,7 @@ from homespun.data.federation import Examples
 from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine, model_output, predict_client, train_phase
 from homespun.models.generator import with_evidence
-from homespun.models.language import token_losses
+from homespun.models.losses import padded_losses
 from homespun.models.pretrained import load_pretrained
 
 EXAMPLES = Examples(TEXT * 2, contexts=np.array([0, 1, 0, 0, 1, 1]))
@@ -91,7 +91,7 @@ def test_the_prefix_is_the_product_of_person_and_context(gpt2):
     personal, table = torch.randn(2, 16), torch.randn(3, 2, 16)
     parameters = {**built.initial, "personal.embedding": personal, "context.table": table}
     data = home(built).data
-    expected = token_losses(
+    expected = padded_losses(
         load_pretrained(gpt2).model, personal * table[data["context"]], tokens=data["tokens"], length=data["length"]
     )
     torch.testing.assert_close(model_output(built, parameters, data), expected)
@@ -280,7 +280,7 @@ def test_trained_layers_are_read_as_they_are_now(gpt2):
     prefix = (parameters["context.table"] * parameters["personal.embedding"])[client.data["context"]]
     tokens, length = client.data["tokens"], client.data["length"]
     with torch.no_grad():
-        expected = token_losses(backbone, prefix, tokens=tokens, length=length)
+        expected = padded_losses(backbone, prefix, tokens=tokens, length=length)
     found = predict_client(built, trained, client)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert (found - predict_client(built, broadcast, client)).abs().max() > 1e-2

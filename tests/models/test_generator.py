@@ -14,7 +14,7 @@ from homespun.data.federation import Examples
 from homespun.engines.loop import model_output
 from homespun.generation import with_parameters
 from homespun.models.generator import EmbeddingGenerator, attend
-from homespun.models.language import token_losses
+from homespun.models.losses import padded_losses
 
 # The oracle: slow and obvious
 
@@ -37,7 +37,7 @@ def losses_word_by_word(backbone, generators, starts, tokens, *, chained=True):
     )
     length = torch.tensor([len(tokens)])
     rows = [
-        token_losses(backbone, (own[t] * setting[t])[None], tokens=tokens[None], length=length)[0, t]
+        padded_losses(backbone, (own[t] * setting[t])[None], tokens=tokens[None], length=length)[0, t]
         for t in range(len(tokens))
     ]
     return torch.stack(rows)
@@ -203,5 +203,5 @@ def test_all_at_once_is_the_step_that_has_read_the_same_words(built, parameters,
     with torch.no_grad():
         (loss,) = built.method.loss(lambda given, some: model_output(built, given, some), parameters, batch)
         prefix = (own[len(said)] * setting[len(said)])[None]
-        expected = token_losses(oracle.backbone, prefix, tokens=later[None], length=torch.tensor([len(later)]))
+        expected = padded_losses(oracle.backbone, prefix, tokens=later[None], length=torch.tensor([len(later)]))
     torch.testing.assert_close(loss, expected.mean(), rtol=1e-5, atol=1e-5)

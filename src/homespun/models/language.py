@@ -7,17 +7,15 @@ negative log-likelihood of every token given the prefix and the tokens before it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from homespun.models.frozen_gpt2 import FrozenGpt2, is_plain_gpt2, prefix_losses, prepare
-from homespun.models.packed import can_pack, packed_losses
+from homespun.models.losses import can_pack, packed_losses, padded_losses
 
 Prefix = Literal["personal x context", "context", "shared", "personal"]
-GROUP = 5  # utterances of about the same length that are read together: more are padded more
 
 
 class PreferenceModel(nn.Module):
@@ -39,7 +37,7 @@ class PreferenceModel(nn.Module):
         self.backbone = backbone
         self.is_gpt2 = is_plain_gpt2(backbone)
         self.frozen_gpt2 = prepare(backbone) if frozen and self.is_gpt2 else None
-        self.losses = packed_losses if self.frozen_gpt2 is None and can_pack(backbone) else token_losses
+        self.losses = packed_losses if self.frozen_gpt2 is None and can_pack(backbone) else padded_losses
         self.kind = kind
         first = start.expand(tokens, -1)
         rows = {"context": contexts, "personal x context": contexts, "shared": 1, "personal": 0}[kind]
@@ -70,25 +68,3 @@ class PreferenceModel(nn.Module):
             return self.frozen_gpt2
         wanted = torch.is_grad_enabled() and any(weight.requires_grad for weight in self.backbone.parameters())
         return None if wanted else prepare(self.backbone)
-
-
-def token_losses(backbone: nn.Module, prefix: Tensor, *, tokens: Tensor, length: Tensor) -> Tensor:
-    """-log p(token | prefix, tokens before it) [n, L]. Neighbours in length are read together, to pad little."""
-    losses = []
-    order = length.argsort(stable=True)
-    for rows in order.split(GROUP):
-        longest = max(int(length[rows].max()), 1)
-        some = _losses(backbone, prefix[rows], tokens=tokens[rows, :longest].long(), length=length[rows])
-        losses.append(functional.pad(some, (0, tokens.shape[1] - longest)))
-    return torch.cat(losses)[order.argsort()] if losses else torch.zeros(tokens.shape)
-
-
-def _losses(backbone: Any, prefix: Tensor, *, tokens: Tensor, length: Tensor) -> Tensor:
-    real = torch.arange(tokens.shape[1]) < length[:, None]
-    words = backbone.get_input_embeddings()(tokens)
-    mask = torch.cat((real.new_ones(prefix.shape[:2]), real), dim=1)
-    logits = backbone(inputs_embeds=torch.cat((prefix, words), dim=1), attention_mask=mask.long()).logits
-    # the position before a token says what it expects there; the last one has nothing left to expect
-    expected = logits[:, prefix.shape[1] - 1 : -1]
-    losses = functional.cross_entropy(expected.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)
-    return losses.masked_fill(~real, 0)

@@ -6,13 +6,15 @@ import pytest
 import torch
 from language_models import write_gpt2, write_llama
 from torch import nn
+from transformers import AutoModelForCausalLM, BloomConfig, MistralConfig, RobertaConfig
 
-from homespun.models import packed
-from homespun.models.language import PreferenceModel, token_losses
-from homespun.models.packed import can_pack, packed_losses, rows
-from homespun.models.pretrained import load_pretrained
+from homespun.models import losses
+from homespun.models.language import PreferenceModel
+from homespun.models.losses import can_pack, packed_losses, padded_losses, rows
+from homespun.models.pretrained import load_pretrained, with_lora
 
-LENGTH = torch.tensor([4, 1, 7, 2, 7])
+LENGTH = torch.tensor([4, 0, 7, 2, 7])
+SMALL = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
 @pytest.fixture(scope="module", params=[write_gpt2, write_llama])
@@ -29,17 +31,17 @@ def read():
 
 
 def test_neighbours_share_a_row_until_it_is_full(monkeypatch):
-    monkeypatch.setattr(packed, "ROW", 10)
+    monkeypatch.setattr(losses, "ROW", 10)
     assert list(rows(torch.tensor([4, 6, 1, 12, 3, 3]))) == [(0, 2), (2, 3), (3, 4), (4, 6)]
     assert list(rows(torch.tensor([], dtype=torch.int64))) == []
 
 
 @pytest.mark.parametrize("row", [1, 20, 256])
 def test_losses_and_gradients_are_those_of_padded_batches(backbone, read, row, monkeypatch):
-    monkeypatch.setattr(packed, "ROW", row)
+    monkeypatch.setattr(losses, "ROW", row)
     prefix, tokens = read
     found, expected = (
-        read_by(backbone, prefix, tokens=tokens, length=LENGTH) for read_by in (packed_losses, token_losses)
+        read_by(backbone, prefix, tokens=tokens, length=LENGTH) for read_by in (packed_losses, padded_losses)
     )
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     assert (found[torch.arange(7) >= LENGTH[:, None]] == 0).all()
@@ -61,7 +63,8 @@ def test_an_utterance_sees_neither_its_neighbours_nor_what_comes_later(backbone,
 
 def test_nothing_to_read_is_nothing(backbone):
     none = torch.zeros(0, 3, dtype=torch.int64)
-    assert packed_losses(backbone, torch.zeros(0, 1, 16), tokens=none, length=none[:, 0]).shape == (0, 3)
+    for read_by in (packed_losses, padded_losses):
+        assert read_by(backbone, torch.zeros(0, 1, 16), tokens=none, length=none[:, 0]).shape == (0, 3)
 
 
 class Leaking(nn.Module):
@@ -87,14 +90,41 @@ class Plain(Leaking):
 
 class Refusing(Leaking):
     def forward(self, inputs_embeds, attention_mask=None, position_ids=None, use_cache=False):
-        raise ValueError("attention_mask: two dimensions are expected")
+        if attention_mask.dim() != 2:
+            raise ValueError("attention_mask: two dimensions are expected")
+        return SimpleNamespace(logits=inputs_embeds)
 
 
 @pytest.mark.parametrize("kind", [Leaking, Plain, Refusing])
 def test_a_model_that_cannot_keep_them_apart_is_read_padded(kind):
     assert not can_pack(kind())
     start = torch.zeros(8)
-    assert PreferenceModel(kind(), start=start, contexts=1, tokens=1, kind="shared").losses is token_losses
+    assert PreferenceModel(kind(), start=start, contexts=1, tokens=1, kind="shared").losses is padded_losses
+
+
+@pytest.mark.parametrize(
+    ("config", "packs"),
+    [
+        (MistralConfig(num_key_value_heads=2, sliding_window=4, **SMALL), False),  # our mask would lift the window
+        (MistralConfig(num_key_value_heads=2, sliding_window=None, **SMALL), True),
+        (RobertaConfig(is_decoder=True, pad_token_id=1, **SMALL), False),  # counts positions from the padding on
+        (BloomConfig(vocab_size=50, hidden_size=16, n_layer=2, n_head=4), False),  # takes distances from the mask
+    ],
+)  # fmt: skip
+def test_what_an_architecture_makes_of_it_is_tried(config, packs):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    assert can_pack(model) == packs
+    prefix, tokens, length = torch.randn(2, 1, 16), torch.randint(2, 50, (2, 9)), torch.tensor([9, 6])
+    read_by = PreferenceModel(model, start=torch.zeros(16), contexts=1, tokens=1, kind="shared").losses
+    with torch.no_grad():
+        found, expected = (way(model, prefix, tokens=tokens, length=length) for way in (read_by, padded_losses))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_adapter_changes_nothing_about_it(backbone):
+    adapted = with_lora(backbone, rank=2)
+    assert can_pack(adapted)
 
 
 def test_one_that_can_is_read_in_rows(backbone):
