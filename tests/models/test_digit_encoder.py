@@ -161,9 +161,9 @@ def test_features_are_kept_for_the_same_images_and_forgotten_when_anything_chang
     calls = []
     real, model._stacked_features = model._stacked_features, lambda *some: calls.append(1) or real(*some)
     first = model.stacked(given, {"image": image})
-    assert torch.equal(
-        model.stacked({**given, "head.bias": given["head.bias"] + 1}, {"image": image})[..., 0], first[..., 0] + 1
-    )
+    # not to the bit: some processors add the bias within the product, before the last rounding
+    higher = model.stacked({**given, "head.bias": given["head.bias"] + 1}, {"image": image})[..., 0]
+    torch.testing.assert_close(higher, first[..., 0] + 1)
     assert len(calls) == 1
     given["user.embedding"].add_(0.5)
     torch.testing.assert_close(model.stacked(given, {"image": image}), fresh(given, image))
