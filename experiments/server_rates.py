@@ -20,20 +20,21 @@ from homespun.training import load, prepare, training
 RATES = ["fedadam=0.003", "fedadam=0.01", "fedadam=0.03", "fedavg=0.3", "fedavg=1", "fedavg=3"]
 
 
-def noise_multiplier(experiment: Experiment, configuration: Configuration) -> float:
+def noise_multiplier(experiment: Experiment, configuration: Configuration, *, users: int) -> float:
     """How much noise the experiment itself will add, in clip norms."""
     run = {**experiment.settings, **configuration.settings}
     return make_plan(
         Privacy(**run["privacy"]),
-        users=experiment.data.settings["users"],
+        users=users,
         cohort=run["cohort"],
         sampler=run["sampler"],
         rounds=run["rounds"],
     ).noise_multiplier
 
 
-def settings_for(experiment: Experiment, name: str, rule: str, *, share: float) -> dict[str, object]:
-    """Of one trial, with this share of the experiment's users."""
+def settings_for(experiment: Experiment, name: str, rule: str, *, users: int, whole: int) -> dict[str, object]:
+    """Of one trial, with so many users where the experiment has the whole."""
+    share = users / whole
     configuration = experiment.configurations[name]
     server, rate = rule.split("=")
     found = {**experiment.settings, **configuration.settings}
@@ -43,7 +44,7 @@ def settings_for(experiment: Experiment, name: str, rule: str, *, share: float) 
     else:
         found |= under_rule
     if "privacy" in found:
-        noise = noise_multiplier(experiment, configuration) * share
+        noise = noise_multiplier(experiment, configuration, users=whole) * share
         kept = {key: value for key, value in found["privacy"].items() if key != "epsilon"}
         found["privacy"] = {**kept, "noise_multiplier": noise, "delta": 1e-5}
     return found | {"cohort": round(found["cohort"] * share), "evaluate_users": 1000, "workers": 0}
@@ -58,14 +59,14 @@ def main() -> None:
     asked.add_argument("--ledger", default="ledger-of-trials", help="where the trials' spending is written down")
     given = asked.parse_args()
     experiment = read_experiment(given.experiment)
-    whole = experiment.data.settings["users"]
+    whole = len(load(experiment.data.source, **experiment.data.settings).users)
     federation = load(experiment.data.source, **{**experiment.data.settings, "users": given.users, "seed": 100})
     width = max(map(len, experiment.configurations)) + 2
     print(" " * width + "".join(f"{rule:>16}" for rule in given.rates), flush=True)
     for name in given.only or experiment.configurations:
         print(f"{name:<{width}}", end="", flush=True)
         for rule in given.rates:
-            settings = settings_for(experiment, name, rule, share=given.users / whole)
+            settings = settings_for(experiment, name, rule, users=given.users, whole=whole)
             if isinstance(settings.get("privacy"), dict):
                 settings["privacy"] = {**settings["privacy"], "ledger": given.ledger}
             begun = process_time()
