@@ -50,7 +50,7 @@ def test_stacked_layers_give_what_torch_gives_and_the_same_gradients(channels: i
         wanted = {name: value.sum(dim=0) for name, value in wanted.items()}
 
     given = {name: (start if weights == "everybody's" else each)[name].detach().requires_grad_() for name in start}
-    stacked = stacked_sequential(network, given, inputs)
+    stacked = stacked_sequential(network, given, inputs.movedim(2, -1))
     torch.testing.assert_close(stacked, outputs)
     gradients = torch.autograd.grad(((stacked - target) ** 2).sum(), [inputs, *given.values()])
     torch.testing.assert_close(gradients[0], found[0])
@@ -62,6 +62,11 @@ def test_the_mean_of_a_convolution_is_one_with_a_wider_weight():
     geometry = Geometry((1, 1), (0, 0), (1, 2))
     assert geometry.widened(weight).tolist() == [[1.0, 3.0, 2.0]] and geometry.steps == (1, 2)
     assert geometry.narrowed(torch.tensor([[1.0, 10.0, 100.0]]), weight.shape).tolist() == [[5.5, 55.0]]
+    of_bytes = geometry._replace(unit=10.0)  # inputs that are ten times as large
+    torch.testing.assert_close(of_bytes.widened(weight), torch.tensor([[0.1, 0.3, 0.2]]))
+    torch.testing.assert_close(
+        of_bytes.narrowed(torch.tensor([[1.0, 10.0, 100.0]]), weight.shape), torch.tensor([[0.55, 5.5]])
+    )
 
 
 @pytest.mark.parametrize("apart", [False, True])

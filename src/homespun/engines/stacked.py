@@ -133,13 +133,16 @@ def train_phase_stacked(
     loss_of = phase.loss or built.method.loss
     total = torch.zeros(len(plans), dtype=torch.float64)
     before, batch = torch.empty(0), data
+    everything = torch.arange(next(iter(data.values())).shape[1]).expand(len(plans), -1)
     for step in range(len(plans[0])):
         active = sum(len(plan) > step for plan in plans)  # a prefix: the busiest clients come first
         # A batch's order does not matter. Sorted, a batch of everything is the same tensors again, and a model may know
         # what it made of them.
         rows, valid = pad_rows([np.sort(plan[step]) for plan in plans[:active]])
         if not torch.equal(rows, before):
-            before, batch = rows, {name: column[torch.arange(active)[:, None], rows] for name, column in data.items()}
+            before, batch = rows, data
+            if not torch.equal(rows, everything):
+                batch = {name: column[torch.arange(active)[:, None], rows] for name, column in data.items()}
         leaves = {name: value[:active].detach().requires_grad_(name in chosen) for name, value in values.items()}
         losses = loss_of(lambda given, some: model.stacked({**frozen, **given}, some), leaves, batch)
         total[:active] += (losses.detach() * valid).sum(dim=1)

@@ -126,7 +126,8 @@ def _train_private(built: Built, broadcast: Broadcast, cohort: Stacked, *, seed:
     order = sorted(range(len(clients)), key=lambda place: -clients[place].examples)  # the busiest first
     shared = {name: value.expand(len(clients), *value.shape) for name, value in _shared(broadcast).items()}
     values: dict[str, Tensor] = {**shared, **{name: value[order] for name, value in cohort.private.items()}}
-    data = {name: column[order] for name, column in cohort.data.items()}
+    in_order = order == sorted(order)  # everybody has as many: nothing to copy
+    data = cohort.data if in_order else {name: column[order] for name, column in cohort.data.items()}
     frozen = built.partition.select(built.initial, Role.FROZEN)
     draws = [seeds.numpy_generator(seed, "phases", broadcast.round, clients[place].user) for place in order]
     for phase in before:

@@ -185,16 +185,16 @@ class PreferenceModel(nn.Module):
         the same for all rows of a client."""
         weight, bias = encoder["0.weight"], encoder["0.bias"]
         first = weight.narrow(weight.dim() - 3, 0, 1)
-        return conv(image[:, :, None], first, 255 * bias, self._first) / 255
+        return conv(image[..., None], first, bias, self._first._replace(unit=255.0))
 
     def _layer_by_layer(self, parameters: Tree, first: Tensor, encoder: Tree) -> Tensor:
         """From what the first layer makes of the pixels."""
         if not hasattr(self, "user"):
             return stacked_sequential(self.encoder, encoder, first, after=1).flatten(2)
         embedding, weight = parameters["user.embedding"], encoder["0.weight"]
-        second = diagonal(embedding, self.size)[:, None, None]
+        second = diagonal(embedding, self.size)[:, None, ..., None]
         own = weight.narrow(weight.dim() - 3, 1, 1)
-        of_person = conv(second, own, torch.zeros_like(encoder["0.bias"]), self._first)
+        of_person = conv(second, own, None, self._first)
         features = stacked_sequential(self.encoder, encoder, first + of_person, after=1).flatten(2)
         return torch.cat([features, embedding[:, None].expand(-1, features.shape[1], -1)], dim=2)
 

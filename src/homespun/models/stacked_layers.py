@@ -1,6 +1,7 @@
 """`nn.Sequential` for many clients at once: convolutions, layer norms, pools and linear layers.
 
-Inputs are [C, n, ...]. A parameter with a leading client axis is each client's own; without one it is the same for
+Inputs are [C, n, ...]; between layers images are [C, n, height, width, channels], which is how the library's
+convolutions are fastest. A parameter with a leading client axis is each client's own; without one it is the same for
 everybody, and its gradient is the sum over all. A parameter that was expanded from one value is used as that one value
 in the forward pass, where it is, and gets each client's gradient in the backward pass, where clipping wants them apart.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -18,15 +19,17 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
-from torch.nn.grad import conv2d_weight
 
 from homespun.core.errors import MethodError
 from homespun.core.tree import Tree
 from homespun.models.document import stacked_linear
 
+IMAGE = 3  # axes
+
 
 class Geometry(NamedTuple):
-    """How a convolution's window moves, and over how many places their mean is taken afterwards.
+    """How a convolution's window moves, over how many places their mean is taken afterwards, and what inputs count in:
+    bytes of 255 are numbers up to one.
 
     A mean over places of a convolution is a convolution with a larger window in larger steps, whose weight is the mean
     of the shifted weights. It has fewer products, and what would be averaged is never written down.
@@ -35,6 +38,7 @@ class Geometry(NamedTuple):
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     pool: tuple[int, ...] = (1, 1)
+    unit: float = 1.0
 
     @property
     def steps(self) -> tuple[int, int]:
@@ -52,13 +56,22 @@ class Geometry(NamedTuple):
         )
         for down, right in self._shifts():
             wide[..., down : down + height, right : right + width] += weight
-        return wide / prod(self.pool)
+        return wide / (prod(self.pool) * self.unit)
 
     def narrowed(self, gradient: Tensor, size: torch.Size) -> Tensor:
         """The gradient of `widened`'s argument, of this size, from that of its result."""
         height, width = size[-2:]
         shifted = [gradient[..., down : down + height, right : right + width] for down, right in self._shifts()]
-        return torch.stack(shifted).sum(dim=0) / prod(self.pool)
+        return torch.stack(shifted).sum(dim=0) / (prod(self.pool) * self.unit)
+
+    def back(self, grad: Tensor, inputs: Tensor, wide: Tensor, *, of: Literal["inputs", "weight"]) -> Tensor:
+        """The gradient of the one convolution, where its weight is everybody's, as the library has it."""
+        found = torch.ops.aten.convolution_backward(
+            *(_for_library(grad), _for_library(inputs), wide, None),
+            *(self.steps, self.padding, (1, 1), False, (0, 0), 1),
+            (of == "inputs", of == "weight", False),
+        )
+        return _from_library(found[0], inputs.shape[:2]) if of == "inputs" else found[1]
 
     def _shifts(self) -> Iterator[tuple[int, int]]:
         rows, columns = (range(0, count * step, step) for count, step in zip(self.pool, self.stride, strict=True))
@@ -66,7 +79,8 @@ class Geometry(NamedTuple):
 
 
 def stacked_sequential(layers: nn.Sequential, parameters: Tree, inputs: Tensor, *, after: int = 0) -> Tensor:
-    """What `layers`, but for the first few, gives for every client's rows; `parameters` are named as in `layers`."""
+    """What `layers`, but for the first few, gives for every client's rows; `parameters` are named as in `layers`.
+    Images that come out have their channels last, as those that go in."""
     for place, layer in list(enumerate(layers))[after:]:
         own = {name: parameters[f"{place}.{name}"] for name, _ in layer.named_parameters()}
         if isinstance(layer, nn.Conv2d):
@@ -95,28 +109,29 @@ def geometry(layer: nn.Conv2d, following: nn.Module | None) -> Geometry:
     return Geometry(layer.stride, layer.padding, size)
 
 
-def conv(inputs: Tensor, weight: Tensor, bias: Tensor, geometry: Geometry) -> Tensor:
-    """[C, n, out, height, width]; the weight is everybody's or each client's own, [C, out, in, kh, kw]."""
+def conv(inputs: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    """[C, n, height, width, out]; the weight is everybody's or each client's own, [C, out, in, kh, kw]."""
     outputs = _Conv.apply(inputs, weight, geometry)
-    return outputs + (bias[:, None, None] if bias.dim() == 1 else bias[:, None, :, None, None])
+    return outputs if bias is None else outputs + (bias if bias.dim() == 1 else bias[:, None, None, None])
 
 
 class _Conv(torch.autograd.Function):
-    """A weight that is the same for all makes one product of everybody's rows. With a single input channel that is a
-    product of windows: the library's convolution takes 20 times as long for the gradient of such a weight."""
+    """A weight that is the same for all makes one convolution of everybody's rows. With a single input channel its
+    gradient is a product of windows: the library takes 20 times as long for it."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
         same = weight if weight.dim() == 4 else weight[0] if weight.stride(0) == 0 else None
         wide = geometry.widened(weight if same is None else same)
         windows = None
-        if same is not None and inputs.shape[2] > 1:
-            outputs = functional.conv2d(inputs.flatten(0, 1), wide, None, geometry.steps, geometry.padding)
-            outputs = outputs.unflatten(0, inputs.shape[:2])
+        if same is not None and (inputs.shape[-1] > 1 or not ctx.needs_input_grad[1]):
+            images, wide = _for_library(inputs).to(wide.dtype), wide.contiguous(memory_format=torch.channels_last)
+            outputs = functional.conv2d(images, wide, None, geometry.steps, geometry.padding)
+            outputs = _from_library(outputs, inputs.shape[:2])
         else:
             windows, places = _windows(inputs, wide.shape[-2:], geometry)
-            products = torch.matmul(windows, wide.flatten(-3).mT)  # [C, n * places, out]
-            outputs = products.unflatten(1, (inputs.shape[1], *places)).permute(0, 1, 4, 2, 3).contiguous()
+            products = torch.matmul(windows, wide.movedim(-3, -1).flatten(-3).mT)  # [C, n * places, out]
+            outputs = products.unflatten(1, (inputs.shape[1], *places))
         ctx.save_for_backward(inputs, wide, windows if ctx.needs_input_grad[1] else None)
         ctx.geometry, ctx.same, ctx.weight = geometry, same is not None, weight.shape
         return outputs
@@ -126,51 +141,61 @@ class _Conv(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs, wide, windows = ctx.saved_tensors
         wants_inputs, wants_weight, _ = ctx.needs_input_grad
-        steps, padding = ctx.geometry.steps, ctx.geometry.padding
         everybodys = len(ctx.weight) == 4
         of_inputs = of_weight = None
         if wants_weight and everybodys and windows is None:
-            of_wide = conv2d_weight(inputs.flatten(0, 1), wide.shape, grad.flatten(0, 1), steps, padding)
-            of_weight = ctx.geometry.narrowed(of_wide, ctx.weight)
+            of_weight = ctx.geometry.narrowed(ctx.geometry.back(grad, inputs, wide, of="weight"), ctx.weight)
         elif wants_weight:
             if windows is None:
                 windows, _ = _windows(inputs, wide.shape[-2:], ctx.geometry)
-            rows = grad.transpose(1, 2).flatten(2)  # [C, out, n * places]
-            of_wide = torch.bmm(rows, windows)
+            of_wide = torch.bmm(grad.flatten(1, 3).mT, windows)  # [C, out, kh * kw * in]
             of_wide = of_wide.sum(dim=0) if everybodys else of_wide
-            size = ctx.weight[:-2] + wide.shape[-2:]
-            of_weight = ctx.geometry.narrowed(of_wide.view(size), ctx.weight)
-        if wants_inputs:
-            each = wide.flatten(-3).mT if ctx.same else wide.flatten(2).mT[:, None]
-            windows = (each @ grad.flatten(3)).flatten(0, 1)  # [C * n, in * kh * kw, places]
-            folded = functional.fold(windows, inputs.shape[3:], wide.shape[-2:], padding=padding, stride=steps)
-            of_inputs = folded.view(inputs.shape)
+            of_wide = of_wide.unflatten(-1, (*wide.shape[-2:], -1)).movedim(-1, -3)
+            of_weight = ctx.geometry.narrowed(of_wide, ctx.weight)
+        if wants_inputs and ctx.same:
+            of_inputs = ctx.geometry.back(grad, inputs, wide, of="inputs")
+        elif wants_inputs:
+            windows = wide.flatten(2).mT[:, None] @ grad.flatten(2, 3).mT  # [C, n, in * kh * kw, places]
+            steps, padding = ctx.geometry.steps, ctx.geometry.padding
+            size = inputs.shape[2:4]
+            folded = functional.fold(windows.flatten(0, 1), size, wide.shape[-2:], padding=padding, stride=steps)
+            of_inputs = _from_library(folded, inputs.shape[:2])
         return of_inputs, of_weight, None
 
 
+def _for_library(images: Tensor) -> Tensor:
+    """[C * n, channels, height, width], in the same place."""
+    return images.flatten(0, 1).movedim(-1, 1)
+
+
+def _from_library(images: Tensor, clients: torch.Size) -> Tensor:
+    return images.movedim(1, -1).unflatten(0, clients)
+
+
 def _windows(inputs: Tensor, size: torch.Size, geometry: Geometry) -> tuple[Tensor, torch.Size]:
-    """Every window of every row, [C, n * places, in * kh * kw], and how many places there are; bytes become numbers. By
+    """Every window of every row, [C, n * places, kh * kw * in], and how many places there are; bytes become numbers. By
     numpy, which copies windows three times as fast."""
     (top, left), (down, right) = geometry.padding, geometry.steps
-    padded = functional.pad(inputs, (left, left, top, top)).numpy()
-    every = sliding_window_view(padded, size, axis=(3, 4))[
-        :, :, :, ::down, ::right
-    ]  # [C, n, in, height, width, kh, kw]
+    padded = functional.pad(inputs, (0, 0, left, left, top, top)).numpy()
+    every = sliding_window_view(padded, size, axis=(2, 3))[:, :, ::down, ::right]  # [C, n, height, width, in, kh, kw]
     kind = padded.dtype if padded.dtype.kind == "f" else np.float32
-    windows = torch.from_numpy(every.transpose(0, 1, 3, 4, 2, 5, 6).astype(kind, order="C"))
-    return windows.flatten(4).flatten(1, 3), torch.Size(every.shape[3:5])
+    windows = torch.from_numpy(every.transpose(0, 1, 2, 3, 5, 6, 4).astype(kind, order="C"))
+    return windows.flatten(4).flatten(1, 3), torch.Size(every.shape[2:4])
 
 
 def _layer_norm(layer: nn.Module, own: Tree, inputs: Tensor) -> Tensor:
     assert isinstance(layer, nn.LayerNorm)
-    weight, bias = own["weight"], own["bias"]
-    if weight.dim() == len(layer.normalized_shape):
-        return functional.layer_norm(inputs, layer.normalized_shape, weight, bias, layer.eps)
-    return functional.layer_norm(inputs, layer.normalized_shape, eps=layer.eps) * weight[:, None] + bias[:, None]
+    weight, bias, over = own["weight"], own["bias"], len(layer.normalized_shape)
+    if over == IMAGE:
+        weight, bias = weight.movedim(-3, -1), bias.movedim(-3, -1)
+    shape = inputs.shape[-over:]
+    if weight.dim() == over:
+        return functional.layer_norm(inputs, shape, weight, bias, layer.eps)
+    return functional.layer_norm(inputs, shape, eps=layer.eps) * weight[:, None] + bias[:, None]
 
 
 def _flatten(layer: nn.Module, own: Tree, inputs: Tensor) -> Tensor:
-    return inputs.flatten(2)
+    return (inputs.movedim(-1, 2) if inputs.dim() == 2 + IMAGE else inputs).flatten(2)
 
 
 def _linear(layer: nn.Module, own: Tree, inputs: Tensor) -> Tensor:
