@@ -18,7 +18,9 @@ class Cohorts:
     size: int  # users a round; on average, where they are drawn independently
     sampler: Sampler
     seed: int
-    secret: bool = False  # drawn so that nobody who knows the seed knows who came
+    # Drawn so that nobody who knows the seed knows who came. The seed would also give n - 1 users quite another draw
+    # than n: a user less would then move what is told by everybody's update, not by two.
+    secret: bool = False
     _order: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
 
     @property
@@ -33,6 +35,8 @@ class Cohorts:
             drawn = secure_uniform(self.users) if self.secret else self._draw(round).random(self.users)
             return np.flatnonzero(drawn < self.size / self.users).tolist()
         if self.sampler == "uniform":
+            if self.secret:
+                return sorted(_secure_order(self.users)[: self.size].tolist())
             drawn = self._draw(round).choice(self.users, self.size, replace=False, shuffle=False)
             return sorted(int(position) for position in drawn)
         turn, place = divmod(round, int(self.rounds_per_turn))
@@ -42,7 +46,13 @@ class Cohorts:
         return seeds.numpy_generator(self.seed, "cohort", round)
 
     def _shuffled(self, turn: int) -> np.ndarray:
-        """Everybody in this turn's order; kept, because a million take a while."""
+        """Everybody in this turn's order; kept, because a million take a while. A secret one is written down nowhere:
+        what a kill leaves of its turn is drawn anew."""
         if self._order[0] != turn:
-            self._order = turn, seeds.numpy_generator(self.seed, "epoch", turn).permutation(self.users)
+            seeded = seeds.numpy_generator(self.seed, "epoch", turn)
+            self._order = turn, _secure_order(self.users) if self.secret else seeded.permutation(self.users)
         return self._order[1]
+
+
+def _secure_order(users: int) -> np.ndarray:
+    return np.argsort(secure_uniform(users), kind="stable")

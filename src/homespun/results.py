@@ -15,7 +15,7 @@ from homespun.assignments import assignments
 from homespun.core.errors import RunError
 from homespun.data.check import check
 from homespun.data.federation import Federation
-from homespun.data.splits import Fractions, Subset, sample_users
+from homespun.data.splits import Fractions, Subset, original_name, sample_users
 from homespun.evaluation.differences import differences, from_samples
 from homespun.evaluation.metrics import mean_and_deviation
 from homespun.evaluation.pooling import COLUMNS, averaged, joined
@@ -70,7 +70,7 @@ def assemble(
 def describe(federation: Federation, data: DataSettings, *, fractions: Fractions) -> dict[str, Any]:
     return {
         **data.model_dump(mode="json"),
-        "name": federation.name.partition("/")[0],  # without "/participants"
+        "name": original_name(federation),
         "fingerprint": federation.fingerprint,
         "labels": list(federation.labels),
         "contexts": len(federation.contexts),

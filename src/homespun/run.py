@@ -44,7 +44,7 @@ from homespun.core.roles import SHARED, Role
 from homespun.core.settings import Settings
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples, Federation
-from homespun.data.splits import Split, part, part_sizes, pooled, sample_users, split
+from homespun.data.splits import Split, original_name, part, part_sizes, pooled, sample_users, split
 from homespun.engines.cohort import CohortEngine, default_workers
 from homespun.engines.engine import Client, Engine
 from homespun.engines.loop import LoopEngine
@@ -173,7 +173,7 @@ class Run:
         plan, settings = self.plan, self.settings
         if plan is None:
             return None
-        name, place = self.federation.name.partition("/")[0], getattr(self.federation, "place", None)
+        name, place = original_name(self.federation), getattr(self.federation, "place", None)
         ledger = Ledger(ledger_path(name, place=place, named=plan.settings.ledger), name)
         in_turns = plan.local and settings.sampler == "shuffled"
         rounds = int(self.cohorts.rounds_per_turn) if in_turns else 1
@@ -204,7 +204,8 @@ class Run:
     @cached_property
     def cohorts(self) -> Cohorts:
         users, settings = len(self.population.users), self.settings
-        secret = settings.privacy is not None and not settings.privacy.insecure
+        privacy = settings.privacy  # with noise of their own, who came is plain to see
+        secret = privacy is not None and privacy.noise == "central" and not privacy.insecure
         return Cohorts(users, self.cohort_size, settings.sampler, settings.seed, secret=secret)
 
     @cached_property
@@ -263,10 +264,10 @@ class Run:
         if self.steward is not None:
             self.steward.before_work(broadcast)
         outcome = self.engine.work(broadcast, clients)
-        _require_enough(outcome.refused, clients=len(clients), round=self.state.round)
+        _require_enough(outcome.refused, clients=len(clients), round=self.state.round, told=self.plan is None)
         require_valid(outcome.update, broadcast, statistics=self.method.statistics)
-        update = outcome.update if self.steward is None else self.steward.released(outcome.update, broadcast)
         prototypes = self._prototypes(broadcast)
+        update = outcome.update if self.steward is None else self.steward.released(outcome.update, broadcast)
         self.state = self.method.server(self.state, update)
         self.state = replace(self.state, federated={**self.state.federated, **prototypes})
         if self.built.partition.names(Role.PRIVATE):
@@ -307,8 +308,9 @@ class Run:
             Client(f"prototype {row}", private={**self.new_private(f"prototype {row}"), own: embedding}, data=data)
             for row, (embedding, data) in enumerate(zip(broadcast.federated[table], self.prototypical, strict=True))
         ]
-        learned = self.server_engine.work(broadcast, held).private
-        return {table: torch.stack([learned[client.user][own] for client in held])}
+        outcome = self.server_engine.work(broadcast, held)
+        _require_enough(outcome.refused, clients=1, round=self.state.round)  # all of them are needed
+        return {table: torch.stack([outcome.private[client.user][own] for client in held])}
 
     def _kept(self, clients: Sequence[Client], trained: Mapping[str, Tree], update: Update) -> Mapping[str, Tree]:
         """What each home keeps: all it learned (Eq. 7 of FURL), or its update's share of it (Eq. 6)."""
@@ -372,12 +374,14 @@ class Run:
         self.close()
 
 
-def _require_enough(refused: Mapping[str, str], *, clients: int, round: int) -> None:
-    """A few bad updates are left out; if it is half of them, something is wrong with the run."""
+def _require_enough(refused: Mapping[str, str], *, clients: int, round: int, told: bool = True) -> None:
+    """A few bad updates are left out; if it is half of them, something is wrong with the run. How many they were is not
+    told where it would say how many came."""
     if refused and 2 * len(refused) >= clients:
         reasons = Counter(refused.values()).most_common(3)
         raise MessageError(
-            f"round {round}: {len(refused)} of {clients} updates were refused, because of "
+            f"round {round}: {f'{len(refused)} of {clients}' if told else 'half or more of the'} updates were "
+            "refused, because of "
             f"{'; '.join(reason for reason, _ in reasons)}. The model stays as it was. Where local training "
             "grows without bounds, lower the clients' learning rate."
         )

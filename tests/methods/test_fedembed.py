@@ -8,7 +8,7 @@ import torch
 from minisom import MiniSom
 from torch.nn import functional
 
-from homespun.core.errors import SettingsError
+from homespun.core.errors import MessageError, SettingsError
 from homespun.core.messages import Elected, Rows, ServerState, Update, update_from_bytes, update_to_bytes
 from homespun.core.method import Task, build, load_method
 from homespun.core.roles import Role
@@ -205,6 +205,15 @@ def test_heads_are_carried_over_by_greatest_overlap():
     assert after.federated["places.radius"] == pytest.approx(0.5**0.5)
 
 
+def test_noise_on_the_overlap_is_nobody():
+    """Five rounds of noise 1 have a deviation of 2.2, so that 6 may be noise and 7 is somebody."""
+    overlap = [[0.0, 6.0, 0.0], [0.0, 0.0, 0.0], [7.0, 0.0, 5.0]]
+    state = map_state(round=4)
+    update = replace(map_update(state, overlap), noise={"places.overlap": 1.0})
+    after = MapServer(FedAvg(), every=5, radius=1.0, halves=10)(state, update)
+    assert after.keyed["heads.weight"].flatten().tolist() == [3.0, 2.0, 3.0]
+
+
 def test_between_two_maps_overlaps_add_up_and_heads_stay():
     state = map_state(round=1)
     server = MapServer(FedAvg(), every=5, radius=1.0, halves=10)
@@ -249,6 +258,17 @@ def test_prototypes_are_moved_by_the_servers_own_users_and_by_nobody_elses_updat
     built = made(federation, seed=0)
     learned = LoopEngine(built, 0).work(built.start().broadcast(), [held]).private["prototype 3"]["user.embedding"]
     torch.testing.assert_close(after[3], learned, atol=1e-6, rtol=1e-5)
+
+
+def test_prototypes_whose_training_runs_away_are_an_error_and_nothing_is_told(tmp_path, federation):
+    privacy = {"noise_multiplier": 1.0, "delta": 0.01, "insecure": True, "ledger": str(tmp_path / "ledger")}
+    nobody = {"cohort": 1, "sampler": "poisson", "privacy": privacy}
+    with opened(tmp_path / "run", federation, triplet_rate=1e30, **nobody) as run:
+        empty = next(round for round in range(50) if not run.cohorts.of(round))
+        run.state = before = replace(run.state, round=empty)
+        with pytest.raises(MessageError, match="updates were refused, because of NaN"):
+            run.step()
+        assert run.state is before and not run.steward.ledger.spent()
 
 
 def test_a_cohort_without_a_sub_population_leaves_its_head_alone(tmp_path, federation):

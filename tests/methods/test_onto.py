@@ -78,7 +78,7 @@ def test_the_full_moreau_envelope_averages_nothing_but_common_parameters(federat
     assert all(not torch.equal(trained[name], value) for name, value in start.federated.items() if "bias" not in name)
 
 
-def lloyd(rows, centroids, heads):
+def lloyd(rows, centroids, heads, noise=0.0):
     told = torch.zeros(len(centroids)).index_copy_(0, rows.index, rows.weight.float())
     update = Update(
         0,
@@ -87,6 +87,7 @@ def lloyd(rows, centroids, heads):
         {},
         weight=float(rows.weight.sum()),
         clients=int(rows.weight.sum()),
+        noise={"members": noise},
     )
     return LloydServer(FedAvg())(
         ServerState(0, {"members": torch.zeros(len(centroids))}, {"centroids": centroids, "heads.w": heads}), update
@@ -102,6 +103,14 @@ def test_a_round_of_pfedkm_is_lloyds_step():
     after = lloyd(rows, centroids, heads)
     assert after.keyed["centroids"].flatten().tolist() == [2.0, 8.0]
     assert torch.equal(after.keyed["heads.w"], heads)
+
+
+def test_a_count_that_may_be_noise_moves_no_centroid():
+    centroids, heads = torch.tensor([[0.0], [10.0], [20.0]]), torch.tensor([[1.0], [2.0], [3.0]])
+    gaps, counts = torch.tensor([[4.0], [4.0], [-2.0]]), torch.tensor([4.0, 4.0, 2.0], dtype=torch.float64)
+    rows = Rows(torch.arange(3), gaps, counts)
+    assert lloyd(rows, centroids, heads, noise=1.0).keyed["centroids"].flatten().tolist() == [1.0, 11.0, 20.0]
+    assert lloyd(rows, centroids, heads, noise=0.5).keyed["centroids"].flatten().tolist() == [1.0, 11.0, 19.0]
 
 
 def test_an_empty_cluster_takes_half_of_the_largest():

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from homespun.cli import app
 from homespun.core.errors import RunError, SettingsError, UnknownNameError
 from homespun.methods.furl import SMALL
-from homespun.privacy.ledger import LedgerError
+from homespun.privacy.ledger import BudgetError, LedgerError
 
 
 def homespun(*words, fails=None):
@@ -38,6 +38,19 @@ def test_a_run_that_protects_nobody_says_so_and_a_finished_one_what_to_do(tmp_pa
     assert "its noise was chosen for this many rounds" in again and "--rounds" not in again
 
 
+def test_a_run_that_its_budget_stops_has_a_report_of_what_was_paid_for(tmp_path):
+    settings = {**SMALL, "rounds": 5, "cohort": 10, "workers": 0, "sampler": "poisson", "privacy.noise_multiplier": 2,
+                "privacy.delta": 0.01, "privacy.budget": 0.8, "privacy.ledger": tmp_path / "ledger"}  # fmt: skip
+    words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    corpus = ("--data", "dialects", "--data-set", "users=20", "--data-set", "examples=10")
+    for folder, paid in (("run", True), ("other", False)):  # the second finds nothing left
+        stopped = homespun("train", "furl", *corpus, "--folder", tmp_path / folder, *words, fails=BudgetError)
+        assert "its privacy budget is spent" in stopped
+        assert (tmp_path / folder / "report.html").exists() == paid
+    (done,) = json.loads((tmp_path / "run" / "results.json").read_text())["configurations"]["furl"]["runs"]
+    assert 0 < done["privacy"]["releases"] == len(done["rounds"]) < 5 and done["privacy"]["epsilon"] <= 0.8
+
+
 def test_a_private_run_is_written_down_beside_its_data_and_can_be_reset(tmp_path):
     rows = [f"user{user},good day number {row},{'ab'[row % 2]}" for user in range(6) for row in range(10)]
     data = tmp_path / "notes.csv"
@@ -48,7 +61,7 @@ def test_a_private_run_is_written_down_beside_its_data_and_can_be_reset(tmp_path
     assert "nothing was told" in homespun("privacy", "show", data, fails=UnknownNameError)
     homespun("train", "furl", "--data", data, "--folder", tmp_path / "run", *words)
     shown = homespun("privacy", "show", data, "--delta", 0.01)
-    assert "2 rounds, noise 2 times the clip norm, users drawn 50.00%" in shown
+    assert "2 rounds, noise 2 times what one user moves, counted with 50.00% of the users drawn" in shown
     name = shown.partition(":")[0]
     assert "Nothing was reset" in homespun("privacy", "reset", data, "--name", "other", fails=UnknownNameError)
     assert "begins again" in homespun("privacy", "reset", data, "--name", name, "--reason", "a test")

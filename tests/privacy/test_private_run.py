@@ -1,6 +1,8 @@
 """Runs whose updates are clipped and noised: what is told, what it costs, and what is refused."""
 
 from collections import Counter
+from dataclasses import replace
+from itertools import chain
 from math import nan
 
 import numpy as np
@@ -9,8 +11,8 @@ import torch
 from scipy.stats import beta
 
 from homespun.core import seeds
-from homespun.core.errors import SettingsError
-from homespun.core.messages import Broadcast, Update, state_to_bytes
+from homespun.core.errors import MessageError, SettingsError
+from homespun.core.messages import Broadcast, Rows, Update, state_to_bytes
 from homespun.data import load_federation
 from homespun.engines.cohort import CohortEngine
 from homespun.engines.loop import LoopEngine
@@ -18,7 +20,7 @@ from homespun.methods.furl import SMALL
 from homespun.opening import open_run
 from homespun.privacy.accounting import Release, epsilon
 from homespun.privacy.guard import Guard
-from homespun.privacy.ledger import BudgetError, Ledger
+from homespun.privacy.ledger import BudgetError, Ledger, ledger_path
 from homespun.privacy.mechanism import Clip, clipped, clipped_statistics, clipped_sum, norms, released_centrally
 from homespun.privacy.noise import secure_normal, seeded_normal
 from homespun.privacy.settings import Privacy, make_plan
@@ -200,6 +202,65 @@ def test_secret_draws_are_not_those_of_the_seed(tmp_path):
     assert len(set(cohorts)) > 6 and 4 < np.mean([len(cohort) for cohort in cohorts]) < 12
 
 
+@pytest.mark.parametrize("sampler", ["uniform", "shuffled"])
+def test_cohorts_of_a_fixed_size_are_secret_too(tmp_path, sampler):
+    """By the seed, one user less would make another cohort of everybody's."""
+    fixed = {"insecure": False, "amplification": False}
+    firsts = []
+    for number in range(6):
+        with opened(tmp_path, name=f"run {number}", privacy=fixed, sampler=sampler) as run:
+            turn = [run.cohorts.of(round) for round in range(3)]
+        assert [len(cohort) for cohort in turn] == ([8, 8, 8] if sampler == "uniform" else [8, 8, 4])
+        assert all(cohort == sorted(set(cohort)) for cohort in turn)
+        if sampler == "shuffled":
+            assert sorted(chain(*turn)) == list(range(20))
+        firsts.append(tuple(turn[0]))
+    assert len(set(firsts)) > 3
+    with opened(tmp_path, name="own noise", privacy={**fixed, "noise": "local"}, sampler=sampler) as run:
+        seen = run.cohorts.of(0)  # plain to see, so that a turn can go on after a kill
+        assert seen == type(run.cohorts)(20, 8, sampler, 0).of(0)
+
+
+def test_a_name_with_a_slash_has_a_ledger_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    paths = [ledger_path(name, place=None, named=None) for name in ("org/votes", "org/letters", "org")]
+    assert [path.name for path in paths] == [
+        "org%2Fvotes.privacy.jsonl", "org%2Fletters.privacy.jsonl", "org.privacy.jsonl"
+    ]  # fmt: skip
+    named = replace(load_federation("dialects", settings={"users": 20, "examples": 10}), name="org/votes")
+    privacy = {**PRIVATE, "noise_multiplier": 1.0}
+    settings = RunSettings(rounds=1, cohort=8, sampler="poisson", workers=0, privacy=privacy)
+    with open_run(tmp_path / "run", method="furl", federation=named, settings=settings, method_settings=SMALL) as run:
+        run.step()
+    assert Ledger(paths[0], "org/votes").spent().total() == 1
+
+
+@pytest.mark.parametrize("noise", [{"noise_multiplier": 0.05}, {"noise_multiplier": 0.15, "noise": "local"}])
+def test_noise_that_is_next_to_none_is_refused(tmp_path, noise):
+    """It would keep the accountant busy for hours."""
+    with opened(tmp_path, privacy=noise) as run, pytest.raises(SettingsError, match="protects nobody"):
+        run.step()
+
+
+def test_under_privacy_an_error_does_not_say_how_many_came(tmp_path, monkeypatch):
+    with opened(tmp_path) as run:
+        refused = {f"user {place}": "NaN or infinity in 'w'" for place in range(8)}
+        empty = run.engine.work(run.state.broadcast(), [])
+        monkeypatch.setattr(run.engine, "work", lambda *_: replace(empty, refused=refused))
+        with pytest.raises(MessageError, match="half or more of the updates were refused, because of NaN") as error:
+            run.step()
+    assert "8" not in str(error.value)
+
+
+def test_a_server_is_told_how_much_noise_there_is(tmp_path):
+    for noise, expected in (("central", 1.5 * 0.05), ("local", 1.5 * 0.05 * 3)):
+        with opened(tmp_path, name=noise, privacy={"noise": noise}, method_settings={"users": "table"}) as run:
+            start = run.state.broadcast()
+            total = LoopEngine(run.built, 0).work(start, run.clients(range(9))).update
+            told = run.steward.released(total, start).noise
+        assert told == {name: pytest.approx(expected) for name in [*start.federated, *start.keyed]}
+
+
 # An attack: somebody with the worst possible update, and an observer who knows everything but whether they took part
 
 
@@ -216,20 +277,24 @@ def told(normal, *, canary, noise_multiplier):
     return float(found.federated["w"][0]) - 0.3
 
 
+def proven(without, within, thresholds, *, delta, tests):
+    """The largest epsilon that an observer proves with 95 % confidence (Clopper and Pearson), over all of the tests."""
+    trials, found = len(within), 0.0
+    for threshold in thresholds:
+        hits, alarms = int((within >= threshold).sum()), int((without >= threshold).sum())
+        low = beta.ppf(0.025 / tests, hits, trials - hits + 1) if hits else 0.0
+        high = beta.ppf(1 - 0.025 / tests, alarms + 1, trials - alarms)
+        if low > delta:
+            found = max(found, float(np.log((low - delta) / high)))
+    return found
+
+
 def empirical_epsilon(noise_multiplier, *, trials=4000, delta=1e-5):
-    """The largest epsilon that the attack proves, with 95 % confidence (Clopper and Pearson), over thresholds."""
     without, within = (
         np.array([told(secure_normal, canary=canary, noise_multiplier=noise_multiplier) for _ in range(trials)])
         for canary in (False, True)
     )
-    found = 0.0
-    for threshold in np.linspace(0, 3, 13):
-        hits, alarms = int((within > threshold).sum()), int((without > threshold).sum())
-        low = beta.ppf(0.025 / 13, hits, trials - hits + 1) if hits else 0.0
-        high = beta.ppf(1 - 0.025 / 13, alarms + 1, trials - alarms)
-        if low > delta:
-            found = max(found, float(np.log((low - delta) / high)))
-    return found
+    return proven(without, within, np.linspace(0, 3, 13), delta=delta, tests=13)
 
 
 def test_an_attack_finds_no_more_than_is_claimed_and_without_noise_it_does():
@@ -237,6 +302,41 @@ def test_an_attack_finds_no_more_than_is_claimed_and_without_noise_it_does():
     found = empirical_epsilon(1.0)
     assert 0.5 < found <= claimed  # the attack is a real one
     assert empirical_epsilon(1e-6) > claimed  # and would have noticed that noise is missing
+
+
+@pytest.mark.parametrize("noise_multiplier", [2.0, 0.1])
+def test_the_attack_on_whole_rounds(tmp_path, monkeypatch, noise_multiplier):
+    """The same on each parameter that a round of a run gives away: none is left without noise on the way. Where it is
+    too little, the attack finds more than noise of 2 claims."""
+    privacy = {"noise_multiplier": noise_multiplier, "clip": 1.0, "insecure": False, "amplification": False}
+    settings = {"cohort": "all", "sampler": "uniform", "method_settings": {"users": "table"}}
+    with opened(tmp_path, privacy=privacy, **settings) as run:
+        start, broadcast = run.state, run.state.broadcast()
+        monkeypatch.setattr(run.steward.ledger, "debit", lambda *_, **__: None)  # a thousand waits for the disk
+        nobody = run.engine.work(broadcast, [])
+        loud = {name: torch.full_like(value, 100.0) for name, value in broadcast.federated.items()}
+        rows = {
+            name: Rows(torch.arange(len(table)), torch.full_like(table, 100.0), torch.ones(len(table)))
+            for name, table in broadcast.keyed.items()
+        }
+        canary = Update(0, loud, rows, nobody.update.statistics, weight=1.0, clients=1)
+        canary = run.steward.guard.shaped(canary, broadcast, "canary")
+
+        def seen(update):
+            """How far a round with this update moves each parameter, in the canary's direction."""
+            monkeypatch.setattr(run.engine, "work", lambda *_: replace(nobody, update=update))
+            run.state = start
+            run.step()
+            after = {**run.state.federated, **run.state.keyed}
+            return [float((after[name] - value).sum()) for name, value in {**start.federated, **start.keyed}.items()]
+
+        without, within = (np.array([seen(update) for _ in range(400)]).T for update in (nobody.update, canary))
+    claimed = epsilon({Release(1.0, 2.0): 1}, delta=0.01)
+    found = max(
+        proven(before, after, np.quantile(after, np.linspace(0.05, 0.95, 7)), delta=0.01, tests=7 * len(within))
+        for before, after in zip(without, within, strict=True)
+    )
+    assert found <= claimed if noise_multiplier == 2.0 else found > claimed
 
 
 def test_rows_of_a_table_are_all_told(tmp_path):

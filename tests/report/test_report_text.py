@@ -112,7 +112,7 @@ def test_the_report_says_what_privacy_there_was_and_stamps_what_is_none() -> Non
     assert shown is not None
     assert texts(shown)[0] == [
         "FedPerC", "central noise, 1.23 clip norms", "not sent", "never", "3.502 at delta 1e-05 (RDP 4.039)",
-        "100 releases, users drawn 5.00%",
+        "100 releases, counted with 5.00% of the users drawn",
     ]  # fmt: skip
     assert texts(shown)[1][1:5] == ["as they are", "as they are", "never", MISSING]
     assert "hidden by noise on all of them, in the sum" in markdown(found)

@@ -40,8 +40,8 @@ def show(source: Source, ledger: Where = None, delta: Delta = 1e-5, json_output:
     print(f"{found.data}: epsilon {cost:.3f} at delta {delta:g} (another: --delta)")
     for release, rounds in sorted(spent.items()):
         print(
-            f"  {rounds} rounds, noise {release.noise_multiplier:.4g} times the clip norm, "
-            f"users drawn {release.rate:.2%}"
+            f"  {rounds} rounds, noise {release.noise_multiplier:.4g} times what one user moves, "
+            f"counted with {release.rate:.2%} of the users drawn"
         )
     if insecure:
         print(f"  INSECURE: in {insecure} of them noise and cohorts came from a seed and protect nobody")

@@ -49,6 +49,7 @@ def train(
     Example: homespun train furl --data dialects --data-set users=200 --epochs 5 --set user_dim=8
     """
     from homespun.console import Reporter
+    from homespun.privacy.ledger import BudgetError
     from homespun.report.html import write_report
     from homespun.results import RESULTS_FILE, single_results, write_results
     from homespun.training import LENGTH, prepare, training, usual_settings
@@ -73,15 +74,22 @@ def train(
                 f"{place}: this run is finished ({run.state.round} rounds). Look at {place / 'report.html'}, "
                 f"{more}name another --folder."
             )
-        reporter = Reporter(to_stderr=json_output)
+        reporter, stopped = Reporter(to_stderr=json_output), None
         if run.state.round:
             reporter.console.print(f"{place}: going on after round {run.state.round}")
         with reporter.following(run, run.method.name) as show:
-            for event in training(run):
-                show(event)
+            try:
+                for event in training(run):
+                    show(event)
+            except BudgetError as error:
+                stopped = error
+        if stopped is not None and run.state.round == 0:
+            raise stopped
         found = single_results(run, source, title=run.method.name)
     write_results(place, found)
     _show(found, write_report(found, place), json_output=json_output)
+    if stopped is not None:  # what was paid for is there
+        raise stopped
 
 
 def _show(found: Mapping[str, Any], report: Path, *, json_output: bool, samples: Sequence[Any] = ()) -> None:

@@ -70,7 +70,7 @@ def refusal(
 def _wrong_candidate(found: Elected | None, expected: Tree) -> str | None:
     if found is None or not expected:
         return None if (found is None) == (not expected) else "a candidate where none, or none where one, was expected"
-    if not (isfinite(found.score) and found.score <= 0):
+    if not (_is_finite(found.score) and found.score <= 0):
         return f"a score of {found.score}"
     return _wrong_tensors(found.steps, expected)
 

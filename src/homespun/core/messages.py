@@ -66,6 +66,8 @@ class Update:
     weight: float
     clients: int
     elected: Elected | None = None  # the only thing that is not a sum
+    # Of shared parameters, the standard deviation of the noise on every number; the server says so when it has them all
+    noise: Mapping[str, float] = field(default_factory=dict)
 
     def __add__(self, other: Update) -> Update:
         if self.round != other.round:

@@ -165,6 +165,14 @@ class Subset:
         return int(self.positions[user])
 
 
+PARTICIPANTS = "/participants"
+
+
+def original_name(federation: Federation) -> str:
+    """What a federation was called before some of its users were withheld."""
+    return federation.name.removesuffix(PARTICIPANTS)
+
+
 def withhold(
     federation: Federation,
     *,
@@ -196,7 +204,7 @@ def withhold(
     takes_part = np.ones(users, dtype=bool)
     takes_part[chosen] = False
     return (
-        Subset(federation, np.flatnonzero(takes_part), f"{federation.name}/participants"),
+        Subset(federation, np.flatnonzero(takes_part), federation.name + PARTICIPANTS),
         Subset(federation, np.flatnonzero(~takes_part), f"{federation.name}/newcomers"),
     )
 

@@ -41,6 +41,7 @@ from homespun.core.seeds import torch_generator
 from homespun.core.server import ServerRule
 from homespun.core.tree import Tree
 from homespun.models.clustered import HEADS, MODEL, PROBE, REFERENCE, clustered, key
+from homespun.models.places import somebody
 
 
 class Settings(OntoSettings):
@@ -76,9 +77,10 @@ class LloydServer:
         rows, centroids = update.keyed["centroids"], state.keyed["centroids"]
         told = update.federated["members"]
         gaps = torch.zeros_like(centroids).index_copy_(0, rows.index, rows.values)
-        there = told >= 0.5  # less than one is nobody, or noise
-        centroids = torch.where(there[:, None], centroids + gaps / told.clamp(min=0.5)[:, None], centroids)
-        members = FADES * state.federated["members"] + told.clamp(min=0)
+        least = somebody(update.noise.get("members", 0.0))
+        there = told >= least
+        centroids = torch.where(there[:, None], centroids + gaps / told.clamp(min=least)[:, None], centroids)
+        members = FADES * state.federated["members"] + told.where(there, 0)
         source = split(members)
         members = members / torch.bincount(source, minlength=len(source)).clamp(min=1)  # halves of what was split
         apart = torch.randn(centroids.shape, generator=torch_generator(0, "clusters", state.round))

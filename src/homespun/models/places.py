@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import sqrt
 
 import torch
 from torch import Tensor
@@ -22,6 +23,11 @@ def map_step(embedding: Tensor, nodes: Tensor, *, radius: Tensor, rate: float) -
     place = torch.arange(len(nodes))
     near = torch.exp(-(place - nearest(embedding, nodes)).square() / (2 * radius.square()))
     return rate * near[:, None] * (embedding - nodes)
+
+
+def somebody(noise: float) -> float:
+    """From which count on somebody is there, where the count has noise of this deviation."""
+    return max(0.5, 3 * noise)
 
 
 NARROWEST = 0.05  # radius at which a node has no neighbours left; its square must not become nothing
@@ -51,16 +57,20 @@ class MapServer:
         places["places.overlap"] = places["places.overlap"] + update.federated["places.overlap"]
         places["places.radius"] = torch.full((), max(NARROWEST, self.radius * 0.5 ** (model.round / self.halves)))
         if model.round % self.every == 0:
-            model = self._carried_over(model, places["places.overlap"])
+            # counts of so many rounds, and the noise of as many
+            least = somebody(sqrt(self.every) * update.noise.get("places.overlap", 0.0))
+            model = _carried_over(model, places["places.overlap"], least=least)
             places["places.map"] = places["places.next"].clone()
             places["places.overlap"] = torch.zeros_like(places["places.overlap"])
         return replace(model, federated={**model.federated, **places})
 
-    def _carried_over(self, model: ServerState, overlap: Tensor) -> ServerState:
-        old = torch.arange(len(overlap))
-        source = torch.where(overlap.max(dim=0).values > 0.5, overlap.argmax(dim=0), old)  # nobody came: its own
-        moments = {name: value[source] if ".heads." in name else value for name, value in model.optimizer.items()}
-        return replace(model, keyed={name: table[source] for name, table in model.keyed.items()}, optimizer=moments)
+
+def _carried_over(model: ServerState, overlap: Tensor, *, least: float) -> ServerState:
+    """A cluster to which nobody came keeps its own head."""
+    old = torch.arange(len(overlap))
+    source = torch.where(overlap.max(dim=0).values >= least, overlap.argmax(dim=0), old)
+    moments = {name: value[source] if ".heads." in name else value for name, value in model.optimizer.items()}
+    return replace(model, keyed={name: table[source] for name, table in model.keyed.items()}, optimizer=moments)
 
 
 def _without(tree: Tree, names: Tree) -> Tree:

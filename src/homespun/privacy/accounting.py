@@ -20,10 +20,7 @@ from homespun.core.errors import InputError, SettingsError
 # "coarse" is PLD on a coarser grid: never less than PLD says, and ten times as fast
 Way: TypeAlias = Literal["pld", "rdp", "coarse"]
 
-LEAST_NOISE, MOST_NOISE = (
-    0.1,
-    1e4,
-)  # multipliers between which one is searched: less is none, with more nothing is learned
+LEAST_NOISE, MOST_NOISE = 0.1, 1e4  # multipliers: less protects nobody, and with more nothing is learned
 COARSE = 2e-3  # steps of privacy loss; the library's own are 1e-4
 PRECISION = 1e-3  # of a multiplier that is found, relative
 
@@ -40,6 +37,11 @@ class Release:
             raise SettingsError(f"sampling rate {self.rate}: expected more than 0 and at most 1")
         if not (self.noise_multiplier > 0 and isfinite(self.noise_multiplier)):
             raise SettingsError(f"noise multiplier {self.noise_multiplier}: expected a positive number")
+        if self.noise_multiplier < LEAST_NOISE:
+            raise SettingsError(
+                f"noise multiplier {self.noise_multiplier:g}: noise below {LEAST_NOISE:g} times what one user moves "
+                "protects nobody: epsilon is in the hundreds after a single round"
+            )
 
 
 Spending: TypeAlias = Mapping[Release, int]  # how often each was made

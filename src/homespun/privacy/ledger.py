@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from homespun.core.errors import HomespunError, InputError, RunError, SettingsError, UnknownNameError
 from homespun.privacy.accounting import Release, affordable, epsilon
@@ -33,7 +34,8 @@ def ledger_path(data: str, *, place: Path | None, named: str | None) -> Path:
         return Path(named)
     if place is not None and place.exists():
         return place.with_name(place.name + SUFFIX)
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "homespun" / (data + SUFFIX)
+    own = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "homespun"
+    return own / (quote(data, safe=" ") + SUFFIX)  # "org/votes" is one name, not a folder
 
 
 class LedgerError(HomespunError):
@@ -82,10 +84,6 @@ class Ledger:
     def debits(self, *, run: str) -> int:
         """How often one run has written down that it is about to tell something; resets do not undo it."""
         return sum(entry.get("run") == run for entry in self._lines(_read(self.path)) if "release" in entry)
-
-    def room(self, release: Release, *, rounds: int, budget: Budget) -> int:
-        """How many of so many rounds the budget has room for."""
-        return affordable(release, rounds=rounds, spent=self.spent(), budget=budget.epsilon, delta=budget.delta)
 
     def reset(self, name: str, *, reason: str = "") -> None:
         """Begin again at nothing; to be sure that it is meant, by the data set's name."""

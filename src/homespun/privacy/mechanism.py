@@ -10,7 +10,7 @@ came is somebody's secret too. For the same reason all rows of a keyed parameter
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import hypot, inf, isfinite, sqrt
 
@@ -56,6 +56,11 @@ class Clip:
 
     def deviation(self, norm: float, *, noise_multiplier: float) -> float:
         return noise_multiplier * norm * sqrt(self.groups)
+
+    def deviations(self, names: Iterable[str], *, noise_multiplier: float) -> dict[str, float]:
+        """Of the noise on each of these parameters."""
+        norms = {name: self.norms[self.group_of(name)] for name in names}
+        return {name: self.deviation(norm, noise_multiplier=noise_multiplier) for name, norm in norms.items()}
 
 
 def norms(update: Update, clip: Clip) -> dict[str, float]:
@@ -159,9 +164,10 @@ def _clipped_statistics(statistics: Mapping[str, float], norm: float | None) -> 
 def noised(update: Update, broadcast: Broadcast, clip: Clip, *, noise_multiplier: float, normal: Normal) -> Update:
     """The same with noise on every number that may be told, also on rows that nobody touched."""
 
+    deviations = clip.deviations(_tensors(update), noise_multiplier=noise_multiplier)
+
     def with_noise(name: str, tensor: Tensor) -> Tensor:
-        deviation = clip.deviation(clip.norms[clip.group_of(name)], noise_multiplier=noise_multiplier)
-        return tensor + noise_like(tensor, normal, deviation=deviation)
+        return tensor + noise_like(tensor, normal, deviation=deviations[name])
 
     statistics = dict(update.statistics)
     if clip.statistics is not None:

@@ -86,7 +86,8 @@ def make_plan(settings: Privacy, *, users: int, cohort: int, sampler: Sampler, r
     multiplier = settings.noise_multiplier
     if multiplier is None:
         assert settings.epsilon is not None
-        told = ceil(rounds * cohort / users) if settings.noise == "local" and sampler == "shuffled" else rounds
+        in_turns = settings.noise == "local" and sampler == "shuffled"  # everybody once a turn
+        told = ceil(rounds / ceil(users / cohort)) if in_turns else rounds
         multiplier = moved * multiplier_for(settings.epsilon, rate=rate, rounds=told, delta=settings.delta)
     return Plan(
         settings=settings,

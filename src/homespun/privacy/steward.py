@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import ceil
+from dataclasses import dataclass, replace
+from math import ceil, sqrt
 
 from homespun.core.messages import Broadcast, Update
 from homespun.privacy.accounting import Release
@@ -40,19 +40,21 @@ class Steward:
             self._debit(broadcast.round)
 
     def released(self, total: Update, broadcast: Broadcast) -> Update:
-        """The cohort's sum as it may be told."""
-        if self.plan.local:
-            return total
+        """The cohort's sum as it may be told, and how much noise is on it."""
+        plan = self.plan
+        deviations = plan.clip.deviations([*total.federated, *total.keyed], noise_multiplier=plan.noise_multiplier)
+        if plan.local:  # everybody added their own
+            return replace(total, noise={name: sqrt(total.clients) * one for name, one in deviations.items()})
         self._debit(broadcast.round)
-        insecure = self.plan.settings.insecure
-        return released_centrally(
+        noisy = released_centrally(
             total,
             broadcast,
-            self.plan.clip,
-            noise_multiplier=self.plan.noise_multiplier,
-            expected=self.plan.expected,
-            normal=seeded_normal(self.seed, "central", broadcast.round) if insecure else secure_normal,
+            plan.clip,
+            noise_multiplier=plan.noise_multiplier,
+            expected=plan.expected,
+            normal=seeded_normal(self.seed, "central", broadcast.round) if plan.settings.insecure else secure_normal,
         )
+        return replace(noisy, noise=deviations)
 
     def _debit(self, round: int) -> None:
         """In the middle of a turn the first round after opening counts again: it may have been told before a kill."""

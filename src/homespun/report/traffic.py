@@ -113,7 +113,8 @@ def privacy_table(results: Mapping[str, Any]) -> Table | None:
         noised = f"{found['noise']} noise, {found['noise_multiplier']:.3g} clip norms"
         cost = f"{found['epsilon']:.3f} at delta {found['delta']:g} (RDP {found['epsilon_rdp']:.3f})"
         statistics = "not sent" if found["statistics_clip"] is None else noised
-        stamp = INSECURE if found["insecure"] else f"{found['releases']} releases, users drawn {found['rate']:.2%}"
+        stamp = f"{found['releases']} releases, counted with {found['rate']:.2%} of the users drawn"
+        stamp = INSECURE if found["insecure"] else stamp
         rows.append([title_of(results, key), noised, statistics, "never", cost, stamp])
     if all(row[4] == MISSING for row in rows):
         return None
