@@ -152,8 +152,12 @@ class Run:
 
     @cached_property
     def server_engine(self) -> Engine:
-        """For what the server does itself: nothing is clipped or noised, because nothing of anybody's is in it."""
-        return CohortEngine(self.built, self.settings.seed, workers=0)
+        """For users whom the server holds itself: what they would share is not trained, because it would not be used,
+        and nothing is clipped or noised, because nothing of anybody's is in it."""
+        private = self.built.partition.names(Role.PRIVATE)
+        phases = tuple(replace(phase, trains=optimizers(phase, private)) for phase in self.method.phases)
+        built = replace(self.built, method=replace(self.method, phases=phases))
+        return CohortEngine(built, self.settings.seed, workers=0)
 
     @cached_property
     def plan(self) -> Plan | None:
