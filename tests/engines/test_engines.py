@@ -1,9 +1,11 @@
 """Engines give the same numbers, whatever the number of processes, and a dead worker is an error, not a hang."""
 
 import signal
+import socket
 import subprocess
 import sys
 import time
+from multiprocessing.connection import Connection
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from homespun.engines.cohort import CohortEngine, WorkerPool, chunked, shared_po
 from homespun.engines.engine import Client, client_update
 from homespun.engines.loop import LoopEngine, torch_optimizer
 from homespun.engines.stacked import Stepper, pad_rows, stack_data
+from homespun.engines.worker import serve
 from homespun.methods.furl import SMALL
 
 FEDERATION = Dialects(DialectSettings(users=12, examples=10, ragged=0.9))
@@ -277,3 +280,11 @@ def test_a_clients_update_by_hand():
     rows = update.keyed["user.table"]
     assert (rows.index.tolist(), rows.weight.tolist()) == ([2], [3.0])
     assert torch.allclose(rows.values, torch.full((1, SMALL["user_dim"]), 1.5))
+
+
+def test_a_worker_whose_caller_is_gone_ends_without_a_word():
+    """After Ctrl-C nobody waits for an answer that is under way."""
+    ours, theirs = socket.socketpair()
+    with Connection(ours.detach()) as caller:
+        caller.send_bytes(b"whatever needs an answer, if only an error")
+    serve(theirs.detach())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -74,17 +75,19 @@ def answer(built: Built, seed: int, broadcast: Broadcast, header: dict[str, Any]
 
 
 def serve(descriptor: int) -> None:
-    """Answer messages until the other end is closed."""
+    """Answer messages until the other end is closed, which may be in the middle of one: after Ctrl-C nobody waits."""
     torch.set_num_threads(1)
     connection = Connection(descriptor)
+    with suppress(EOFError, ConnectionError):
+        _answer_all(connection)
+
+
+def _answer_all(connection: Connection) -> None:
     built: Built | None = None
     broadcast: Broadcast | None = None
     seed = 0
     while True:
-        try:
-            message = connection.recv_bytes()
-        except EOFError:
-            return
+        message = connection.recv_bytes()
         try:
             header, tensors = unpack(message)
             if header["kind"] == "setup":
@@ -94,5 +97,7 @@ def serve(descriptor: int) -> None:
             else:
                 assert built is not None and broadcast is not None
                 connection.send_bytes(answer(built, seed, broadcast, header, tensors))
+        except ConnectionError:
+            raise
         except Exception:
             connection.send_bytes(pack({"error": traceback.format_exc()}, {}))
