@@ -11,7 +11,7 @@ the loop of whoever consumes it.
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -31,7 +31,8 @@ from pydantic import (
 )
 
 from homespun.cohorts import Cohorts
-from homespun.core.errors import MessageError, SettingsError
+from homespun.core.errors import SettingsError
+from homespun.core.intake import refused_error
 from homespun.core.messages import (
     Broadcast,
     ServerState,
@@ -268,7 +269,10 @@ class Run:
         if self.steward is not None:
             self.steward.before_work(broadcast)
         outcome = self.engine.work(broadcast, clients)
-        _require_enough(outcome.refused, clients=len(clients), round=self.state.round, told=self.plan is None)
+        if outcome.refused and 2 * len(outcome.refused) >= len(clients):  # a few bad ones are left out
+            # under privacy it is a secret how many came
+            share = "half or more of the" if self.plan else f"{len(outcome.refused)} of {len(clients)}"
+            raise refused_error(f"{share} updates", outcome.refused, round=self.state.round)
         require_valid(outcome.update, broadcast, statistics=self.method.statistics)
         prototypes = self._prototypes(broadcast)
         update = outcome.update if self.steward is None else self.steward.released(outcome.update, broadcast)
@@ -313,7 +317,8 @@ class Run:
             for row, (embedding, data) in enumerate(zip(broadcast.federated[table], self.prototypical, strict=True))
         ]
         outcome = self.server_engine.work(broadcast, held)
-        _require_enough(outcome.refused, clients=1, round=self.state.round)  # all of them are needed
+        if outcome.refused:  # all of them are needed
+            raise refused_error("updates of prototypical users", outcome.refused, round=self.state.round)
         return {table: torch.stack([outcome.private[client.user][own] for client in held])}
 
     def _kept(self, clients: Sequence[Client], trained: Mapping[str, Tree], update: Update) -> Mapping[str, Tree]:
@@ -376,19 +381,6 @@ class Run:
 
     def __exit__(self, *problem: object) -> None:
         self.close()
-
-
-def _require_enough(refused: Mapping[str, str], *, clients: int, round: int, told: bool = True) -> None:
-    """A few bad updates are left out; if it is half of them, something is wrong with the run. How many they were is not
-    told where it would say how many came."""
-    if refused and 2 * len(refused) >= clients:
-        reasons = Counter(refused.values()).most_common(3)
-        raise MessageError(
-            f"round {round}: {f'{len(refused)} of {clients}' if told else 'half or more of the'} updates were "
-            "refused, because of "
-            f"{'; '.join(reason for reason, _ in reasons)}. The model stays as it was. Where local training "
-            "grows without bounds, lower the clients' learning rate."
-        )
 
 
 def spaced(examples: Examples, at_most: int | None) -> Examples:

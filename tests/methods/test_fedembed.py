@@ -266,7 +266,7 @@ def test_prototypes_whose_training_runs_away_are_an_error_and_nothing_is_told(tm
     with opened(tmp_path / "run", federation, triplet_rate=1e30, **nobody) as run:
         empty = next(round for round in range(50) if not run.cohorts.of(round))
         run.state = before = replace(run.state, round=empty)
-        with pytest.raises(MessageError, match="updates were refused, because of NaN"):
+        with pytest.raises(MessageError, match="updates of prototypical users were refused, because of NaN"):
             run.step()
         assert run.state is before and not run.steward.ledger.spent()
 

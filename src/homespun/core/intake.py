@@ -6,6 +6,7 @@ whole, before anything is clipped or added, and remembered with the reason.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -13,6 +14,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
+from homespun.core.errors import MessageError
 from homespun.core.messages import Broadcast, Elected, Rows, Update
 from homespun.core.tree import Tree
 
@@ -118,3 +120,12 @@ def _is_weight(weight: float) -> bool:
 
 def _is_finite(value: float) -> bool:
     return isinstance(value, int | float) and isfinite(value)
+
+
+def refused_error(who: str, refused: Mapping[str, str], *, round: int) -> MessageError:
+    """For a round that cannot go on without those who were refused."""
+    reasons = "; ".join(reason for reason, _ in Counter(refused.values()).most_common(3))
+    return MessageError(
+        f"round {round}: {who} were refused, because of {reasons}. The model stays as it was. Where local training "
+        "grows without bounds, lower the clients' learning rate."
+    )

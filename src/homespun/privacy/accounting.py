@@ -40,7 +40,7 @@ class Release:
         if self.noise_multiplier < LEAST_NOISE:
             raise SettingsError(
                 f"noise multiplier {self.noise_multiplier:g}: noise below {LEAST_NOISE:g} times what one user moves "
-                "protects nobody: epsilon is in the hundreds after a single round"
+                "protects nobody: with everybody in it, a single round costs an epsilon of about 90. Give more noise."
             )
 
 
