@@ -69,15 +69,18 @@ def test_the_mean_of_a_convolution_is_one_with_a_wider_weight():
     )
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_speech_is_read_together_as_one_by_one(apart: bool):
+@pytest.mark.parametrize("weights_are", ["everybody's", "each client's", "really different"])
+def test_speech_is_read_together_as_one_by_one(weights_are: str):
     torch.manual_seed(0)
     model = PreferenceModel(size=(200, 375), embedding=200, heads=3, kinds=20, common=True)
     image = torch.randint(0, 256, (2, 3, 200, 375), dtype=torch.uint8)
     head, embeddings = torch.tensor([[0, 2, 1], [1, 1, 0]]), 0.1 * torch.randn(2, 200)
     shared = {name: value.detach() for name, value in model.named_parameters() if name != "user.embedding"}
+    apart = weights_are != "everybody's"
     if apart:
         shared = {name: value.expand(2, *value.shape) for name, value in shared.items()}
+    if weights_are == "really different":
+        shared = {name: value + 0.1 * torch.randn(value.shape) for name, value in shared.items()}
     given = {name: value.detach().requires_grad_() for name, value in {**shared, "user.embedding": embeddings}.items()}
     stacked = model.stacked(given, {"image": image, "head": head})
     weights = torch.randn(stacked.shape)
@@ -85,7 +88,9 @@ def test_speech_is_read_together_as_one_by_one(apart: bool):
     each = []
     for place in range(2):
         with torch.no_grad():
-            model.user["embedding"].copy_(embeddings[place])
+            for name, value in model.named_parameters():
+                own = given[name].detach()
+                value.copy_(own[place] if apart or name == "user.embedding" else own)
         outputs = model({"image": image[place], "head": head[place]})
         torch.testing.assert_close(stacked[place], outputs, rtol=1e-4, atol=1e-4)
         found = torch.autograd.grad((outputs * weights[place]).sum(), list(model.parameters()))

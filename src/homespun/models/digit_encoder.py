@@ -41,19 +41,6 @@ OWN = 25
 ORDER = sorted(range(WINDOW**2), key=lambda at: min(divmod(at, WINDOW)) < 2)
 
 
-DIMENSIONS = {"0.weight": 4, "0.bias": 1, "1.weight": 3, "1.bias": 3, "2.weight": 4, "2.bias": 1}
-DIMENSIONS |= {"3.weight": 3, "3.bias": 3, "4.weight": 4, "4.bias": 1, "5.weight": 3, "5.bias": 3}
-
-
-def same_for_all(encoder: Tree) -> bool:
-    """Whether everybody has the same weights: none has a client axis, or all have one along which nothing changes."""
-    if all(value.dim() == DIMENSIONS[name] for name, value in encoder.items()):
-        return True
-    return all(
-        value.dim() > DIMENSIONS[name] and (value.stride(0) == 0 or len(value) == 1) for name, value in encoder.items()
-    )
-
-
 def encode_digits(encoder: Tree, image: Tensor, *, embedding: Tensor | None, for_common: bool) -> tuple[Tensor, Tensor]:
     """Features [C, n, 64] of images [C, n, 28, 28], and the same once more: where it is asked for, for a head whose
     gradient must reach the embedding, but not the encoder's weights."""

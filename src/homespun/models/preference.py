@@ -21,8 +21,9 @@ from torch.func import functional_call
 
 from homespun.core.errors import MethodError
 from homespun.core.tree import Tree
-from homespun.models.digit_encoder import diagonal, encode_digits, same_for_all
-from homespun.models.stacked_layers import Geometry, conv, geometry, linear, stacked_sequential
+from homespun.models.digit_encoder import diagonal, encode_digits
+from homespun.models.speech_encoder import encode_speech
+from homespun.models.stacked_layers import Geometry, conv, geometry, linear, same_for_all, stacked_sequential
 
 CLASSES = 2  # not liked, liked
 DIGIT = (28, 28)
@@ -165,9 +166,12 @@ class PreferenceModel(nn.Module):
     def _stacked_features(self, parameters: Tree, image: Tensor, encoder: Tree) -> tuple[Tensor, Tensor]:
         """And once more for the common head, where the encoder is trained."""
         twice = hasattr(self, "common") and any(value.requires_grad for value in encoder.values())
-        if self.size == DIGIT and same_for_all(encoder):
+        if same_for_all(encoder, self.encoder):
             embedding = parameters["user.embedding"] if hasattr(self, "user") else None
-            found = encode_digits(encoder, image, embedding=embedding, for_common=twice)
+            if self.size == DIGIT:
+                found = encode_digits(encoder, image, embedding=embedding, for_common=twice)
+            else:
+                found = encode_speech(self.encoder, encoder, image, embedding=embedding, for_common=twice)
             if embedding is None:
                 return found
             beside = embedding[:, None].expand(-1, image.shape[1], -1)

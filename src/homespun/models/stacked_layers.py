@@ -94,6 +94,16 @@ def stacked_sequential(layers: nn.Sequential, parameters: Tree, inputs: Tensor, 
     return inputs
 
 
+def same_for_all(parameters: Tree, layers: nn.Sequential) -> bool:
+    """Whether everybody has the same weights: none has a client axis, or all have one along which nothing changes."""
+    plain = {name: value.dim() for name, value in layers.named_parameters()}
+    if all(value.dim() == plain[name] for name, value in parameters.items()):
+        return True
+    return all(
+        value.dim() > plain[name] and (value.stride(0) == 0 or len(value) == 1) for name, value in parameters.items()
+    )
+
+
 def geometry(layer: nn.Conv2d, following: nn.Module | None) -> Geometry:
     """Of a convolution and of the mean that is taken of what it gives, if that is what follows."""
     plain = layer.dilation == (1, 1) and layer.groups == 1 and layer.padding_mode == "zeros" and layer.bias is not None

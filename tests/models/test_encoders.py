@@ -1,27 +1,30 @@
-"""The folded encoder is the plain one, in value and in every gradient, summed or each client's."""
+"""The fast encoders are the plain ones, in value and in every gradient, summed or each client's."""
 
 import pytest
 import torch
 from torch.func import functional_call
 
-from homespun.models.digit_encoder import encode_digits, same_for_all
+from homespun.models.digit_encoder import encode_digits
 from homespun.models.preference import PreferenceModel, diagonal
+from homespun.models.speech_encoder import encode_speech
+from homespun.models.stacked_layers import same_for_all
 
 CLIENTS, COUNT, KINDS = 3, 4, 5
+DIGIT, SPEECH = (28, 28), (200, 375)
 
 
-def make_model(*, embedding=28, common=True, double=True):
+def make_model(*, size=DIGIT, embedding=28, common=True, double=True):
     torch.manual_seed(0)
-    model = PreferenceModel(size=(28, 28), embedding=embedding, heads=3, kinds=KINDS, common=common)
+    model = PreferenceModel(size=size, embedding=embedding, heads=3, kinds=KINDS, common=common)
     with torch.no_grad():
         for value in model.parameters():
             value += 0.1 * torch.randn_like(value)
     return model.double() if double else model
 
 
-def make_images():
+def make_images(size=DIGIT):
     """Whole numbers, and one image of nothing."""
-    image = torch.randint(256, (CLIENTS, COUNT, 28, 28), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    image = torch.randint(256, (CLIENTS, COUNT, *size), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
     image[0, 0] = 0
     return image
 
@@ -34,6 +37,12 @@ def make_encoder(model, *, apart):
     }
 
 
+def encode(model, encoder, image, *, embedding, for_common):
+    if model.size == DIGIT:
+        return encode_digits(encoder, image, embedding=embedding, for_common=for_common)
+    return encode_speech(model.encoder, encoder, image, embedding=embedding, for_common=for_common)
+
+
 def make_embeddings(size, dtype=torch.float64):
     return torch.rand(CLIENTS, size, dtype=dtype, generator=torch.Generator().manual_seed(2)).requires_grad_()
 
@@ -44,7 +53,7 @@ def plain(model, encoder, image, embeddings):
     for client in range(CLIENTS):
         inputs = image[client][:, None].to(encoder["0.weight"].dtype) / 255
         if embeddings is not None:
-            inputs = torch.cat([inputs, diagonal(embeddings[client]).expand_as(inputs)], dim=1)
+            inputs = torch.cat([inputs, diagonal(embeddings[client], inputs.shape[2:]).expand_as(inputs)], dim=1)
         own = {name: value[client] for name, value in encoder.items()}
         found.append(functional_call(model.encoder, own, (inputs,)).flatten(1))
     return torch.stack(found)
@@ -52,13 +61,15 @@ def plain(model, encoder, image, embeddings):
 
 @pytest.mark.parametrize("outputs", ["first", "common", "both", "only one is made"])
 @pytest.mark.parametrize("apart", [False, True], ids=["everybody's", "each client's"])
-@pytest.mark.parametrize("size", [28, 5, 0])
-def test_folded_equals_plain(size, apart, outputs):
-    model, image = make_model(embedding=size), make_images()
+@pytest.mark.parametrize(
+    ("read", "size"), [*((DIGIT, size) for size in (28, 5, 0)), *((SPEECH, size) for size in (200, 5, 0))]
+)
+def test_fast_equals_plain(read, size, apart, outputs):
+    model, image = make_model(size=read, embedding=size), make_images(read)
     encoder, twice = make_encoder(model, apart=apart), outputs != "only one is made"
     embeddings = make_embeddings(size) if size else None
     leaves = [*encoder.values(), *([embeddings] if size else [])]
-    found = encode_digits(encoder, image, embedding=embeddings, for_common=twice)
+    found = encode(model, encoder, image, embedding=embeddings, for_common=twice)
 
     own = {n: v if apart else v.expand(CLIENTS, *v.shape) for n, v in encoder.items()}
     fixed = {name: value.detach() for name, value in own.items()}
@@ -67,7 +78,7 @@ def test_folded_equals_plain(size, apart, outputs):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
     generator = torch.Generator().manual_seed(3)
-    one, other = torch.randn(2, CLIENTS, COUNT, 64, dtype=torch.float64, generator=generator)
+    one, other = torch.randn(2, *found[0].shape, dtype=torch.float64, generator=generator)
     one, other = one * (outputs != "common"), other * (outputs in ("common", "both"))
     ours, theirs = (
         torch.autograd.grad((features * one).sum() + (for_common * other).sum(), leaves)
@@ -79,10 +90,11 @@ def test_folded_equals_plain(size, apart, outputs):
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_in_float32_it_is_as_near_as_the_layers_are(apart):
-    model, image = make_model(double=False), make_images()
-    encoder, embeddings = make_encoder(model, apart=apart), make_embeddings(28, torch.float32)
-    found, _ = encode_digits(encoder, image, embedding=embeddings, for_common=False)
+@pytest.mark.parametrize("read", [DIGIT, SPEECH])
+def test_in_float32_it_is_as_near_as_the_layers_are(read, apart):
+    model, image = make_model(size=read, embedding=min(read), double=False), make_images(read)
+    encoder, embeddings = make_encoder(model, apart=apart), make_embeddings(min(read), torch.float32)
+    found, _ = encode(model, encoder, image, embedding=embeddings, for_common=False)
     own = {n: v if apart else v.expand(CLIENTS, *v.shape) for n, v in encoder.items()}
     expected = plain(model, own, image, embeddings)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -95,8 +107,9 @@ def test_in_float32_it_is_as_near_as_the_layers_are(apart):
 
 
 @pytest.mark.parametrize("way", ["one at a time", "everybody's", "each client's", "really different"])
-def test_the_common_head_moves_embedding_and_head_but_not_the_encoder(way):
-    model, image = make_model(), make_images()
+@pytest.mark.parametrize("read", [DIGIT, SPEECH])
+def test_the_common_head_moves_embedding_and_head_but_not_the_encoder(read, way):
+    model, image = make_model(size=read, embedding=28), make_images(read)
     values = {name: value.detach() for name, value in model.named_parameters() if name != "user.embedding"}
     head = torch.zeros(CLIENTS, COUNT, dtype=torch.int64)
     if way == "one at a time":
@@ -117,7 +130,7 @@ def test_the_common_head_moves_embedding_and_head_but_not_the_encoder(way):
         leaves = {name: value.requires_grad_() for name, value in leaves.items()}
         leaves["user.embedding"] = make_embeddings(28, dtype)
         encoder = {name: leaves[f"encoder.{name}"] for name, _ in model.encoder.named_parameters()}
-        assert same_for_all(encoder) == (way != "really different")
+        assert same_for_all(encoder, model.encoder) == (way != "really different")
         output = model.stacked(leaves, {"image": image, "head": head})
     found = torch.autograd.grad(output[..., -2].square().sum(), list(leaves.values()), allow_unused=True)
     moved = {
@@ -126,8 +139,9 @@ def test_the_common_head_moves_embedding_and_head_but_not_the_encoder(way):
     assert moved == {"user.embedding", "common.weight", "common.bias"}
 
 
-def test_at_home_where_only_the_embedding_is_trained_no_weight_gets_a_gradient():
-    model, image = make_model(), make_images()
+@pytest.mark.parametrize("read", [DIGIT, SPEECH])
+def test_at_home_where_only_the_embedding_is_trained_no_weight_gets_a_gradient(read):
+    model, image = make_model(size=read, embedding=28), make_images(read)
     values = {name: v.detach().expand(CLIENTS, *v.shape) for name, v in model.named_parameters()}
     values["user.embedding"] = make_embeddings(28)
     batch = {"image": image, "head": torch.zeros(CLIENTS, COUNT, dtype=torch.int64)}
