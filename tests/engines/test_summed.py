@@ -17,6 +17,7 @@ from homespun.privacy.mechanism import Clip
 
 KINDS = 3
 EXAMPLES = [5, 1, 7, 3, 6, 2]  # ragged
+DIGIT, SPEECH = (28, 28), (200, 375)
 GUARDS = {
     "unguarded": None,
     "clipped": Guard(Clip({"*": 0.5})),
@@ -24,18 +25,18 @@ GUARDS = {
 }
 
 
-def make(assignment):
-    task = Task(classes=2, population=12, contexts=KINDS, image=(28, 28))
-    return build(load_method("fedembed", {"assignment": assignment, "own_steps": 2}, task), seed=0)
+def make(assignment, size=DIGIT, **settings):
+    task = Task(classes=2, population=12, contexts=KINDS, image=size)
+    return build(load_method("fedembed", {"assignment": assignment, "own_steps": 2, **settings}, task), seed=0)
 
 
-def make_clients(made):
+def make_clients(made, size=DIGIT):
     generator = torch.Generator().manual_seed(0)
     found = []
     for place, examples in enumerate(EXAMPLES):
         user = f"user {place}"
         data = {
-            "image": torch.randint(256, (examples, 28, 28), generator=generator, dtype=torch.uint8),
+            "image": torch.randint(256, (examples, *size), generator=generator, dtype=torch.uint8),
             "label": torch.randint(2, (examples,), generator=generator),
             "kind": torch.randint(KINDS, (examples,), generator=generator),
             "group": torch.full((examples,), place % KINDS),
@@ -78,12 +79,26 @@ def test_summed_equals_loop(assignment, guard):
 
 
 @pytest.mark.parametrize("guard", ["unguarded", "clipped"])
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.system)])
-def test_one_client_with_data_that_is_no_number_is_refused_alone(guard, workers):
-    made, guard = make("type"), GUARDS[guard]
+@pytest.mark.parametrize(("assignment", "settings"), [("prototype", {}), ("type", {"embedding_dim": 5})])
+@pytest.mark.usefixtures("nothing_but_summed")
+def test_summed_speech_equals_loop(assignment, settings, guard):
+    made, guard = make(assignment, SPEECH, **settings), GUARDS[guard]
+    start, everybody = made.start().broadcast(), make_clients(made, SPEECH)[1:4]
+    slow = LoopEngine(made, 0, guard).work(start, everybody)
+    fast = CohortEngine(made, 0, workers=0, guard=guard).work(start, everybody)
+    assert max(differences(slow, fast).values()) < 5e-5
+
+
+@pytest.mark.parametrize("guard", ["unguarded", "clipped"])
+@pytest.mark.parametrize(
+    ("size", "workers"), [(DIGIT, 0), (SPEECH, 0), pytest.param(DIGIT, 2, marks=pytest.mark.system)]
+)
+def test_one_client_with_data_that_is_no_number_is_refused_alone(guard, size, workers):
+    made, guard = make("type", size), GUARDS[guard]
     start = made.start().broadcast()
     everybody = [
-        replace(client, data={**client.data, "image": client.data["image"].float()}) for client in make_clients(made)
+        replace(client, data={**client.data, "image": client.data["image"].float()})
+        for client in make_clients(made, size)
     ]
     lost = everybody[2]
     image = lost.data["image"].clone()

@@ -166,7 +166,8 @@ class PreferenceModel(nn.Module):
     def _stacked_features(self, parameters: Tree, image: Tensor, encoder: Tree) -> tuple[Tensor, Tensor]:
         """And once more for the common head, where the encoder is trained."""
         twice = hasattr(self, "common") and any(value.requires_grad for value in encoder.values())
-        if same_for_all(encoder, self.encoder):
+        in_bytes = self.size == DIGIT or image.dtype == torch.uint8  # sums of spectrograms are whole numbers
+        if same_for_all(encoder, self.encoder) and in_bytes:
             embedding = parameters["user.embedding"] if hasattr(self, "user") else None
             if self.size == DIGIT:
                 found = encode_digits(encoder, image, embedding=embedding, for_common=twice)

@@ -28,30 +28,36 @@ One client at a time, so that what is written down is still in the cache when it
 from __future__ import annotations
 
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from homespun.core.errors import MethodError
 from homespun.core.tree import Tree
-from homespun.models.stacked_layers import Geometry, stacked_sequential
+from homespun.models.stacked_layers import Geometry, geometry, stacked_sequential
 
-FIRST = Geometry(stride=(2, 3), padding=(1, 0), pool=(2, 3))  # of 3 x 5, on 200 x 375 pixels
+# The first convolution: a window of 3 x 5 that moves by 2 x 3, and the mean of 2 x 3 places: together by 4 x 9.
+FIRST, WINDOW = Geometry(stride=(2, 3), padding=(1, 0), pool=(2, 3)), (3, 5)
 FRONT, CHANNELS = (50, 41), 16  # that the first norm sees
-ROW = FRONT[1] * CHANNELS
-SEEN = ROW * FRONT[0]
-SECOND, FEATURES = (7, 6), 32  # that the second norm sees; 5 x 5, stride 2, and the mean of 3 x 3
-SHIFTS = (0, 2, 4)  # over which that mean is taken, in places
+ROW, SEEN = FRONT[1] * CHANNELS, FRONT[0] * FRONT[1] * CHANNELS
+# The second: a window of 5 x 5 that moves by 2 x 2, and the mean of 3 x 3 places: together by 6 x 6.
+SECOND, SIDE = Geometry(stride=(2, 2), padding=(0, 0), pool=(3, 3)), 5
+BEHIND, FEATURES = (7, 6), 32  # that the second norm sees
+SHIFTS = (0, 2, 4)  # places over which its mean is taken
 EPS = 1e-5
 
 
 def encode_speech(
     layers: nn.Sequential, encoder: Tree, image: Tensor, *, embedding: Tensor | None, for_common: bool
 ) -> tuple[Tensor, Tensor]:
-    """Features [C, n, 256] of spectrograms [C, n, 200, 375] by the layers of appendix B.2 with these weights, and the
-    same once more: where it is asked for, for a head whose gradient must reach the embedding, but not the encoder's
-    weights."""
+    """Features [C, n, 256] of spectrograms [C, n, 200, 375], which are bytes, by the layers of appendix B.2 with these
+    weights, the same for everybody (`same_for_all`). And once more: where it is asked for, for a head whose gradient
+    must reach the embedding, but not the encoder's weights."""
+    if (geometry(layers[0], layers[1]), geometry(layers[3], layers[4])) != (FIRST, SECOND):
+        raise MethodError("speech: these are not the layers that can be read together")
     fixed = {name: value.detach() for name, value in encoder.items()}
     shift = of_person(encoder, embedding, len(image))
     again = of_person(fixed, embedding, len(image)) if for_common else None
@@ -79,7 +85,7 @@ def of_person(encoder: Tree, embedding: Tensor | None, clients: int) -> Tensor:
 def _on_diagonal(size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Every place whose window sees a pixel of the diagonal, that pixel, and where in the window it is."""
     (top, left), (down, right) = FIRST.padding, FIRST.steps
-    height, width = FIRST.widened(torch.zeros(3, 5)).shape
+    height, width = FIRST.widened(torch.zeros(WINDOW)).shape
     met = [
         (row * FRONT[1] + column, pixel, pixel + top - down * row, pixel + left - right * column)
         for pixel in range(size)
@@ -119,12 +125,12 @@ class _Front(torch.autograd.Function):
         by_row, by_box = _by_row(first), _by_box(second)
         clients, count = image.shape[:2]
         values = shift.new_empty(clients, count, *FRONT, CHANNELS)  # x
-        outputs = shift.new_empty(clients, count, *SECOND, FEATURES)
+        outputs = shift.new_empty(clients, count, *BEHIND, FEATURES)
         scales, pixels, boxes = [], [], []
         for picture, own, value, output in zip(image, shift, values, outputs, strict=True):
             seen, flat = _add_pixels(picture, by_row.dtype), value.view(-1, CHANNELS)
             torch.mm(seen[0], by_row[0], out=flat)
-            for row in (1, 2):
+            for row in range(1, len(seen)):
                 flat.addmm_(seen[row], by_row[row])
             value += own
             normed, mean, scale = torch.native_layer_norm(value, gain.shape, gain, offset, EPS)
@@ -183,7 +189,7 @@ def _at_shift(ctx: Any, grad: Tensor) -> Tensor:
     return through * gain - with_values - constant[:, None, None, None]
 
 
-# The first convolution: a window of 3 x 5 that moves by 2 x 3, and the mean of 2 x 3 places: together by 4 x 9.
+# The first convolution
 
 
 def _add_pixels(image: Tensor, dtype: torch.dtype) -> Tensor:
@@ -192,43 +198,45 @@ def _add_pixels(image: Tensor, dtype: torch.dtype) -> Tensor:
     (down, right), (two, three) = FIRST.steps, FIRST.stride
     padded = torch.zeros(len(image), 1 + image.shape[1], image.shape[2], dtype=torch.int16)
     padded[:, 1:] = image
-    found = torch.empty(3, len(image), FRONT[0], right * FRONT[1], dtype=dtype)
+    found = torch.empty(WINDOW[0], len(image), FRONT[0], right * FRONT[1], dtype=dtype)
     for row, sums in enumerate(found):
         both = padded[:, row:-two:down][:, : FRONT[0]] + padded[:, row + two :: down]
         width = sums.shape[-1]
         across = both[..., :width] + both[..., three : three + width]
         across += both[..., 2 * three :]
         sums[:] = across
-    return found.view(3, -1, right)
+    return found.view(WINDOW[0], -1, right)
 
 
-_MEAN_OF_PIXELS = 6 * 255  # places, and bytes to numbers up to one
+PIXELS_IN_A_MEAN = prod(FIRST.pool) * 255  # and bytes are numbers up to one
 
 
 def _by_row(first: Tensor) -> Tensor:
     """[16, 1, 3, 5] -> [3, 9, 16]."""
-    found = first.new_zeros(3, FIRST.steps[1], CHANNELS)
-    found[:, :5] = first[:, 0].permute(1, 2, 0) / _MEAN_OF_PIXELS
+    found = first.new_zeros(WINDOW[0], FIRST.steps[1], CHANNELS)
+    found[:, : WINDOW[1]] = first[:, 0].permute(1, 2, 0) / PIXELS_IN_A_MEAN
     return found
 
 
 def _by_row_back(of_rows: Tensor) -> Tensor:
     """[..., 3, 9, 16] -> [..., 16, 1, 3, 5]."""
-    return of_rows[..., :5, :].movedim(-1, -3)[..., None, :, :] / _MEAN_OF_PIXELS
+    return of_rows[..., : WINDOW[1], :].movedim(-1, -3)[..., None, :, :] / PIXELS_IN_A_MEAN
 
 
-# The second: a window of 5 x 5 that moves by 2 x 2, and the mean of 3 x 3 places: together by 6 x 6.
+# The second. Its inputs lie in memory as they are written here.
 
 
 def _rows_seen(normed: Tensor, shift: int) -> Tensor:
-    """[n, 50, 41 * 16] as the five rows of each of seven windows: [n, 7, 5, 41 * 16]."""
-    size, step = (len(normed), SECOND[0], 5, ROW), (SEEN, 6 * ROW, ROW, 1)
+    """[n, 50, 41, 16] as the five rows of each of seven windows: [n, 7, 5, 41 * 16]."""
+    size = (len(normed), BEHIND[0], SIDE, ROW)
+    step = (SEEN, SECOND.steps[0] * ROW, ROW, 1)
     return normed.as_strided(size, step, normed.storage_offset() + shift * ROW)
 
 
 def _columns_seen(rows: Tensor, shift: int) -> Tensor:
     """[n, 7, 5, 41 * 16] as the five columns of each of six windows: [n, 7, 6, 5, 5 * 16]."""
-    size, step = (len(rows), *SECOND, 5, 5 * CHANNELS), (35 * ROW, 5 * ROW, 6 * CHANNELS, ROW, 1)
+    size = (len(rows), *BEHIND, SIDE, SIDE * CHANNELS)
+    step = (BEHIND[0] * SIDE * ROW, SIDE * ROW, SECOND.steps[1] * CHANNELS, ROW, 1)
     return rows.as_strided(size, step, rows.storage_offset() + shift * CHANNELS)
 
 
@@ -237,16 +245,16 @@ def _add_places(normed: Tensor) -> Tensor:
     one, two, three = SHIFTS
     rows = _rows_seen(normed, one) + _rows_seen(normed, two)
     rows += _rows_seen(normed, three)
-    found = rows.new_empty(len(rows), *SECOND, 5, 5 * CHANNELS)
+    found = rows.new_empty(len(rows), *BEHIND, SIDE, SIDE * CHANNELS)
     torch.add(_columns_seen(rows, one), _columns_seen(rows, two), out=found)
     found += _columns_seen(rows, three)
-    return found.view(-1, 25 * CHANNELS)
+    return found.view(-1, SIDE * SIDE * CHANNELS)
 
 
 def _add_places_back(grad: Tensor) -> Tensor:
     """[n * 42, 5 * 5 * 16] -> [n, 50, 41, 16]. A shift meets every place once, so that adding in place is safe."""
-    grad = grad.view(-1, *SECOND, 5, 5 * CHANNELS)
-    rows = grad.new_zeros(len(grad), SECOND[0], 5, ROW)
+    grad = grad.view(-1, *BEHIND, SIDE, SIDE * CHANNELS)
+    rows = grad.new_zeros(len(grad), BEHIND[0], SIDE, ROW)
     for shift in SHIFTS:
         _columns_seen(rows, shift).add_(grad)
     found = grad.new_zeros(len(grad), *FRONT, CHANNELS)
@@ -257,9 +265,9 @@ def _add_places_back(grad: Tensor) -> Tensor:
 
 def _by_box(second: Tensor) -> Tensor:
     """[32, 16, 5, 5] -> [5 * 5 * 16, 32]."""
-    return second.permute(2, 3, 1, 0).reshape(-1, FEATURES) / len(SHIFTS) ** 2
+    return second.permute(2, 3, 1, 0).reshape(-1, FEATURES) / prod(SECOND.pool)
 
 
 def _by_box_back(of_box: Tensor) -> Tensor:
     """[..., 5 * 5 * 16, 32] -> [..., 32, 16, 5, 5]."""
-    return of_box.unflatten(-2, (5, 5, CHANNELS)).movedim((-1, -2), (-4, -3)) / len(SHIFTS) ** 2
+    return of_box.unflatten(-2, (SIDE, SIDE, CHANNELS)).movedim((-1, -2), (-4, -3)) / prod(SECOND.pool)
