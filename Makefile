@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup demo test unit check format reproduce fedembed-mnist fedembed-voices smollm2 clean
+.PHONY: help setup demo test unit check format reproduce fedembed fedembed-mnist fedembed-voices smollm2 clean
 help:
 	@echo "make demo       FedPerC and its baselines on the presidents since 1913, with a report"
 	@echo "make test       all tests"
@@ -13,6 +13,7 @@ help:
 	@echo "make check      lint, types and the import graph"
 	@echo "make smollm2    the base model smollm2 (93 MB), for better language"
 	@echo "make reproduce  the results in docs/ (about an hour; see docs/methods)"
+	@echo "make fedembed   FedEmbed's tables: nine methods on digits and voices (many hours)"
 
 # Made once, and again only when the pins or the dependencies change.
 $(READY): pyproject.toml constraints.txt
@@ -44,6 +45,8 @@ reproduce: $(READY)
 	$(BIN)/homespun compare experiments/furl-sticker.toml
 	$(BIN)/homespun compare experiments/furl-reddit.toml
 	$(BIN)/python docs/generate.py docs/methods/furl.md
+
+fedembed: fedembed-mnist fedembed-voices
 
 # MNIST's four IDX files are wanted where the experiments say.
 fedembed-mnist: $(READY)

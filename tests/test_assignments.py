@@ -2,13 +2,16 @@
 
 import numpy as np
 import pytest
+from sklearn.decomposition import PCA
 
 from homespun.assignments import assignments, recovered
 from homespun.data import load_federation
+from homespun.data.splits import sample_users
 from homespun.evaluation.classification import summarize
 from homespun.evaluation.metrics import macro_f1
+from homespun.maps import map_users
 from homespun.report.groups import assignment_table, by_share, confusion_plots, share_table
-from homespun.training import train
+from homespun.training import train, user_vectors
 
 
 def test_f1_by_hand():
@@ -49,6 +52,21 @@ def test_embeddings_that_choose_no_head_are_clustered_afterwards(people):
     assert np.array(found["counts"]).shape == (10, 10) and np.array(found["counts"]).sum() == 40
 
 
+def test_users_whom_nothing_is_tested_on_are_left_out():
+    few = load_federation("dialects", settings={"users": 12, "examples": 2})
+    with train("pfedkm", few, of="furl", clusters=3, rounds=1, workers=0) as run:
+        assert assignments(run) is None
+
+
+def test_a_map_of_embeddings_has_no_head_beside_them(people):
+    with train("fedembed", people, assignment="personal", rounds=1, cohort=4, workers=0) as run:
+        drawn = map_users(run)
+        vectors = user_vectors(run, range(40), only=["user.embedding"])
+    spread = PCA(n_components=2, random_state=0).fit_transform(vectors)
+    order = np.argsort(sample_users(run.federation, at_most=40, seed=0))
+    assert np.allclose(np.abs(np.array(drawn["pca"])[order]), np.abs(spread), atol=1e-3)
+
+
 def test_without_embeddings_nobody_is_put_anywhere(people):
     with train("preference", people, rounds=1, cohort=4, workers=0) as run:
         assert assignments(run) is None
@@ -79,6 +97,7 @@ def test_tables_by_size_and_who_was_put_together():
     assert [row[1].best for row in found.rows] == [True, False]
     (row,) = assignment_table(results()).rows
     assert [cell.text for cell in row] == ["One", "by the method", "2", "75.00"]
+    assert confusion_plots(results())[0].title == "One, by the method"
     (plot,) = confusion_plots(results())
     assert np.allclose(plot.figure.data[0].z, [[100, 0], [0, 100], [100 / 3, 200 / 3]])
 

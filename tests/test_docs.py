@@ -91,3 +91,49 @@ def test_tables_of_a_benchmark(generate):
     made = generate(page.format(""))
     assert "| FedPerC | – | 50.0 ± 15.0 | – | – | 50.0 ± 15.0 |" in made
     assert "| FedPerC | 1.0 kB | 1.0 kB | 3.1 kB | 0 B |" in made and "\n\npython 3.11.\n<!-- end -->" in made
+
+
+def preferences(name, scores):
+    """Results of two configurations without privacy and one with it; two seeds of three sub-populations."""
+
+    def runs(values, privacy=None):
+        return [
+            {
+                "seed": seed,
+                "run": {"rounds": 2, "cohort": 3},
+                "rounds": [{"seconds": 0.5}],
+                "test": {"group_f1": {str(place): value + 0.1 * seed for place, value in enumerate(values)}},
+                **({} if privacy is None else {"privacy": privacy}),
+            }
+            for seed in (0, 1)
+        ]
+
+    private = {"epsilon": 7.99, "delta": 1e-5, "noise_multiplier": 0.77, "clip": {"*": 1.0}}
+    return {
+        "name": name,
+        "data": {"groups": {"a": 50, "b": 25, "c": 25}},
+        "configurations": {
+            "prototype": {"title": "FedEmbed-Prototype", "runs": runs(scores)},
+            "new": {"title": "New", "runs": runs([0.5, 0.5, 0.5])},
+            "prototype-private": {"title": "FedEmbed-Prototype, Gaussian", "runs": runs([0.1, 0.2, 0.3], private)},
+        },
+    }
+
+
+def test_fedembeds_tables_stand_beside_the_papers(generate):
+    import fedembed_tables  # docs/generate.py has put its folder on the path
+
+    balanced, imbalanced = preferences("fedembed-voices", [0.6, 0.7, 0.8]), preferences("other", [0.9, 0.4, 0.6])
+    found = [[cell.text for cell in row] for row in fedembed_tables.scores("voices", balanced, imbalanced).rows]
+    assert found == [
+        ["FedEmbed-Prototype", "0.75 ± 0.07 (0.78)", "0.25 ± 0.07 (0.61)", "0.68 ± 0.07 (0.63)", "0.25 ± 0.07 (0.53)"],
+        ["New", "0.55 ± 0.07 (–)", "– (–)", "0.55 ± 0.07 (–)", "– (–)"],
+    ]
+    assert fedembed_tables.privacy_text(balanced) == (
+        "epsilon 7.99 at delta 1e-05 (noise 0.77 times the clip norm, clip 1)"
+    )
+    by_size = imbalanced | {"data": {"groups": {"a": 20, "b": 8, "c": 4}}}
+    found = fedembed_tables.shares("voices", by_size, "")
+    assert [cell.text for cell in found.rows[0]] == [
+        "FedEmbed-Prototype", "0.95 ± 0.07 (0.79)", "0.45 ± 0.07 (0.71)", "0.65 ± 0.07 (0.54)",
+    ]  # fmt: skip

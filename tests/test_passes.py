@@ -1,6 +1,7 @@
 """`homespun bench passes`: every method does the same work, and memory is what the parameters take."""
 
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -94,3 +95,13 @@ def test_the_spread_is_the_middle_half():
 def test_an_unknown_setting_is_refused():
     with pytest.raises(SettingsError, match=r"unknown setting 'bse'\. Did you mean 'base'"):
         run_workload("passes", rounds=1, settings={"bse": "tiny"})
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("workload", ["w3", "w3-clipped"])
+def test_the_two_sides_of_w3_take_the_same_steps(workload, monkeypatch):
+    """On a small cohort; `measure` itself raises where what is shared differs."""
+    module = load_workload(workload)
+    monkeypatch.setattr(sys.modules["reference_w3"], "COHORT", 12)
+    found = module.measure(rounds=1)
+    assert found["max_abs_difference"] < 1e-5 and found["clients"] == 12

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from homespun.core.roles import Role
 from homespun.data.splits import sample_users
 from homespun.run import Run
-from homespun.training import user_vectors
+from homespun.training import embeddings_of, user_vectors
 
 LARGEST_VECTOR = 1000  # numbers; users with larger ones (heads of their own) are not clustered
 
 
 def assignments(run: Run) -> dict[str, Any] | None:
     """Counts of users by sub-population and by head; where nobody chooses one, by clusters of their embeddings."""
-    positions = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
+    sampled = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
+    positions = [position for position in sampled if len(run.split(run.federation, position).test)]
     groups = [run.federation.group(position) for position in positions]
     if not positions or any(group is None for group in groups):
         return None
@@ -52,7 +52,7 @@ def _chosen(run: Run, positions: list[int]) -> tuple[str, np.ndarray] | None:
 
 
 def _clustered(run: Run, positions: list[int], *, clusters: int) -> tuple[str, np.ndarray] | None:
-    embeddings = [name for name in run.built.partition.names(Role.PRIVATE) if name.endswith("user.embedding")]
+    embeddings = embeddings_of(run)
     if not embeddings or len(positions) < 2 * clusters:  # too few to tell anything
         return None
     vectors = user_vectors(run, positions, only=embeddings)

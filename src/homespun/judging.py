@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from homespun.core import seeds
-from homespun.core.errors import SettingsError
+from homespun.core.errors import MessageError, SettingsError
 from homespun.core.messages import Broadcast
 from homespun.core.method import Batch, Method, build, load_method
 from homespun.core.tree import Tree
@@ -151,6 +151,11 @@ def judge(
         groups += [int(client.data["group"][0]) for client in able if "group" in client.data]
     if run.method.predicts == "text":
         return language.summarize(outputs, truths)
+    if not all(np.isfinite(output).all() for output in outputs):
+        raise MessageError(
+            f"after round {run.state.round} what the model says is no number any more. Lower the learning rate, the "
+            "clients' or the server's."
+        )
     classes = run.method.task.classes
     return classification.summarize(
         truths,

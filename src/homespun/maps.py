@@ -11,7 +11,7 @@ from homespun.data.federation import Federation
 from homespun.data.splits import sample_users
 from homespun.evaluation.metrics import majority
 from homespun.run import Run
-from homespun.training import user_vectors
+from homespun.training import embeddings_of, user_vectors
 
 MAPPED_USERS = 500  # at most so many points on a map
 
@@ -19,7 +19,7 @@ MAPPED_USERS = 500  # at most so many points on a map
 def map_users(run: Run) -> dict[str, Any] | None:
     """Where they lie by PCA and t-SNE, with what is known to color them by."""
     positions = sample_users(run.federation, at_most=MAPPED_USERS, seed=run.settings.seed)
-    vectors = user_vectors(run, positions)
+    vectors = user_vectors(run, positions, only=embeddings_of(run) or None)  # not with a head beside them
     if vectors is None or len(vectors) < 5 or not np.ptp(vectors, axis=0).any():  # all at one point
         return None
     from sklearn.decomposition import PCA  # takes a second, and only finished runs need it

@@ -90,9 +90,17 @@ def open_run(
                 f"privacy: {made.name} elects one client's step, and noise on a sum does not hide whose it is. "
                 "Set map_step to mean: then everybody's step is clipped, summed and noised like everything else."
             )
+    prototypical, new = _prototypical(built, federation), not (Path(folder) / VAULT_FILE).exists()
     vault = Vault.open(Path(folder), identity=identity_of(made, federation, settings), read_only=read_only)
     state = built.start() if vault.state is None else state_from_bytes(vault.state)
-    return Run(participants, built, settings, vault, state, newcomers, prototypical=_prototypical(built, federation))
+    run = Run(participants, built, settings, vault, state, newcomers, prototypical=prototypical)
+    if new:
+        try:
+            _ = run.plan
+        except SettingsError:  # so that the corrected command finds no other run here
+            vault.remove()
+            raise
+    return run
 
 
 def _prototypical(built: Built, federation: Federation) -> list[Batch]:

@@ -37,6 +37,7 @@ from homespun.core.messages import (
     Broadcast,
     ServerState,
     Update,
+    require_finite,
     require_valid,
     state_to_bytes,
 )
@@ -276,8 +277,10 @@ class Run:
         require_valid(outcome.update, broadcast, statistics=self.method.statistics)
         prototypes = self._prototypes(broadcast)
         update = outcome.update if self.steward is None else self.steward.released(outcome.update, broadcast)
-        self.state = self.method.server(self.state, update)
-        self.state = replace(self.state, federated={**self.state.federated, **prototypes})
+        state = self.method.server(self.state, update)
+        state = replace(state, federated={**state.federated, **prototypes})
+        require_finite(state)
+        self.state = state
         if self.built.partition.names(Role.PRIVATE):
             self.vault.stage(self._kept(clients, outcome.private, update))
         told = self.plan is None or self.plan.clip.statistics is not None

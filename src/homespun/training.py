@@ -228,6 +228,11 @@ def user_vectors(run: Run, positions: Sequence[int], only: Sequence[str] | None 
     return run.state.keyed[tables[0]][list(positions)].numpy() if tables else None
 
 
+def embeddings_of(run: Run) -> list[str]:
+    """The names of users' embeddings among what is private."""
+    return [name for name in run.built.partition.names(Role.PRIVATE) if name.endswith("user.embedding")]
+
+
 def privacy_of(run: Run) -> dict[str, Any] | None:
     """What differential privacy the run had, and what its rounds cost; None: it had none."""
     if run.plan is None:

@@ -144,6 +144,12 @@ class Vault:
         if self._lock:
             self._lock.close()
 
+    def remove(self) -> None:
+        """The file of a run that never began."""
+        for file in self.path.parent.glob(VAULT_FILE + "*"):
+            file.unlink()
+        self.close()
+
     # ---- the run ----
 
     @property

@@ -11,6 +11,7 @@ from homespun.core.messages import (
     Update,
     broadcast_from_bytes,
     broadcast_to_bytes,
+    require_finite,
     require_valid,
     state_from_bytes,
     state_to_bytes,
@@ -90,3 +91,9 @@ def test_a_wrong_update_is_refused(wrong, message):
 def test_noise_on_the_wire_is_refused(data):
     with pytest.raises(MessageError):
         unpack(data)
+
+
+def test_a_server_whose_step_leaves_the_numbers_is_told_so() -> None:
+    state = ServerState(round=3, federated={"x": torch.tensor([1.0, torch.inf])}, keyed={})
+    with pytest.raises(MessageError, match="round 2: x became infinite or NaN in the server's step"):
+        require_finite(state)

@@ -21,6 +21,7 @@ from homespun.methods import fedembed
 from homespun.models.places import MapServer, map_step
 from homespun.opening import open_run, task_of
 from homespun.run import RunSettings
+from homespun.training import train
 
 
 @pytest.fixture(scope="module")
@@ -381,3 +382,33 @@ def test_carried_over_heads_take_their_moments_along():
 def test_an_embedding_longer_than_the_diagonal_is_refused(federation):
     with pytest.raises(SettingsError, match="has 28 places"):
         load_method("fedembed", {"embedding_dim": 40}, task_of(federation))
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "said"),
+    [
+        ("preference", {"embedding": True, "embedding_dim": 40}, "preference: embedding_dim is 40, and a diagonal"),
+        ("preference", {"embedding": True, "embedding_dim": 0}, "Without embeddings it is Global"),
+        ("fedembed", {"embedding_dim": 40}, "fedembed: embedding_dim is 40, and a diagonal"),
+        ("fedembed", {"heads": 70}, "Set heads to 30 at most"),
+        ("fedembed", {"assignment": "type", "heads": 31}, "Set heads to 30 at most"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(method, settings, said):
+    with pytest.raises(SettingsError, match=said):
+        load_method(method, settings, Task(2, 30, 10, (28, 28)))
+
+
+def test_a_model_that_says_no_numbers_is_not_judged():
+    with (
+        pytest.raises(MessageError, match="Lower the learning rate"),
+        train(
+            "fedembed",
+            load_federation("digits", settings={"users": 20}),
+            rounds=1,
+            cohort=4,
+            server_rate=1e30,
+            workers=0,
+        ),
+    ):
+        pass

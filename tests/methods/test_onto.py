@@ -12,6 +12,7 @@ from homespun.core.method import build, load_method
 from homespun.core.roles import Role
 from homespun.core.server import FedAvg
 from homespun.data import load_federation
+from homespun.engines.cohort import CohortEngine
 from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine, train_client
 from homespun.methods.pfedkm import LloydServer, split
@@ -174,14 +175,19 @@ def test_language_models_can_be_put_underneath(method, of):
     inner = {"of": of, "inner": {"length": 8, "batch": 2, "local_steps": 1}}
     extra = {"clusters": 2} if method == "pfedkm" else {}
     if (method, of) == ("pfedme", "fedperc"):  # the personal embedding is private already; a setting can be one's own
-        extra = {"head": ("context.table",)}
+        with pytest.raises(SettingsError, match="Set personal to all, or name a part that is shared"):
+            load_method(method, inner, task_of(corpus))
+        extra = {"head": "context.table"}
     built = build(load_method(method, {**inner, **extra}, task_of(corpus)), seed=0)
     user = corpus.users[0]
     data = built.method.encode(corpus.examples(0).take(range(3)))
-    outcome = LoopEngine(built, 0).work(
-        built.start().broadcast(), [Client(user, built.new_private(user, seed=0), data)]
-    )
-    assert not outcome.refused and all(bool(torch.isfinite(v).all()) for v in outcome.private[user].values())
+    start, client = built.start().broadcast(), Client(user, built.new_private(user, seed=0), data)
+    slow, fast = (engine.work(start, [client]) for engine in (LoopEngine(built, 0), CohortEngine(built, 0, workers=0)))
+    assert not slow.refused and not fast.refused
+    for name, value in slow.private[user].items():
+        torch.testing.assert_close(fast.private[user][name], value, rtol=1e-4, atol=1e-5)
+    for name, value in slow.update.federated.items():
+        torch.testing.assert_close(fast.update.federated[name], value, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

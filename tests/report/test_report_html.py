@@ -133,11 +133,11 @@ def test_without_a_known_group_maps_show_the_rate_of_positives_or_the_label() ->
     assert unknown["x"] == [2.0]
 
 
-def test_more_than_ten_groups_are_grey() -> None:
+def test_more_than_twenty_groups_are_grey() -> None:
     found = results()
-    found["configurations"]["personal"]["runs"][0]["maps"] = a_map([f"g{place}" for place in range(12)])
+    found["configurations"]["personal"]["runs"][0]["maps"] = a_map([f"g{place}" for place in range(22)])
     text = page(found)
-    assert len(figures(text)["maps-0"]["data"]) == 11
+    assert len(figures(text)["maps-0"]["data"]) == 21
     assert "</span>other</li>" in text
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from small_results import a_run, results, single, summarized
+from small_results import a_map, a_run, results, single, summarized
 
 from homespun.report import outcomes, samples, traffic
 from homespun.report.cells import ACCURACY, PERPLEXITY, Table, byte_text, finite, metric_named, percent, shorten
 from homespun.report.facts import sampled_users, settings_tables
+from homespun.report.maps import map_plots
 from homespun.report.sections import sections
 from homespun.report.tables import markdown, plain_tables
 from homespun.report.voices import voice_tables
@@ -205,3 +206,14 @@ def test_numbers_as_people_say_them() -> None:
     assert finite("1") is None
     assert shorten("a\0b\n  c") == "a b c"
     assert len(shorten("x" * 300)) == 60
+
+
+def test_twenty_groups_have_a_mark_each() -> None:
+    results = single()
+    (run,) = next(iter(results["configurations"].values()))["runs"][:1]
+    run["maps"] = a_map([f"voice {number}" for number in range(20)])
+    plot = map_plots(results)[0]
+    marks = {(key.color, key.mark) for key in plot.legend[1:]}
+    assert len(marks) == 20 and "other" not in [key.label for key in plot.legend]
+    drawn = {(trace.marker.color, trace.marker.symbol) for trace in plot.figure.data}
+    assert len(drawn) == 20

@@ -16,7 +16,7 @@ from homespun.report.differences import difference_sentences, difference_table, 
 from homespun.report.facts import data_table
 from homespun.report.html import page
 from homespun.report.tables import markdown, plain_tables
-from homespun.report.traffic import privacy_table
+from homespun.report.traffic import privacy_table, traffic_table
 
 
 @pytest.fixture(autouse=True)
@@ -120,6 +120,18 @@ def test_the_report_says_what_privacy_there_was_and_stamps_what_is_none() -> Non
     assert "hidden by noise on all of them, before it leaves" in markdown(found)
     run["privacy"]["insecure"] = True
     assert "INSECURE" in markdown(found) and "INSECURE" in page(found)
+    assert "which hides nothing" in markdown(found) and "is hidden by noise" not in markdown(found)
+    run["privacy"] |= {"clip": {"head.*": 0.5, "*": 1.0}, "statistics_clip": 1.0, "noise_multiplier": 1.0}
+    assert texts(privacy_table(found))[0][1] == "local noise, 1.73 clip norms"  # three groups: the root of three
+
+
+def test_rounds_without_a_client_say_nothing_of_what_one_sends() -> None:
+    found = text_results()
+    (first, *_) = found["configurations"]["personal"]["runs"][0]["rounds"]
+    before = texts(traffic_table(found))
+    empty = {**first, "clients": 0, "down_bytes": {"federated": 0}, "up_bytes": {"federated": 0}}
+    found["configurations"]["personal"]["runs"][0]["rounds"].append(empty)
+    assert [row[2:4] for row in texts(traffic_table(found))] == [row[2:4] for row in before]
 
 
 def test_a_difference_that_reads_as_zero_is_none() -> None:

@@ -114,13 +114,25 @@ def require_valid(update: Update, broadcast: Broadcast, *, statistics: Sequence[
         raise MessageError(f"keyed parameters: expected {sorted(broadcast.keyed)}, got {sorted(update.keyed)}")
     if set(update.statistics) != set(statistics):
         raise MessageError(f"statistics: declared {sorted(statistics)}, got {sorted(update.statistics)}")
-    tensors = {**update.federated, **{name: rows.values for name, rows in update.keyed.items()}}
-    broken = sorted(name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all()))
+    broken = _not_finite({**update.federated, **{name: rows.values for name, rows in update.keyed.items()}})
     if broken:
         raise MessageError(
             f"round {update.round}: {', '.join(broken)} became infinite or NaN in local training. "
-            "Lower the clients' learning rate."
+            "Lower the learning rate, the clients' or the server's."
         )
+
+
+def require_finite(state: ServerState) -> None:
+    """Raise where a server's step left the numbers."""
+    broken = _not_finite({**state.federated, **state.keyed})
+    if broken:
+        raise MessageError(
+            f"round {state.round - 1}: {', '.join(broken)} became infinite or NaN in the server's step. Lower its rate."
+        )
+
+
+def _not_finite(tensors: Tree) -> list[str]:
+    return sorted(name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all()))
 
 
 # One framing for everything: a JSON header, then safetensors. Neither can carry code.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from homespun.core.errors import SettingsError, nearest
@@ -28,6 +28,11 @@ class OntoSettings(Settings):
     of: str = "preference"  # the method whose network, loss and examples these are
     inner: dict[str, Any] = Field(default_factory=dict)  # its settings
     head: tuple[str, ...] = ()  # globs of the part that is somebody's own; none: what that method calls its head
+
+    @field_validator("head", mode="before")
+    @classmethod
+    def _one_or_several(cls, head: Any) -> Any:
+        return (head,) if isinstance(head, str) else head
 
 
 @dataclass(frozen=True)

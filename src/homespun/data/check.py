@@ -17,6 +17,7 @@ INSPECTED_AT_MOST = 20_000  # users; a larger population is sampled
 QUANTILES = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
 USABLE = "Users without a usable example (one with a text that is not blank) are left out."
 FEW = "A user with fewer than {enough} examples trains on all of them and is not evaluated (split: {fractions})."
+OWN_PARTS = "Which examples are for training, evaluation and test, the corpus says itself."
 _OF_TEXT = ("longest_text", "characters", "distinct_characters")
 
 
@@ -45,11 +46,13 @@ class CorpusReport:
     longest_text: int  # in characters; 0 where there are images
     characters: int
     distinct_characters: int
+    has_parts: bool = False  # the corpus itself says what is for training, evaluation and test
 
     @property
     def policy(self) -> list[str]:
         enough = next((count for count in range(1, 1000) if part_sizes(count, self.fractions)[1]), "1,000")
         few = FEW.format(enough=enough, fractions=", ".join(f"{share:g}" for share in self.fractions))
+        few = OWN_PARTS if self.has_parts else few
         return [USABLE, few] if self.characters else [few]
 
     def to_dict(self) -> dict[str, Any]:
@@ -94,6 +97,7 @@ def check(
         longest_text=tally.longest,
         characters=tally.letters.total(),
         distinct_characters=len(tally.letters),
+        has_parts=tally.has_parts,
     )
 
 
@@ -109,10 +113,12 @@ class _Tally:
         self.own_shares: list[float] = []
         self.several_contexts = 0
         self.longest = 0
+        self.has_parts = False
         self.letters: Counter[str] = Counter()
 
     def add(self, examples: Examples) -> None:
         self.counts.append(len(examples))
+        self.has_parts |= examples.parts is not None
         self.longest = max(self.longest, max(map(len, examples.texts), default=0))
         self.letters.update("".join(examples.texts))
         if examples.contexts is not None:

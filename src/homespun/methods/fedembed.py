@@ -135,7 +135,8 @@ def _told(best: bool) -> tuple[str, str]:
 
 
 def method(settings: Settings, task: Task) -> Method:
-    size, kinds, assignment = embedding_size(settings, task), task.contexts, settings.assignment
+    size, kinds = embedding_size(settings, task, method="fedembed"), task.contexts
+    assignment = settings.assignment
     count = settings.heads or kinds
     _require_sound(settings, task, count=count, size=size)
     told_kinds = kinds if settings.kinds_head else 0
@@ -238,16 +239,13 @@ def method(settings: Settings, task: Task) -> Method:
 
 
 def _require_sound(settings: Settings, task: Task, *, count: int, size: int) -> None:
-    if task.image is not None and size > min(task.image):
-        raise SettingsError(
-            f"fedembed: embedding_dim is {size}, and a diagonal of the image has {min(task.image)} places."
-        )
     if size == 0:
         raise SettingsError("fedembed: embedding_dim is 0. Without personal embeddings it is the method `preference`.")
     if task.contexts < 2:
         raise SettingsError("fedembed: the corpus needs examples of at least two kinds, named by its contexts.")
     if count > task.population and settings.assignment != "personal":
-        way_out = f"Set heads to {task.population} at most" if settings.assignment == "som" else "Take more users"
+        fewer = settings.assignment == "som" or settings.heads is not None
+        way_out = f"Set heads to {task.population} at most" if fewer else "Take more users"
         raise SettingsError(f"fedembed: {count} sub-populations for {task.population} users. {way_out}.")
     if settings.assignment == "prototype" and count % task.contexts:
         raise SettingsError(

@@ -61,7 +61,8 @@ def method(settings: Settings, task: Task) -> Method:
 
     if not personal:
         raise SettingsError(
-            f"pfedme: {', '.join(onto.head)} of {base.name} is private already: there is nothing to tie."
+            f"pfedme: {', '.join(onto.head)} of {base.name} is private already: there is nothing to tie. Set personal "
+            f"to all, or name a part that is shared, for instance head={onto.body[-1]}."
         )
 
     def distance(parameters: Tree) -> Tensor:

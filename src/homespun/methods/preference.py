@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from homespun.core import settings as core_settings
+from homespun.core.errors import SettingsError
 from homespun.core.messages import Broadcast
 from homespun.core.method import Adam, Batch, Method, Phase, Predict, Sgd, Task
 from homespun.core.roles import Role, Rules
@@ -75,10 +76,15 @@ def loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
     return cross_entropy(predict(parameters, batch), batch["label"])
 
 
-def embedding_size(settings: Common, task: Task) -> int:
-    if settings.embedding_dim is not None:
-        return settings.embedding_dim
-    return EMBEDDING.get(task.image or (28, 28), 28)
+def embedding_size(settings: Common, task: Task, *, method: str) -> int:
+    size = settings.embedding_dim
+    if size is None:
+        return EMBEDDING.get(task.image or (28, 28), 28)
+    if task.image is not None and size > min(task.image):
+        raise SettingsError(
+            f"{method}: embedding_dim is {size}, and a diagonal of the image has {min(task.image)} places."
+        )
+    return size
 
 
 def new_embedding(size: int, scale: float, generator: torch.Generator) -> dict[str, Tensor]:
@@ -87,7 +93,9 @@ def new_embedding(size: int, scale: float, generator: torch.Generator) -> dict[s
 
 
 def method(settings: Settings, task: Task) -> Method:
-    size = embedding_size(settings, task) if settings.embedding else 0
+    size = embedding_size(settings, task, method="preference") if settings.embedding else 0
+    if settings.embedding and size == 0:
+        raise SettingsError("preference: embedding_dim is 0. Without embeddings it is Global: set embedding to false.")
     own = {"user.embedding": Adam(settings.embedding_rate)} if size else {}
     rules: Rules = [("encoder.*", Role.FEDERATED), ("head.*", Role.FEDERATED)]
 

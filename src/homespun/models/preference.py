@@ -205,6 +205,4 @@ class PreferenceModel(nn.Module):
 
     @property
     def _first(self) -> Geometry:
-        layer = self.encoder[0]
-        assert isinstance(layer, nn.Conv2d)
-        return geometry(layer, self.encoder[1])
+        return geometry(self.encoder[0], self.encoder[1])

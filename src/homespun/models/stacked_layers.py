@@ -104,8 +104,9 @@ def same_for_all(parameters: Tree, layers: nn.Sequential) -> bool:
     )
 
 
-def geometry(layer: nn.Conv2d, following: nn.Module | None) -> Geometry:
+def geometry(layer: nn.Module, following: nn.Module | None) -> Geometry:
     """Of a convolution and of the mean that is taken of what it gives, if that is what follows."""
+    assert isinstance(layer, nn.Conv2d)
     plain = layer.dilation == (1, 1) and layer.groups == 1 and layer.padding_mode == "zeros" and layer.bias is not None
     if isinstance(layer.padding, str) or not plain:
         raise MethodError(f"{layer}: only plain convolutions with a bias can be stacked")

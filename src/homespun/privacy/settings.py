@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import ceil
-from typing import Annotated, Literal, TypeAlias
+from math import ceil, inf
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from homespun.core.errors import SettingsError
 from homespun.core.settings import Settings
@@ -33,6 +33,15 @@ class Privacy(Settings):
     budget: PositiveFinite | None = None  # what the data set may cost over all runs
     ledger: str | None = None  # where that is written down; None: beside the data
     insecure: bool = False  # draw noise and cohorts from the run's seed, to repeat them: this protects nobody
+
+    @field_validator("clip", mode="before")
+    @classmethod
+    def _a_norm_or_norms(cls, clip: Any) -> Any:
+        """One sentence, not one for every form that it does not have."""
+        norms = clip.values() if isinstance(clip, dict) else [clip]
+        if not all(isinstance(norm, int | float) and 0 < norm < inf for norm in norms) or not norms:
+            raise ValueError('expected a positive number, or such numbers by glob, as in {"head.*" = 0.5, "*" = 1.0}')
+        return clip
 
     @model_validator(mode="after")
     def _one_amount(self) -> Privacy:

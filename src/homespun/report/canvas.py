@@ -36,7 +36,7 @@ class Key:
 
     label: str
     color: str
-    mark: Literal["line", "dashed", "dot"] = "line"
+    mark: Literal["line", "dashed", "dot", "ring"] = "line"
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from homespun.report.canvas import Plot, empty_figure, plain
 from homespun.report.cells import ACCURACY, F1, Cell, Column, Table, finite, mark_best, table
-from homespun.report.outcomes import over_seeds, title_of
+from homespun.report.outcomes import first_of_several, over_seeds, title_of
 
 
 def group_sizes(results: Mapping[str, Any]) -> dict[str, int]:
@@ -96,10 +96,11 @@ def _range(values: Sequence[int]) -> str:
 
 def confusion_plots(results: Mapping[str, Any]) -> list[Plot]:
     """Sub-populations against the places they were put in, of every configuration's first seed."""
-    return [_confusion(title_of(results, key), runs[0]) for key, runs in _assigned(results).items()]
+    of_run = first_of_several(results)
+    return [_confusion(title_of(results, key), runs[0], of_run) for key, runs in _assigned(results).items()]
 
 
-def _confusion(title: str, found: Mapping[str, Any]) -> Plot:
+def _confusion(title: str, found: Mapping[str, Any], of_run: str) -> Plot:
     counts = np.asarray(found["counts"], dtype=float)
     order = _order(counts)
     shares = 100 * counts[:, order] / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -112,7 +113,7 @@ def _confusion(title: str, found: Mapping[str, Any]) -> Plot:
     )  # fmt: skip
     figure.update_xaxes(title_text="Place", type="category", showgrid=False)
     figure.update_yaxes(title_text="Sub-population", type="category", autorange="reversed", showgrid=False)
-    return Plot(figure, f"Sub-populations and where {title} put them", title=f"{title}, {found['how']}")
+    return Plot(figure, f"Sub-populations and where {title} put them", title=f"{title}, {found['how']}{of_run}")
 
 
 def _order(counts: np.ndarray) -> list[int]:

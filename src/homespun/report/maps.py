@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import plotly.graph_objects as go
 
 from homespun.report.canvas import GROUP_COLORS, OTHER_COLOR, Key, Plot, empty_figure, plain
 from homespun.report.cells import count, finite, shorten
-from homespun.report.outcomes import folds_of, seeds_of, title_of
+from homespun.report.outcomes import first_of_several, title_of
 
-NAMED = len(GROUP_COLORS)  # so many groups or labels have a colour, the others are grey
+MARKS: tuple[Literal["dot", "ring"], ...] = ("dot", "ring")
+NAMED = len(MARKS) * len(GROUP_COLORS)  # so many groups or labels have a mark of their own, the others are grey
 LEGENDS = {
     "group": "Coloured by group:",
     "label": "Coloured by a user's most frequent label:",
@@ -44,18 +45,12 @@ def map_plots(results: Mapping[str, Any]) -> list[Plot]:
         Plot(
             figure(drawn, projection),
             f"{name} of users' vectors with {title_of(results, key)}",
-            title=f"{title_of(results, key)}: {name}, {_who(drawn)}{_first_of_several(results)}",
+            title=f"{title_of(results, key)}: {name}, {_who(drawn)}{first_of_several(results)}",
             legend=legend,
         )
         for key, drawn in found.items()
         for projection, name in PROJECTIONS.items()
     ]
-
-
-def _first_of_several(results: Mapping[str, Any]) -> str:
-    seeds = seeds_of(results)
-    fold = ", fold 0" if folds_of(results) else ""
-    return (f", seed {seeds[0]}" if len(seeds) > 1 else "") + fold
 
 
 def _who(drawn: Mapping[str, Any]) -> str:
@@ -84,9 +79,14 @@ def _natural(name: Any) -> list[Any]:
 
 
 def _legend(values: Sequence[Any], names: Sequence[Any], *, title: str) -> tuple[Key, ...]:
-    keys = [Key(shorten(name, 40), GROUP_COLORS[place], "dot") for place, name in enumerate(names)]
+    keys = [Key(shorten(name, 40), *_mark(place)) for place, name in enumerate(names)]
     others = any(value not in names for value in values)
     return (Key(title, ""), *keys, *([Key("other", OTHER_COLOR, "dot")] if others else []))
+
+
+def _mark(place: int) -> tuple[str, Literal["dot", "ring"]]:
+    again, color = divmod(place, len(GROUP_COLORS))
+    return GROUP_COLORS[color], MARKS[again]
 
 
 def _names(values: Sequence[Any], points: Sequence[Sequence[float]], *, names: Sequence[Any]) -> go.Figure:
@@ -96,9 +96,11 @@ def _names(values: Sequence[Any], points: Sequence[Sequence[float]], *, names: S
         places.setdefault(names.index(name) if name in names else -1, []).append(point)
     for place in sorted(places):  # grey first, underneath
         across, up = zip(*places[place], strict=True)
+        color, mark = (OTHER_COLOR, "dot") if place < 0 else _mark(place)
+        symbol = {"symbol": "circle-open", "line": {"width": 2}} if mark == "ring" else {}
         figure.add_scatter(
             x=across, y=up, mode="markers",
-            marker={**POINT, "color": OTHER_COLOR if place < 0 else GROUP_COLORS[place]},
+            marker={**POINT, "color": color, **symbol},
             hovertemplate=("other" if place < 0 else plain(names[place])) + "<extra></extra>",
         )  # fmt: skip
     return figure

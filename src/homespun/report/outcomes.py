@@ -28,6 +28,13 @@ from homespun.report.cells import (
 CONTROLS = {"majority": "Majority label", "own_majority": "Own majority label", "untouched": "Base model untouched"}
 
 
+def first_of_several(results: Mapping[str, Any]) -> str:
+    """Which run a figure is of, where it shows only one."""
+    seeds = seeds_of(results)
+    fold = ", fold 0" if folds_of(results) else ""
+    return (f", seed {seeds[0]}" if len(seeds) > 1 else "") + fold
+
+
 def title_of(results: Mapping[str, Any], key: str) -> str:
     """A configuration's title; its key where it has none."""
     configuration = results.get("configurations", {}).get(key) or {}

@@ -268,6 +268,8 @@ def _membership(results: Mapping[str, Any], key: str, rows: Sequence[traffic.Tra
     private = results["configurations"][key]["runs"][0].get("privacy")
     if private is None:
         return " Which keyed rows it uses is plain to see in its update."
+    if private["insecure"]:
+        return " Which keyed rows it uses is under noise that its seed tells, which hides nothing."
     where = (
         "before it leaves" if private["noise"] == "local" else "in the sum; the server that adds it sees single updates"
     )

@@ -36,6 +36,7 @@ summary {{ cursor: pointer; font-size: 15px; font-weight: 600; }}
 .swatch {{ display: inline-block; flex: none; width: 20px; border-top: 3px solid; }}
 .swatch.dashed {{ border-top: 2px dashed; }}
 .swatch.dot {{ width: 11px; height: 11px; border: 0; border-radius: 50%; background: currentColor; }}
+.swatch.ring {{ width: 7px; height: 7px; border: 2px solid currentColor; border-radius: 50%; }}
 .figures {{ margin: 6px 0 18px; }}
 .pairs {{ display: grid; grid-template-columns: 1fr 1fr; gap: 18px 24px; }}
 figure {{ margin: 0; min-width: 0; }}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any
 
 from homespun.report.cells import MISSING, Column, Table, count, mean, shorten, table
@@ -15,6 +16,10 @@ MEANINGS = {
     "weight": "how much an update counts in the average, usually the client's number of training examples",
     "loss": "what the client's local steps had to lower, summed over the examples of all of them, every phase's own",
     "examples": "how many examples the client's steps took together, each as often as it was taken",
+    "a step of the map": "where the map's nodes would move; who sees it without noise can work out the embedding",
+    "a step of the map and its score": "where the map's nodes would move, and how near the nearest is; who sees it "
+    "can work out the embedding",
+    "place on the old and the new map": "which node of both maps is nearest, so who belongs together",
 }
 EVERYTHING = "all training examples"
 INSECURE = "INSECURE: noise and cohorts came from the seed and protect nobody"
@@ -58,7 +63,7 @@ def _traffic(role: str, rounds: Sequence[Mapping[str, Any]]) -> Traffic:
         return mean(entry[side].get(role, 0) for entry in rounds)
 
     def per_client(side: str) -> float | None:
-        return mean(entry[side].get(role, 0) / max(1, entry["clients"]) for entry in rounds)
+        return mean(entry[side].get(role, 0) / entry["clients"] for entry in rounds if entry["clients"])
 
     return Traffic(role, per_client("down_bytes"), per_client("up_bytes"), whole("down_bytes"), whole("up_bytes"))
 
@@ -110,7 +115,8 @@ def privacy_table(results: Mapping[str, Any]) -> Table | None:
         if not found:
             rows.append([title_of(results, key), "as they are", "as they are", "never", MISSING, MISSING])
             continue
-        noised = f"{found['noise']} noise, {found['noise_multiplier']:.3g} clip norms"
+        groups = len(found["clip"]) + (found["statistics_clip"] is not None)  # each has more noise the more there are
+        noised = f"{found['noise']} noise, {found['noise_multiplier'] * sqrt(groups):.3g} clip norms"
         cost = f"{found['epsilon']:.3f} at delta {found['delta']:g} (RDP {found['epsilon_rdp']:.3f})"
         statistics = "not sent" if found["statistics_clip"] is None else noised
         stamp = f"{found['releases']} releases, counted with {found['rate']:.2%} of the users drawn"
