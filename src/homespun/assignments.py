@@ -17,7 +17,8 @@ LARGEST_VECTOR = 1000  # numbers; users with larger ones (heads of their own) ar
 def assignments(run: Run) -> dict[str, Any] | None:
     """Counts of users by sub-population and by head; where nobody chooses one, by clusters of their embeddings."""
     sampled = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
-    positions = [position for position in sampled if len(run.split(run.federation, position).test)]
+    tested = [len(run.encode(run.federation, position, "test")["label"]) > 0 for position in sampled]
+    positions = [position for position, some in zip(sampled, tested, strict=True) if some]
     groups = [run.federation.group(position) for position in positions]
     if not positions or any(group is None for group in groups):
         return None

@@ -195,10 +195,11 @@ def test_users_like_one_voice_and_test_on_other_sentences(whole):
     federation = voices(whole)
     assert len(federation.contexts) == 20 and np.bincount(federation.group_of).tolist() == [2] * 20
     some, group = federation.examples(3), int(federation.group_of[3])
-    assert some.images.shape == (24, 200, 375) and not isinstance(some.images, np.memmap)
+    images = np.asarray(some.images)
+    assert some.images.shape == images.shape == (24, 200, 375) and not isinstance(images, np.memmap)
     assert np.array_equal(some.labels == 1, some.contexts == group)
     known = {image.tobytes() for image in federation.testing.images}
-    assert [image.tobytes() in known for image in some.images] == (some.parts == TEST).tolist()
+    assert [image.tobytes() in known for image in images] == (some.parts == TEST).tolist()
 
 
 def test_the_paper_has_900_users_and_two_populations(whole):

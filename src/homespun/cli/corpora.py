@@ -52,7 +52,7 @@ def data_show(
                 notes.append(federation.contexts[int(some.contexts[row])])
             if some.labels is not None:
                 notes.append(f"-> {federation.labels[int(some.labels[row])]}")
-            shown = some.texts[row][:60] if some.images is None else "{} x {} image".format(*some.images[row].shape)
+            shown = some.texts[row][:60] if some.images is None else "{} x {} image".format(*some.images.shape[1:])
             print(harmless(f"  {shown}  {' '.join(notes)}"))
 
 

@@ -14,6 +14,33 @@ import numpy as np
 
 
 @dataclass(frozen=True)
+class Images:
+    """Rows of some pools of images, which stay where they are, on disk perhaps, until numpy asks for them: whoever
+    only counts labels reads none."""
+
+    pools: tuple[np.ndarray, ...]  # uint8 [images, height, width]
+    pool: np.ndarray  # of every row, which one ...
+    row: np.ndarray  # ... and where in it
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self), *self.pools[0].shape[1:])
+
+    def __getitem__(self, rows: np.ndarray) -> Images:
+        return Images(self.pools, self.pool[rows], self.row[rows])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        found = np.empty(self.shape, dtype=dtype or self.pools[0].dtype)
+        for number, pool in enumerate(self.pools):
+            here = self.pool == number
+            found[here] = pool[self.row[here]]
+        return found
+
+
+@dataclass(frozen=True)
 class Examples:
     """Some examples, column by column: texts, or images in their place. `labels`, `contexts`, `authors` and `groups`
     index into the federation's lists; a column the corpus does not have is None."""
@@ -22,7 +49,7 @@ class Examples:
     labels: np.ndarray | None = None
     contexts: np.ndarray | None = None
     authors: np.ndarray | None = None  # who wrote it, where one holder has many people's examples
-    images: np.ndarray | None = None  # uint8 [examples, height, width]
+    images: np.ndarray | Images | None = None  # uint8 [examples, height, width]
     groups: np.ndarray | None = None  # the author's sub-population, where the corpus knows it
     parts: np.ndarray | None = None  # 0 train, 1 eval, 2 test, where the corpus itself says so
 

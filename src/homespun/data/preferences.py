@@ -22,7 +22,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from homespun.core.errors import DataError, SettingsError
 from homespun.core.seeds import numpy_generator
 from homespun.core.settings import Settings
-from homespun.data.federation import Examples
+from homespun.data.federation import Examples, Images
 from homespun.data.names import NumberedNames
 
 LABELS = ("not liked", "liked")
@@ -125,7 +125,11 @@ class Preferences:
         drawn = [(pool, *_rows(pool, group, sizes, generator)) for pool, sizes in wanted]
         kinds = np.concatenate([pool.kinds[rows] for pool, rows, _ in drawn])
         return Examples(
-            images=np.concatenate([pool.images[rows] for pool, rows, _ in drawn]),
+            images=Images(
+                tuple(pool.images for pool, _, _ in drawn),
+                np.repeat(np.arange(len(drawn)), [len(rows) for _, rows, _ in drawn]),
+                np.concatenate([rows for _, rows, _ in drawn]),
+            ),
             labels=(kinds == group).astype(np.int64),
             contexts=kinds,
             authors=np.full(len(kinds), author, dtype=np.int64),
