@@ -166,7 +166,7 @@ def clip_text(clip: Mapping[str, float]) -> str:
 
 def seconds_text(results: Mapping[str, Any]) -> str:
     """The mean over rounds and seeds, by configuration without noise."""
-    return ", ".join(
+    return "; ".join(
         f"{title_of(results, key)} "
         f"{mean(entry['seconds'] for run in results['configurations'][key]['runs'] for entry in run['rounds']):.1f}"
         for key in keys_of(results)
