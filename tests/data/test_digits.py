@@ -2,12 +2,14 @@
 
 import gzip
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from homespun.core.errors import DataError, SettingsError
 from homespun.data import load_federation
+from homespun.data.check import check
 from homespun.data.preferences import EVAL, TEST, TRAIN
 from homespun.data.splits import split, withhold
 
@@ -131,3 +133,16 @@ def test_a_missing_folder_and_an_unequal_pair_are_refused(folder, tmp_path):
     write_idx(folder / "t10k-labels-idx1-ubyte", np.arange(199) % 10)
     with pytest.raises(DataError, match="200 images and 199 labels"):
         digits(folder=str(folder), users=20)
+
+
+def test_whoever_counts_labels_reads_no_image(small):
+    class Unread:
+        shape, dtype = small.training.images.shape, np.uint8
+
+        def __getitem__(self, rows):
+            raise AssertionError("an image was read")
+
+    unread = replace(small, training=replace(small.training, images=Unread()))
+    assert check(unread).own_majority_share == 0.5
+    with pytest.raises(AssertionError, match="an image was read"):
+        np.asarray(unread.examples(0).images)
