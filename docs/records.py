@@ -3,7 +3,7 @@
     python docs/records.py keep fedembed-mnist    finished runs of runs/fedembed-mnist -> docs/results/fedembed-mnist
     python docs/records.py lay fedembed-mnist     and back: `homespun compare` then trains only what is missing
 
-A record is a run's `results.json` without what no page needs: maps, thousands of users one by one, digits beyond the
+A record is a run's `results.json` without what no page needs: maps, hundreds of users one by one, digits beyond the
 seventh, and where the corpus lay. It says itself which run it is; `homespun compare` refuses any other than the run
 asked for.
 """
@@ -18,7 +18,7 @@ from homespun.files import read_json, write_json
 from homespun.results import RESULTS_FILE, read_results
 
 RUNS, RECORDS = Path("runs"), Path("docs/results")
-MANY_USERS = 1000
+MANY_USERS = 500
 
 
 def keep(name: str) -> list[Path]:
