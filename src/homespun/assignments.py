@@ -17,11 +17,14 @@ LARGEST_VECTOR = 1000  # numbers; users with larger ones (heads of their own) ar
 def assignments(run: Run) -> dict[str, Any] | None:
     """Counts of users by sub-population and by head; where nobody chooses one, by clusters of their embeddings."""
     sampled = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
-    tested = [len(run.encode(run.federation, position, "test")["label"]) > 0 for position in sampled]
-    positions = [position for position, some in zip(sampled, tested, strict=True) if some]
-    groups = [run.federation.group(position) for position in positions]
-    if not positions or any(group is None for group in groups):
+    if any(run.federation.group(position) is None for position in sampled):
         return None
+    positions = [
+        position for position in sampled if len(next(iter(run.encode(run.federation, position, "test").values())))
+    ]
+    if not positions:
+        return None
+    groups = [run.federation.group(position) for position in positions]
     names = sorted({str(group) for group in groups}, key=lambda name: (len(name), name))
     chooses = run.method.columns is not None
     found = _chosen(run, positions) if chooses else _clustered(run, positions, clusters=len(names))
