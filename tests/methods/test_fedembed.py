@@ -21,7 +21,7 @@ from homespun.methods import fedembed
 from homespun.models.places import MapServer, map_step
 from homespun.opening import open_run, task_of
 from homespun.run import RunSettings
-from homespun.training import train
+from homespun.training import prepare, train
 
 
 @pytest.fixture(scope="module")
@@ -412,3 +412,14 @@ def test_a_model_that_says_no_numbers_is_not_judged():
         ),
     ):
         pass
+
+
+def test_a_servers_step_that_leaves_the_numbers_is_an_error_and_not_a_state():
+    people = load_federation("digits", settings={"users": 20})
+    settings = {"rounds": 1, "cohort": 4, "server": "fedavg", "server_rate": 1e39, "workers": 0}
+    with (
+        prepare("preference", people, folder=None, settings=settings) as run,
+        pytest.raises(MessageError, match="in the server's step"),
+    ):
+        run.step()
+    assert run.state.round == 0
