@@ -7,18 +7,20 @@ import shutil
 import numpy as np
 import pytest
 from language_models import write_gpt2
+from scipy.spatial.distance import pdist
+from scipy.stats import spearmanr
 
 from homespun.core.errors import RunError, SettingsError
 from homespun.data.federation import Examples
 from homespun.evaluation.differences import differences, from_samples
 from homespun.evaluation.metrics import mean_and_deviation
-from homespun.experiment import Draw, Experiment, collect, run_folder, train_all
+from homespun.experiment import Draw, Experiment, collect, run_folder, similarities, train_all
 from homespun.files import DataSettings
 from homespun.maps import fewest_coordinates, known_of, map_users
 from homespun.methods.furl import SMALL
 from homespun.report.tables import markdown
 from homespun.results import by_seed, read_results, single_results
-from homespun.training import prepare, training
+from homespun.training import prepare, reopen, training, user_vectors
 
 
 class Silent:
@@ -114,6 +116,24 @@ def test_a_run_of_another_machine_needs_only_its_results(tmp_path):
         ((name, value),) = changed.items()
         with pytest.raises(RunError, match=rf"different run:\n  - \S*{name}: .* in the folder, {value} asked for"):
             train_all(other, tmp_path / "here", shown)
+
+
+def test_how_alike_two_configurations_are_is_spearmans_correlation_of_distances(tmp_path, monkeypatch):
+    made = experiment()
+    (furl,) = made.configurations.values()
+    pair = {"one": furl, "other": furl.model_copy(update={"settings": {**furl.settings, "user_dim": 3}})}
+    made = made.model_copy(update={"configurations": pair, "settings": {**made.settings, "withheld": 0.0}})
+    train_all(made, tmp_path, Silent())
+    distances = []
+    for name in pair:
+        with reopen(run_folder(tmp_path, name, Draw(0))) as run:
+            distances.append(pdist(user_vectors(run, range(len(run.federation.users)))))
+    loads = []
+    monkeypatch.setattr(DataSettings, "load", lambda own, load=DataSettings.load: loads.append(own) or load(own))
+    (found,) = similarities(made, tmp_path)
+    assert (found["left"], found["right"], found["seed"]) == ("one", "other", 0)
+    assert found["correlation"] == pytest.approx(spearmanr(*distances).statistic, abs=1e-12)
+    assert abs(found["correlation"]) < 1 and len(loads) == 1
 
 
 def test_fold_after_fold_everybody_is_withheld_once(tmp_path):

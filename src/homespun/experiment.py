@@ -11,6 +11,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
@@ -259,23 +260,23 @@ def folded(experiment: Experiment, folder: Path) -> dict[str, Any]:
 def similarities(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
     """How alike the users' vectors of two configurations are: the rank correlation of pairwise distances."""
     from scipy.spatial.distance import pdist
-    from scipy.stats import spearmanr
+    from scipy.stats import rankdata
 
     found = []
+    federation: Federation | None = None  # one for all: to load it takes longer than to look at a run
     for draw in [draw for draw in experiment.draws if not draw.fold]:  # one fold says it
-        vectors: dict[str, np.ndarray] = {}
+        ranks: dict[str, np.ndarray] = {}
         for name in experiment.configurations:
             kept = run_folder(folder, name, draw)
             if not (kept / VAULT_FILE).exists():  # what was trained elsewhere stays there
                 continue
-            with reopen(kept) as run:
+            federation = experiment.data.load() if federation is None else federation
+            with reopen(kept, federation=federation) as run:
                 positions = sample_users(run.federation, at_most=MAPPED_USERS, seed=draw.seed)
-                rows = user_vectors(run, positions)
-            if rows is not None and len(rows) > 2:
-                vectors[name] = rows
-        names = list(vectors)
-        for place, left in enumerate(names):
-            for right in names[place + 1 :]:
-                correlation = spearmanr(pdist(vectors[left]), pdist(vectors[right])).statistic
-                found.append({"left": left, "right": right, "seed": draw.seed, "correlation": float(correlation)})
+                vectors = user_vectors(run, positions)
+            if vectors is not None and len(vectors) > 2:
+                ranks[name] = rankdata(pdist(vectors))
+        for left, right in combinations(ranks, 2):
+            correlation = np.corrcoef(ranks[left], ranks[right])[0, 1]
+            found.append({"left": left, "right": right, "seed": draw.seed, "correlation": float(correlation)})
     return found
