@@ -62,6 +62,11 @@ def test_the_least_noise_for_a_target(target, rate, rounds):
     assert epsilon({Release(rate, 0.98 * found): rounds}, delta=1e-5) > target
 
 
+def test_an_epsilon_that_any_noise_would_do_for_gets_the_least_there_is():
+    assert multiplier_for(200.0, rate=0.33, rounds=1, delta=0.01) == pytest.approx(0.1, rel=2e-3)
+    assert 0.1 <= multiplier_for(60.0, rate=0.33, rounds=1, delta=0.01) < 0.12
+
+
 def test_what_cannot_be_is_refused():
     with pytest.raises(SettingsError, match="takes more than 10000 times"):
         multiplier_for(1e-6, rate=1.0, rounds=1000, delta=1e-9)

@@ -26,6 +26,12 @@ def test_cost_of_the_first_reference_value():
     assert "either" in homespun("privacy", "cost", "--rounds", 1, "--rate", 1, fails=SettingsError)
 
 
+def test_a_ledger_that_is_not_here_may_be_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    said = homespun("privacy", "show", "digits", fails=UnknownNameError)
+    assert "That of a corpus read from a folder lies beside it: name the folder." in said and "--ledger" in said
+
+
 def test_a_run_that_protects_nobody_says_so_and_a_finished_one_what_to_do(tmp_path):
     settings = {**SMALL, "rounds": 1, "cohort": 20, "workers": 0, "sampler": "poisson", "privacy.epsilon": 4,
                 "privacy.delta": 0.01, "privacy.insecure": "true", "privacy.ledger": tmp_path / "ledger"}  # fmt: skip
@@ -58,7 +64,7 @@ def test_a_private_run_is_written_down_beside_its_data_and_can_be_reset(tmp_path
     settings = {**SMALL, "rounds": 2, "cohort": 3, "workers": 0, "sampler": "poisson", "privacy.noise_multiplier": 2,
                 "privacy.delta": 0.01, "privacy.clip": 0.5}  # fmt: skip
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    assert "nothing was told" in homespun("privacy", "show", data, fails=UnknownNameError)
+    assert "nothing told of" in homespun("privacy", "show", data, fails=UnknownNameError)
     homespun("train", "furl", "--data", data, "--folder", tmp_path / "run", *words)
     shown = homespun("privacy", "show", data, "--delta", 0.01)
     assert "2 rounds, noise 2 times what one user moves, counted with 50.00% of the users drawn" in shown

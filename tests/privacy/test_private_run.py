@@ -1,5 +1,6 @@
 """Runs whose updates are clipped and noised: what is told, what it costs, and what is refused."""
 
+import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
@@ -11,7 +12,7 @@ import torch
 from scipy.stats import beta
 
 from homespun.core import seeds
-from homespun.core.errors import MessageError, SettingsError
+from homespun.core.errors import InputError, MessageError, SettingsError
 from homespun.core.messages import Broadcast, Rows, Update, state_to_bytes
 from homespun.core.method import available_methods, method_module
 from homespun.core.settings import parse
@@ -178,6 +179,8 @@ def test_local_noise_for_an_epsilon_is_twice_what_a_sum_of_everybody_needs():
         ({"sampler": "uniform"}, "not for 'uniform'"),
         ({"privacy": {"delta": 0.06}}, "less than one over the number of users, 1/20"),
         ({"privacy": {"clip": {"user.*": 1.0}}}, "no norm covers"),
+        ({"privacy": {"clip": {"haed.*": 0.5, "*": 1.0}}}, "norms for 'haed.*', which nothing that is sent goes by"),
+        ({"privacy": {"clip": {"*": 1.0, "lstm.*": 0.5}}}, "norms for 'lstm.*', .* the first glob that matches counts"),
     ],
 )
 def test_what_cannot_be_promised_is_refused(tmp_path, wrong, message):
@@ -202,6 +205,36 @@ def test_secret_draws_are_not_those_of_the_seed(tmp_path):
     with opened(tmp_path, privacy={"insecure": False}) as run:
         cohorts = [tuple(run.cohorts.of(0)) for _ in range(12)]
     assert len(set(cohorts)) > 6 and 4 < np.mean([len(cohort) for cohort in cohorts]) < 12
+
+
+def test_noise_of_ones_own_comes_from_no_seed_unless_it_is_insecure(tmp_path):
+    """Whoever knows the seed could take noise away again that came from it."""
+
+    def sent(name, **privacy):
+        local = {"noise": "local", "amplification": False, **privacy}
+        with opened(tmp_path, name=name, privacy=local, sampler="shuffled") as run:
+            update = run.engine.work(run.state.broadcast(), run.clients([0])).update
+        return torch.cat([tensor.flatten() for _, tensor in sorted(update.federated.items())])
+
+    once, again = sent("once", insecure=False), sent("again", insecure=False)
+    # the same person and seed: what differs is noise, twice 1.5 clip norms of 0.05
+    assert (once - again).std() == pytest.approx(2**0.5 * 1.5 * 0.05, rel=0.1)
+    assert torch.equal(sent("seeded", insecure=True), sent("seeded too", insecure=True))
+
+
+def test_where_it_is_plain_to_see_who_sends_nothing_is_amplified():
+    about = {"users": 100, "cohort": 10, "sampler": "poisson", "rounds": 5}
+    for amplification in (True, False):
+        plan = make_plan(Privacy(noise="local", noise_multiplier=4.0, amplification=amplification), **about)
+        assert plan.release == Release(1.0, 2.0)
+
+
+@pytest.mark.parametrize("amount", [{"noise_multiplier": 2.0}, {"epsilon": 4.0, "noise_multiplier": None}])
+def test_without_the_library_that_counts_nothing_begins(tmp_path, monkeypatch, amount):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(InputError, match=r"needs the extra privacy. Install it with `pip install homespun\[privacy\]`"):
+        opened(tmp_path, privacy=amount)
+    assert not (tmp_path / "run").exists() and not (tmp_path / "ledger.jsonl").exists()
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "shuffled"])
@@ -246,7 +279,7 @@ def test_noise_that_is_next_to_none_is_refused(tmp_path, noise):
 
 def test_under_privacy_an_error_does_not_say_how_many_came(tmp_path, monkeypatch):
     with opened(tmp_path) as run:
-        refused = {f"user {place}": "NaN or infinity in 'w'" for place in range(8)}
+        refused = {f"user {place}": "NaN, infinity or numbers beyond 1e+30 in 'w'" for place in range(8)}
         empty = run.engine.work(run.state.broadcast(), [])
         monkeypatch.setattr(run.engine, "work", lambda *_: replace(empty, refused=refused))
         with pytest.raises(MessageError, match="half or more of the updates were refused, because of NaN") as error:
@@ -388,6 +421,31 @@ def test_a_turn_that_is_taken_up_again_is_paid_for_again(tmp_path, monkeypatch):
         assert run.state.round == 1
         list(run.rounds())
         assert spent(tmp_path).total() == 2 and sum(run.spending.values()) == 2
+
+
+def test_a_round_that_is_tried_again_is_paid_for_again(tmp_path, monkeypatch):
+    """As in a notebook, where the run stays open after Ctrl-C: the second round's people send a second time."""
+    local = {"noise": "local", "noise_multiplier": 4.0}
+    with opened(tmp_path, privacy=local, sampler="shuffled", cohort=7) as run:
+        run.step()
+        for _ in range(3):
+            interrupted(monkeypatch, run, after=1)
+            monkeypatch.undo()
+        assert run.state.round == 1 and spent(tmp_path).total() == 1 + 2  # the turn's, and twice once more
+        run.step()
+        run.step()
+        assert run.state.round == 3 and spent(tmp_path).total() == 4  # round 1 came a fourth time, round 2 once
+
+
+def test_what_a_turn_tells_after_a_reset_is_written_down(tmp_path):
+    local = {"noise": "local", "noise_multiplier": 4.0}
+    with opened(tmp_path, privacy=local, sampler="shuffled", cohort=7) as run:
+        run.step()
+        run.steward.ledger.reset("dialects")
+        assert spent(tmp_path).total() == 0
+        run.step()
+        run.step()
+        assert spent(tmp_path).total() == 1
 
 
 def test_a_report_counts_rounds_that_a_kill_undid(tmp_path, monkeypatch):

@@ -114,7 +114,7 @@ def multiplier_for(target: float, *, rate: float, rounds: int, delta: float) -> 
             "times the clip norm as noise. Train fewer rounds, or allow a larger epsilon."
         )
     enough = least(LEAST_NOISE, MOST_NOISE, "rdp")  # quick, and more than PLD needs
-    return max(LEAST_NOISE, least(enough / 2, enough, "coarse"))
+    return least(max(enough / 2, LEAST_NOISE), enough, "coarse")
 
 
 def require_delta(delta: float, *, users: int) -> None:
@@ -124,6 +124,11 @@ def require_delta(delta: float, *, users: int) -> None:
             f"delta {delta:g}: expected more than 0 and less than one over the number of users, 1/{users} = "
             f"{1 / max(users, 1):g}"
         )
+
+
+def require_accountant() -> None:
+    """Raise where the library that counts is missing: before anything is told, not after."""
+    _library()
 
 
 def _library() -> Any:

@@ -81,9 +81,11 @@ class Ledger:
             kind = {"insecure": True} if insecure else {}
             _append(file, at=len(whole), lines=[*first, {"release": vars(release), "run": run, "at": _now(), **kind}])
 
-    def debits(self, *, run: str) -> int:
-        """How often one run has written down that it is about to tell something; resets do not undo it."""
-        return sum(entry.get("run") == run for entry in self._lines(_read(self.path)) if "release" in entry)
+    def debits(self, *, run: str, since_reset: bool = False) -> int:
+        """How often one run has written down that it is about to tell something, whatever was reset in between."""
+        lines = self._lines(_read(self.path))
+        releases = _since_reset(lines) if since_reset else [entry for entry in lines if "release" in entry]
+        return sum(entry.get("run") == run for entry in releases)
 
     def reset(self, name: str, *, reason: str = "") -> None:
         """Begin again at nothing; to be sure that it is meant, by the data set's name."""
@@ -135,7 +137,11 @@ def find_ledger(source: str, *, place: Path | None, named: Path | None = None) -
     path = ledger_path(source, place=place, named=None if named is None else str(named))
     first = _read(path).split(b"\n", 1)[0]
     if not first:
-        raise UnknownNameError(f"{path}: there is no ledger here, so nothing was told of {source!r} with privacy yet.")
+        elsewhere = "" if place is not None else " That of a corpus read from a folder lies beside it: name the folder."
+        raise UnknownNameError(
+            f"{path}: there is no ledger here, so nothing told of {source!r} with privacy is written down in it."
+            f"{elsewhere} If a run named another place (privacy.ledger), give it with --ledger."
+        )
     try:
         return Ledger(path, json.loads(first)["data"])
     except (ValueError, KeyError, TypeError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import ceil, inf
 from typing import Annotated, Any, Literal, TypeAlias
@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from homespun.core.errors import SettingsError
 from homespun.core.settings import Settings
-from homespun.privacy.accounting import Release, multiplier_for, require_delta
+from homespun.privacy.accounting import Release, multiplier_for, require_accountant, require_delta
 from homespun.privacy.ledger import Budget
 from homespun.privacy.mechanism import Clip
 
@@ -66,8 +66,9 @@ class Plan:
         return self.settings.noise == "local"
 
 
-def require_promise(settings: Privacy, *, users: int, sampler: Sampler, shared: Iterable[str]) -> None:
+def require_promise(settings: Privacy, *, users: int, sampler: Sampler, shared: Collection[str]) -> None:
     """Raise where a run with so many users could not keep what these settings say."""
+    require_accountant()
     require_delta(settings.delta, users=users)
     if settings.noise == "central" and settings.amplification and sampler != "poisson":
         raise SettingsError(
@@ -75,8 +76,13 @@ def require_promise(settings: Privacy, *, users: int, sampler: Sampler, shared: 
             "false and pay for every round in full."
         )
     clip = clip_of(settings)
-    for name in shared:
-        clip.group_of(name)
+    used = {clip.group_of(name) for name in shared}
+    idle = [group for group in clip.norms if group not in used]
+    if idle:  # every group makes the noise of all of them larger
+        raise SettingsError(
+            f"privacy: clip has norms for {', '.join(map(repr, idle))}, which nothing that is sent goes by: the first "
+            f"glob that matches counts, in this order. Sent are {', '.join(map(repr, sorted(shared)))}."
+        )
 
 
 def clip_of(settings: Privacy) -> Clip:

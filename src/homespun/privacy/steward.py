@@ -23,7 +23,7 @@ class Steward:
     # With noise of their own and everybody once a turn, the rounds of a turn are of different people, and cost what one
     # of them costs.
     rounds_per_release: int = 1
-    _debits: int = 0  # since it was opened
+    _last: int | None = None  # the round that was paid for last, or that a turn had paid for
 
     @property
     def guard(self) -> Guard:
@@ -57,11 +57,13 @@ class Steward:
         return replace(noisy, noise=deviations)
 
     def _debit(self, round: int) -> None:
-        """In the middle of a turn the first round after opening counts again: it may have been told before a kill."""
-        if self._debits == 0 or round % self.rounds_per_release == 0:
+        """A turn is paid for with its first round. In its middle, a round counts again that is the first one after
+        opening or is tried once more, because its people may have sent before, and one that follows a reset."""
+        in_turn = self._last is not None and round > self._last and round % self.rounds_per_release
+        if not in_turn or self.ledger.debits(run=self.run, since_reset=True) == 0:
             insecure = self.plan.settings.insecure
             self.ledger.debit(self.plan.release, run=self.run, budget=self.plan.budget, insecure=insecure)
-            self._debits += 1
+        self._last = round
 
     def spending(self, *, rounds: int) -> dict[Release, int]:
         """What so many rounds have told of anybody, those included that a kill undid."""
