@@ -27,10 +27,12 @@ def empty():
 
 
 BAD = {
-    "NaN": ({"federated": {"w": torch.tensor([1.0, nan])}}, "NaN or infinity in 'w'"),
-    "infinity": ({"federated": {"w": torch.tensor([1.0, -inf])}}, "NaN or infinity in 'w'"),
-    "NaN in a row": ({"keyed": {"t": rows(values=((nan,),))}}, "NaN or infinity in 't'"),
-    "NaN in a statistic": ({"statistics": {"loss": nan}}, "NaN or infinity in its statistics"),
+    "NaN": ({"federated": {"w": torch.tensor([1.0, nan])}}, "NaN, infinity or numbers beyond 1e\\+30 in 'w'"),
+    "infinity": ({"federated": {"w": torch.tensor([1.0, -inf])}}, "NaN, infinity .* in 'w'"),
+    "finite, but their sum would not be": ({"federated": {"w": torch.tensor([1.0, 3e38])}}, "beyond 1e\\+30 in 'w'"),
+    "NaN in a row": ({"keyed": {"t": rows(values=((nan,),))}}, "NaN, infinity .* in 't'"),
+    "NaN in a statistic": ({"statistics": {"loss": nan}}, "NaN, infinity .* in its statistics"),
+    "a huge statistic": ({"statistics": {"loss": 1e308}}, "beyond 1e\\+30 in its statistics"),
     "shape": ({"federated": {"w": torch.zeros(3)}}, r"shape \(3,\) where \(2,\)"),
     "shape that would broadcast": ({"federated": {"w": torch.zeros(1)}}, r"shape \(1,\) where \(2,\)"),
     "scalar": ({"federated": {"w": torch.tensor(1.0)}}, r"shape \(\) where \(2,\)"),
@@ -45,7 +47,7 @@ BAD = {
     "negative weight": ({"weight": -1.0}, "a weight of -1.0"),
     "no weight": ({"weight": None}, "a weight of None"),
     "weight in words": ({"weight": "1"}, "a weight of 1"),
-    "statistic in words": ({"statistics": {"loss": "low"}}, "NaN or infinity in its statistics"),
+    "statistic in words": ({"statistics": {"loss": "low"}}, "statistics that are no numbers"),
     "no tensor": ({"federated": {"w": [1.0, 2.0]}}, "'w' that is no tensor"),
     "NaN weight": ({"weight": nan}, "a weight of nan"),
     "negative weight of a row": ({"keyed": {"t": rows(weight=(-2.0,))}}, "weights of rows of 't'"),
@@ -91,3 +93,9 @@ def test_where_everybody_counts_the_same_a_larger_weight_is_refused():
     even = replace(GOOD, weight=1.0, keyed={"t": rows(weight=(1.0,))})
     assert intake.take("ann", even) and not intake.take("bob", GOOD)
     assert intake.refused == {"bob": "a weight of 2.0 where everybody's is 1"} and intake.total.weight == 1.0
+
+
+def test_fewer_examples_than_none_are_refused():
+    intake = replace(empty(), statistics=["examples"])
+    assert not intake.take("ann", replace(GOOD, statistics={"examples": -3.0}))
+    assert intake.refused == {"ann": "-3 examples"}

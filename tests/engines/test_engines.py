@@ -216,7 +216,7 @@ def test_a_home_whose_training_went_wrong_is_left_out_and_keeps_what_it_had(work
     lost = everybody[3]
     spoiled = Client(lost.user, {name: value * float("nan") for name, value in lost.private.items()}, lost.data)
     found = engine.work(start, [*everybody[:3], spoiled, *everybody[4:]])
-    assert list(found.refused) == [lost.user] and "NaN or infinity" in found.refused[lost.user]
+    assert list(found.refused) == [lost.user] and "NaN, infinity" in found.refused[lost.user]
     assert lost.user not in found.private and len(found.private) == 11
     without = engine.work(start, [*everybody[:3], *everybody[4:]])
     assert found.update.clients == 11 and differences(without, found) < 1e-6

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import inf, isfinite
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from homespun.core.messages import Broadcast, Elected, Rows, Update
 from homespun.core.tree import Tree
 
 HEAVIEST = 1e9  # a client that claims more examples than this has none
+LARGEST = 1e30  # of any number that is sent: two of them that are finite must not have a sum that is not
 
 
 @dataclass
@@ -60,8 +61,12 @@ def refusal(
         return f"a weight of {update.weight}"
     if set(update.statistics) != set(statistics):
         return f"statistics {sorted(update.statistics)} where {sorted(statistics)} were declared"
-    if not all(_is_finite(value) for value in update.statistics.values()):
-        return "NaN or infinity in its statistics"
+    if not all(isinstance(value, int | float) for value in update.statistics.values()):
+        return "statistics that are no numbers"
+    if not all(abs(value) <= LARGEST for value in update.statistics.values()):
+        return f"NaN, infinity or numbers beyond {LARGEST:g} in its statistics"
+    if update.statistics.get("examples", 0) < 0:
+        return f"{update.statistics['examples']:g} examples"
     return (
         _wrong_tensors(update.federated, broadcast.federated)
         or _wrong_rows(update.keyed, broadcast.keyed, weight=update.weight)
@@ -111,7 +116,8 @@ def _wrong_tensor(name: str, found: Tensor, *, like: Tensor, shape: Sequence[int
         return f"{name!r} of shape {tuple(found.shape)} where {tuple(shape)} was expected"
     if found.dtype != like.dtype:
         return f"{name!r} of {found.dtype} where {like.dtype} was expected"
-    return None if bool(torch.isfinite(found).all()) else f"NaN or infinity in {name!r}"
+    largest = float(torch.linalg.vector_norm(found, ord=inf)) if found.numel() else 0.0
+    return None if largest <= LARGEST else f"NaN, infinity or numbers beyond {LARGEST:g} in {name!r}"
 
 
 def _is_weight(weight: float) -> bool:
