@@ -104,11 +104,11 @@ def test_every_client_sends_the_rows_it_named_itself():
     state = ServerState(round=1, federated={}, keyed={"table": torch.zeros(3, 2)})
     named = {"ada": [0, 0, 2], "bob": [2], "eve": []}
     clients = [Client(user, {}, {"context": torch.tensor(rows, dtype=torch.int32)}) for user, rows in named.items()]
-    found = traffic(state, clients, keys={"table": "context"}, numbers=3)
+    found = traffic(state, clients, keys={"table": "context"}, beside=24)
     # ada sends rows 0 and 2, bob 2 again, eve none: 3 times a number, a weight and two floats; 3 clients get all 3 rows
     assert found["up_bytes"] == {"federated": 0, "keyed": 3 * (8 + 8 + 2 * 4), "statistics": 72, "private": 0}
     assert found["down_bytes"] == {"federated": 0, "keyed": 3 * 3 * 2 * 4, "private": 0}
-    nobody = traffic(state, [], keys={"table": "context"}, numbers=3)
+    nobody = traffic(state, [], keys={"table": "context"}, beside=24)
     assert nobody["up_bytes"] == {"federated": 0, "keyed": 0, "statistics": 0, "private": 0}
 
 

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from math import ceil
+from math import ceil, nan
 from typing import Any, Literal
 
 import numpy as np
@@ -54,7 +54,7 @@ from homespun.privacy.accounting import Release
 from homespun.privacy.ledger import BudgetError, Ledger, ledger_path
 from homespun.privacy.settings import Plan, Privacy, Sampler, make_plan
 from homespun.privacy.steward import Steward
-from homespun.traffic import traffic
+from homespun.traffic import NUMBER, traffic
 from homespun.vault import Vault
 
 Part = Literal["train", "eval", "test", "adapt", "scored"]
@@ -283,19 +283,19 @@ class Run:
         self.state = state
         if self.built.partition.names(Role.PRIVATE):
             self.vault.stage(self._kept(clients, outcome.private, update))
-        told = self.plan is None or self.plan.clip.statistics is not None
+        told = update.clients > 0 if self.plan is None else self.plan.clip.statistics is not None
         record = RoundRecord(
             round=self.state.round,
             clients=update.clients,
             examples=max(0, int(update.statistics["examples"])),
-            loss=update.statistics["loss"] / max(1.0, update.statistics["examples"]) if told else float("nan"),
+            loss=update.statistics["loss"] / max(1.0, update.statistics["examples"]) if told else nan,
             refused=len(outcome.refused) if self.plan is None else 0,  # it would say how many came
             seconds=time.perf_counter() - started,
             **traffic(
                 self.state,
                 clients,
                 keys=self.method.keys,
-                numbers=self._numbers_told,
+                beside=self._bytes_beside,
                 all_rows=self.method.sends == "all" or self.plan is not None,  # noise is on all of them
                 expected=None if self.plan is None or self.plan.local else round(self.plan.expected),
             ),
@@ -304,11 +304,13 @@ class Run:
         return record
 
     @property
-    def _numbers_told(self) -> int:
-        """What a client tells beside its parameters; under privacy no weight, and statistics only if clipped."""
-        if self.plan is None:
-            return 1 + len(self.method.statistics)
-        return 0 if self.plan.clip.statistics is None else len(self.method.statistics)
+    def _bytes_beside(self) -> int:
+        """Of what a client tells beside its parameters; under privacy no weight, and statistics only if clipped."""
+        if self.plan is not None:
+            return 0 if self.plan.clip.statistics is None else NUMBER * len(self.method.statistics)
+        steps = sum(self.state.federated[name].nbytes for name in self.method.candidates)
+        score = NUMBER if steps else 0
+        return NUMBER * (1 + len(self.method.statistics)) + steps + score
 
     def _prototypes(self, broadcast: Broadcast) -> Tree:
         """The embeddings of the server's own users, trained as everybody's are; what they would send is not used."""

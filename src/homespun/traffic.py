@@ -10,6 +10,7 @@ from homespun.core import tree
 from homespun.core.messages import ServerState
 from homespun.engines.engine import Client
 
+NUMBER = 8  # bytes of a number that is told by itself
 NAMED = 16  # bytes beside the numbers of a keyed row: which one it is, and its weight
 
 
@@ -18,13 +19,14 @@ def traffic(
     clients: Sequence[Client],
     *,
     keys: Mapping[str, str],
-    numbers: int,
+    beside: int,
     all_rows: bool = False,
     expected: int | None = None,
 ) -> dict[str, dict[str, int]]:
     """Bytes of a round by role, as every client receives and sends them; a cohort's sum has fewer rows than its
-    clients together. So many `numbers` are told beside parameters: a weight, and statistics. Private parameters are
-    listed to say it: zero. Where it is a secret how many came, `expected` says how many do on average."""
+    clients together. `beside` is what each tells beside parameters: a weight, statistics, a step that is up for
+    election. Private parameters are listed to say it: zero. Where it is a secret how many came, `expected` says how
+    many do on average."""
     count = len(clients) if expected is None else expected
     federated, keyed = tree.byte_count(state.federated), tree.byte_count(state.keyed)
     rows = sum(
@@ -37,7 +39,7 @@ def traffic(
         "up_bytes": {
             "federated": count * federated,
             "keyed": rows,
-            "statistics": count * 8 * numbers,
+            "statistics": count * beside,
             "private": 0,
         },
     }

@@ -115,6 +115,10 @@ def test_the_report_says_what_privacy_there_was_and_stamps_what_is_none() -> Non
         "100 releases, counted with 5.00% of the users drawn",
     ]  # fmt: skip
     assert texts(shown)[1][1:5] == ["as they are", "as they are", "never", MISSING]
+    later = {**run, "privacy": {**run["privacy"], "releases": 104, "epsilon": 3.6, "epsilon_rdp": 4.1}}
+    twice = {**found["configurations"]["personal"], "runs": [run, later, run]}
+    costliest = privacy_table({**found, "configurations": {"personal": twice}})
+    assert texts(costliest)[0][4:] == ["3.600 at delta 1e-05 (RDP 4.100)", shown.rows[0][5].text.replace("100", "104")]
     assert "hidden by noise on all of them, in the sum" in markdown(found)
     run["privacy"]["noise"] = "local"
     assert "hidden by noise on all of them, before it leaves" in markdown(found)

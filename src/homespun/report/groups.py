@@ -83,7 +83,8 @@ def assignment_table(results: Mapping[str, Any]) -> Table | None:
         Column(ACCURACY.column("With their own"), number=True),
     ]
     note = (
-        "With their own: users whose sub-population is the most frequent one where they are. A method that is told "
+        "With their own: users whose sub-population is the most frequent one where they are; with more places it is "
+        "easier to have. A method that is told "
         "everybody's sub-population, or everybody's favourite kind, has it for the asking."
     )
     return table(headings, rows, caption="Who was put together", note=note)

@@ -19,6 +19,9 @@ MEANINGS = {
     "a step of the map": "where the map's nodes would move; who sees it without noise can work out the embedding",
     "a step of the map and its score": "where the map's nodes would move, and how near the nearest is; who sees it "
     "can work out the embedding",
+    "direction of the head's gradient": "towards which centroid a cluster moves; who sees it without noise knows which "
+    "labels somebody gives",
+    "which cluster it is in": "whose head it trains, so who belongs together",
     "place on the old and the new map": "which node of both maps is nearest, so who belongs together",
 }
 EVERYTHING = "all training examples"
@@ -102,7 +105,8 @@ def traffic_table(results: Mapping[str, Any]) -> Table | None:
     note = (
         "Bytes of one round, mean over rounds and seeds: for one client, and for the whole cohort. Payload "
         "only, without the framing of a network. Federated parameters are everybody's; keyed ones are rows "
-        "of a table at the server; private ones belong to one person."
+        "of a table at the server; private ones belong to one person. With central noise, bytes are those of the "
+        "cohort that is expected, every client with every row: how many came, and what they sent, is not told."
     )
     return table(columns, rows, caption="Bytes by role per round", note=note)
 
@@ -111,8 +115,10 @@ def privacy_table(results: Mapping[str, Any]) -> Table | None:
     """By role, what was released with which privacy; None where no configuration has any."""
     rows = []
     for key, configuration in results.get("configurations", {}).items():
-        found = configuration["runs"][0].get("privacy")
-        if not found:
+        # every seed has the same promise; one that was killed and went on has told more
+        private = [run["privacy"] for run in configuration["runs"] if run.get("privacy")]
+        found = max(private, key=lambda run: run["epsilon"], default=None)
+        if found is None:
             rows.append([title_of(results, key), "as they are", "as they are", "never", MISSING, MISSING])
             continue
         groups = len(found["clip"]) + (found["statistics_clip"] is not None)  # each has more noise the more there are
@@ -124,11 +130,11 @@ def privacy_table(results: Mapping[str, Any]) -> Table | None:
         rows.append([title_of(results, key), noised, statistics, "never", cost, stamp])
     if all(row[4] == MISSING for row in rows):
         return None
-    names = ("Configuration", "Federated and keyed", "Statistics", "Private", "Epsilon", "How")
+    names = ("Configuration", "Federated and keyed", "Loss and examples", "Private", "Epsilon", "How")
     note = (
         "Of one user, added or removed (with local noise: of what one user sent), over all rounds of a run. Noise is "
         "on every number that is told, also on keyed rows that nobody used, so a sum does not say who belongs where; "
-        "in the clear it would. Private parameters need none: they are never told."
+        "in the clear it would. Private parameters need none: they are never told. Of several seeds, the costliest."
     )
     return table([Column(name) for name in names], rows, caption="Differential privacy", note=note)
 
@@ -142,7 +148,7 @@ def released_table(results: Mapping[str, Any]) -> Table:
             tellers.setdefault(name, []).append(title_of(results, key))
     meanings = {**MEANINGS, EVERYTHING: _everything(results)}
     rows = [
-        [shorten(name), ", ".join(titles), meanings.get(name, "a statistic this method declares")]
+        [shorten(name), ", ".join(titles), meanings.get(name, "what this method declares that it tells")]
         for name, titles in tellers.items()
     ]
     note = "Nothing else is sent: a statistic that a method does not declare by name is refused."
