@@ -272,13 +272,18 @@ def test_prototypes_whose_training_runs_away_are_an_error_and_nothing_is_told(tm
         assert run.state is before and not run.steward.ledger.spent()
 
 
-def test_a_cohort_without_a_sub_population_leaves_its_head_alone(tmp_path, federation):
-    with opened(tmp_path / "run", federation, assignment="type", cohort=1, rounds=1) as run:
-        before = run.state.keyed["heads.weight"]
-        group = int(run.federation.group(run.cohorts.of(0)[0]))
-        run.step()
-        moved = (run.state.keyed["heads.weight"] != before).flatten(1).any(dim=1)
-    assert moved.nonzero().flatten().tolist() == [group]
+@pytest.mark.parametrize("server", ["fedavg", "fedadam"])
+def test_a_cohort_without_a_sub_population_has_no_gradient_for_its_head(tmp_path, federation, server):
+    """Plain averaging then leaves the head alone; Adam goes on with the gradients of rounds before."""
+    with opened(tmp_path / "run", federation, assignment="type", cohort=1, rounds=3, server=server) as run:
+        seen = []
+        for round in range(3):
+            before = run.state.keyed["heads.weight"]
+            seen.append(int(run.federation.group(run.cohorts.of(round)[0])))
+            run.step()
+            moved = (run.state.keyed["heads.weight"] != before).flatten(1).any(dim=1)
+            assert moved.nonzero().flatten().tolist() == (seen[-1:] if server == "fedavg" else sorted(set(seen)))
+    assert len(set(seen)) > 1
 
 
 @pytest.mark.parametrize("over", ["cohort", "contributors"])
@@ -423,3 +428,83 @@ def test_a_servers_step_that_leaves_the_numbers_is_an_error_and_not_a_state():
     ):
         run.step()
     assert run.state.round == 0
+
+
+def on_a_map(embedding, *, old, new):
+    """What a home with this embedding sees; both maps have nodes at these places of the line."""
+    nodes = {"places.map": torch.tensor(old)[:, None], "places.next": torch.tensor(new)[:, None]}
+    overlap, radius = torch.zeros(len(old), len(new)), torch.tensor(1.0)
+    return {"user.embedding": torch.tensor([embedding]), **nodes, "places.overlap": overlap, "places.radius": radius}
+
+
+def test_the_best_score_is_of_whoever_is_nearest_to_a_node():
+    near, far = (
+        fedembed.stand_for_election(on_a_map(embedding, old=[0.0, 9.0], new=[0.0, 9.0]), rate=0.5).score
+        for embedding in (8.0, 5.0)
+    )
+    assert (near, far) == (-1.0, -4.0)
+
+
+def test_a_home_tells_its_place_on_the_old_map_first():
+    seen = on_a_map(1.0, old=[5.0, 0.0, 9.0], new=[0.0, 5.0, 9.0])  # node 1 of the old map, node 0 of the new one
+    told = fedembed.tell_places(seen, torch.Generator(), rate=0.5, with_step=False)
+    assert told["places.overlap"].nonzero().tolist() == [[1, 0]]
+
+
+def test_a_head_of_ones_own_is_trained_by_its_own_steps_and_nothing_else(federation):
+    built = made(federation, assignment="personal", own_steps=1, own_rate=0.5)
+    somebody, start = client(built, federation), built.start().broadcast()
+    trained, _ = train_client(built, start, somebody, work="phases", seed=0)
+    head = {name: somebody.private[name].clone().requires_grad_() for name in ("head.weight", "head.bias")}
+    given = {**built.parameters(start, somebody.private), **head}
+    logits = torch.func.functional_call(built.model, given, (somebody.data,))[:, :2]
+    functional.cross_entropy(logits, somebody.data["label"]).backward()
+    assert head["head.weight"].grad.abs().max() > 0
+    for name, value in head.items():
+        torch.testing.assert_close(trained[name], -0.5 * value.grad, atol=1e-6, rtol=1e-5)  # it starts at zero
+
+
+def test_who_comes_later_goes_to_the_prototype_of_what_they_like(federation):
+    """Far prototypes and no other step: only the triplet can have moved somebody to their own."""
+    built = made(federation, personalize_steps=1, embedding_rate=0.0, triplet_steps=50)
+    start = built.start().broadcast()
+    apart = replace(start, federated={**start.federated, "places.prototypes": 0.8 * torch.eye(10, 28)})
+    for position in (0, 7):
+        somebody = client(built, federation, position)
+        trained, _ = train_client(built, apart, somebody, work="personalize", seed=0)
+        distances = (trained["user.embedding"] - apart.federated["places.prototypes"]).norm(dim=1)
+        assert int(distances.argmin()) == int(federation.group(position)) and distances.min() < 0.5
+
+
+def test_embeddings_start_uniform_and_everybodys_is_another(federation):
+    built = made(federation, embedding_scale=0.1)
+    start = torch.stack([built.new_private(f"user {one}", seed=3)["user.embedding"] for one in range(200)])
+    assert start.abs().max() <= 0.1 and start.std() == pytest.approx(0.1 / 3**0.5, rel=0.05)
+    assert (start.abs() > 0.05).float().mean() == pytest.approx(0.5, abs=0.03)  # of a normal one of this width: 0.39
+    assert len(torch.unique(start[:, 0])) == 200
+
+
+def test_the_k_way_head_is_to_say_the_kind_of_the_sample(federation):
+    """Section 3.1: not the sub-population of whoever has it."""
+    built = made(federation, assignment="type")
+    somebody, start = client(built, federation), built.start().broadcast()
+    trained, _ = train_client(built, start, somebody, work="phases", seed=0)
+    given = {**built.parameters(start, somebody.private)}
+    bias = given["kinds.bias"].clone().requires_grad_()
+    data = {**somebody.data, "head": somebody.data["group"]}
+    logits = torch.func.functional_call(built.model, {**given, "kinds.bias": bias}, (data,))[:, 2:12]
+    functional.cross_entropy(logits, data["kind"]).backward()
+    assert len(data["kind"].unique()) > 2
+    torch.testing.assert_close(trained["kinds.bias"], given["kinds.bias"] - bias.grad, atol=1e-6, rtol=1e-5)
+
+
+def test_a_step_that_is_up_for_election_is_among_the_bytes(tmp_path, federation):
+    with opened(tmp_path / "run", federation, assignment="som", cohort=3, rounds=1) as run:
+        record = run.step()
+        step = run.state.federated["places.next"].nbytes
+    assert record.up_bytes["statistics"] == 3 * (8 * 3 + step + 8)  # weight, loss, examples; the step; its score
+
+
+def test_heads_are_nobodys_to_count_where_everybody_has_their_own(federation):
+    with pytest.raises(SettingsError, match="everybody has a head of their own"):
+        made(federation, assignment="personal", heads=5)

@@ -149,6 +149,22 @@ def test_the_probe_is_minus_the_gradient_of_the_reference_head(federation, gradi
     torch.testing.assert_close(trained["probe.head/weight"], -head["head/weight"].grad, atol=1e-6, rtol=1e-4)
 
 
+def test_a_user_of_pfedkm_is_in_the_cluster_that_its_gradient_is_nearest_to(federation):
+    built, somebody = made("pfedkm", federation)
+    start = built.start().broadcast()
+    trained, _ = train_client(built, start, somebody, work="phases", seed=0)
+    gradient = torch.cat([-trained[f"probe.head/{name}"].flatten() for name in ("weight", "bias")])
+    own = gradient / gradient.norm()
+    for cluster in (3, 8):
+        centroids = torch.zeros_like(start.keyed["centroids"])
+        centroids[cluster] = 0.5 * own  # the others are twice as far
+        there = replace(start, keyed={**start.keyed, "centroids": centroids})
+        sent = LoopEngine(built, 0).work(there, [somebody]).update
+        assert sent.keyed["heads.head/weight"].index.tolist() == [cluster]
+        assert sent.federated["members"].nonzero().flatten().tolist() == [cluster]
+        torch.testing.assert_close(sent.keyed["centroids"].values[0], 0.5 * own, atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.system
 @pytest.mark.parametrize(
     ("method", "settings"),

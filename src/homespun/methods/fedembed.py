@@ -252,5 +252,7 @@ def _require_sound(settings: Settings, task: Task, *, count: int, size: int) -> 
             f"fedembed: {count} prototypes for {task.contexts} kinds. Every kind has equally many: set heads to a "
             f"multiple of {task.contexts}."
         )
+    if settings.assignment == "personal" and settings.heads is not None:
+        raise SettingsError("fedembed: with assignment personal everybody has a head of their own. Leave heads out.")
     if settings.assignment == "type" and count < task.contexts:
         raise SettingsError(f"fedembed: {count} heads for {task.contexts} known sub-populations. Leave heads out.")
