@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup demo test unit check format reproduce fedembed fedembed-mnist fedembed-voices smollm2 clean
+.PHONY: help setup demo test unit check format reproduce private fedembed fedembed-mnist fedembed-voices smollm2 clean
 help:
 	@echo "make demo       FedPerC and its baselines on the presidents since 1913, with a report"
 	@echo "make test       all tests"
@@ -13,6 +13,7 @@ help:
 	@echo "make check      lint, types and the import graph"
 	@echo "make smollm2    the base model smollm2 (93 MB), for better language"
 	@echo "make reproduce  the results in docs/ (about an hour; see docs/methods)"
+	@echo "make private    FURL and FedPerC at epsilon 2, 8 and without privacy"
 	@echo "make fedembed   FedEmbed's tables: nine methods on digits and voices (many hours)"
 
 # Made once, and again only when the pins or the dependencies change.
@@ -45,6 +46,11 @@ reproduce: $(READY)
 	$(BIN)/homespun compare experiments/furl-sticker.toml
 	$(BIN)/homespun compare experiments/furl-reddit.toml
 	$(BIN)/python docs/generate.py docs/methods/furl.md
+
+private: $(READY)
+	$(BIN)/homespun compare experiments/furl-private.toml
+	$(BIN)/homespun compare experiments/fedperc-private.toml
+	$(BIN)/python docs/generate.py docs/methods/furl.md docs/methods/fedperc.md
 
 fedembed: fedembed-mnist fedembed-voices
 
