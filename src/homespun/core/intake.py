@@ -19,7 +19,8 @@ from homespun.core.messages import Broadcast, Elected, Rows, Update
 from homespun.core.tree import Tree
 
 HEAVIEST = 1e9  # a client that claims more examples than this has none
-LARGEST = 1e30  # of any number that is sent: two of them that are finite must not have a sum that is not
+# Finite numbers must not have a sum that is not: of float32, and of statistics, which are float64
+LARGEST, LARGEST_STATISTIC = 1e30, 1e300
 
 
 @dataclass
@@ -63,8 +64,8 @@ def refusal(
         return f"statistics {sorted(update.statistics)} where {sorted(statistics)} were declared"
     if not all(isinstance(value, int | float) for value in update.statistics.values()):
         return "statistics that are no numbers"
-    if not all(abs(value) <= LARGEST for value in update.statistics.values()):
-        return f"NaN, infinity or numbers beyond {LARGEST:g} in its statistics"
+    if not all(abs(value) <= LARGEST_STATISTIC for value in update.statistics.values()):
+        return f"NaN, infinity or numbers beyond {LARGEST_STATISTIC:g} in its statistics"
     if update.statistics.get("examples", 0) < 0:
         return f"{update.statistics['examples']:g} examples"
     return (
