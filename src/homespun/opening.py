@@ -15,6 +15,7 @@ from homespun.core.roles import SHARED
 from homespun.data.federation import Federation
 from homespun.data.preferences import Preferences
 from homespun.data.splits import part, withhold
+from homespun.privacy.accounting import require_accountant
 from homespun.privacy.settings import require_promise
 from homespun.run import Run, RunSettings
 from homespun.vault import VAULT_FILE, Vault
@@ -83,6 +84,8 @@ def open_run(
                 f"privacy: {made.name} trains on one server that has everybody's examples, so no update of a home is "
                 "there to be clipped and noised. Leave privacy out, or take a federated method."
             )
+        if not read_only:  # what was told before can be looked at without it
+            require_accountant()
         users, shared = len(participants.users), built.partition.names(*SHARED)
         require_promise(settings.privacy, users=users, sampler=settings.sampler, shared=shared)
         if made.elects is not None:

@@ -237,6 +237,18 @@ def test_without_the_library_that_counts_nothing_begins(tmp_path, monkeypatch, a
     assert not (tmp_path / "run").exists() and not (tmp_path / "ledger.jsonl").exists()
 
 
+def test_what_was_told_can_be_read_without_the_library_that_counts(tmp_path, monkeypatch):
+    with opened(tmp_path) as run:
+        run.step()
+        run.commit()
+        settings = run.settings
+    federation = load_federation("dialects", settings={"users": 20, "examples": 10})
+    kept = {"method": "furl", "federation": federation, "settings": settings, "method_settings": SMALL}
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with open_run(tmp_path / "run", **kept, read_only=True) as run:
+        assert run.state.round == 1
+
+
 @pytest.mark.parametrize("sampler", ["uniform", "shuffled"])
 def test_cohorts_of_a_fixed_size_are_secret_too(tmp_path, sampler):
     """By the seed, one user less would make another cohort of everybody's."""

@@ -82,7 +82,8 @@ class Ledger:
             _append(file, at=len(whole), lines=[*first, {"release": vars(release), "run": run, "at": _now(), **kind}])
 
     def debits(self, *, run: str, since_reset: bool = False) -> int:
-        """How often one run has written down that it is about to tell something, whatever was reset in between."""
+        """How often one run has written down that it is about to tell something; a reset undoes none of it,
+        unless only what came after it is asked for."""
         lines = self._lines(_read(self.path))
         releases = _since_reset(lines) if since_reset else [entry for entry in lines if "release" in entry]
         return sum(entry.get("run") == run for entry in releases)

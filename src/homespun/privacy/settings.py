@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from homespun.core.errors import SettingsError
 from homespun.core.settings import Settings
-from homespun.privacy.accounting import Release, multiplier_for, require_accountant, require_delta
+from homespun.privacy.accounting import Release, multiplier_for, require_delta
 from homespun.privacy.ledger import Budget
 from homespun.privacy.mechanism import Clip
 
@@ -68,7 +68,6 @@ class Plan:
 
 def require_promise(settings: Privacy, *, users: int, sampler: Sampler, shared: Collection[str]) -> None:
     """Raise where a run with so many users could not keep what these settings say."""
-    require_accountant()
     require_delta(settings.delta, users=users)
     if settings.noise == "central" and settings.amplification and sampler != "poisson":
         raise SettingsError(
