@@ -22,7 +22,13 @@ from homespun.experiment import Draw, run_folder
 from homespun.files import read_json
 from homespun.privacy.settings import Privacy
 from homespun.report.cells import PERPLEXITY, Column, Table, mean, table
-from homespun.report.differences import difference_sentences, difference_table, own_samples_table, unadapted_table
+from homespun.report.differences import (
+    difference_sentences,
+    difference_table,
+    own_samples_table,
+    personal_table,
+    unadapted_table,
+)
 from homespun.report.groups import assignment_table
 from homespun.report.outcomes import folds_of, metric_of, over_seeds, seeds_of
 from homespun.report.samples import KNOWN, WITHHELD, configuration_table, served_table
@@ -97,7 +103,7 @@ def language_parts(results: Mapping[str, Any]) -> list[str]:
     if differences is not None:
         parts += [f"**{differences.caption}**", markdown_table(differences)]
         parts += [escape(sentence) for sentence in difference_sentences(results)]
-    for more in (unadapted_table(results), own_samples_table(results)):
+    for more in (personal_table(results), unadapted_table(results), own_samples_table(results)):
         if more is not None:
             parts += [f"**{more.caption}**", markdown_table(more)]
     return parts

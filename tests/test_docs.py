@@ -64,12 +64,13 @@ def test_tables_and_samples_of_an_experiment(generate, tmp_path):
     lines = page.splitlines()
     at = lines.index("| Configuration | 0 | 1 | 5 | 15 | all |")
     assert [line.split(" | ")[0] for line in lines[at + 2 : at + 5]] == [
-        "| Base model untouched", "| Ours\\_\\*", "| Shared",
+        "| Base model untouched", "| Base model, own sentences in context", "| Ours\\_\\*",
     ]  # fmt: skip
     assert page.count("| Configuration | User mean | 80 of 100 users | Worst tenth |") == 2
     assert "**Table 2, withheld users**" in page and "| Ours\\_\\* against | Known users, as trained, % |" in page
     assert "the interval is" not in page  # of four people there is none
     assert "**What own samples change**" in page and "- Ours\\_\\*: rounds 1, " in page
+    assert "**How much is personal**" in page and "| Base model, 15 own sentences in context |" in page
     assert "2 participants, 20 examples, 1 seed of 2 folds; python" in page
     samples = page[page.index("<!-- samples") :]
     assert "Old samples" not in samples and "| We must |" in samples and "| I think |" in samples

@@ -6,13 +6,14 @@ import torch
 from typer.testing import CliRunner
 
 from homespun.cli import app
+from homespun.controls import evaluate_controls
 from homespun.core.errors import MethodError, RunError, SettingsError
 from homespun.core.messages import ServerState, state_to_bytes
 from homespun.core.settings import parse
 from homespun.data import load_federation
 from homespun.data.federation import Examples
 from homespun.engines.engine import Client
-from homespun.judging import evaluate, evaluate_controls, evaluate_newcomers, shots
+from homespun.judging import evaluate, evaluate_newcomers, shots
 from homespun.methods.furl import SMALL
 from homespun.opening import open_run
 from homespun.run import RunSettings, spaced

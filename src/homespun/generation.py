@@ -102,13 +102,12 @@ def voice_of(run: Run, private: Tree, *, user: str | None, context: str | None =
 
 def language_model_of(run: Run) -> Pretrained:
     """The model that a run is built on; a run without one is refused."""
-    base = getattr(run.method.settings, "base", None)
-    if run.method.predicts != "text" or base is None or not hasattr(run.built.model, "prefix"):
+    if run.method.predicts != "text" or not run.method.base or not hasattr(run.built.model, "prefix"):
         raise RunError(
             f"{_where(run)}: {run.method.name} learns no prefix before a language model, so it has no voice to write "
             "in. Train one that does, for instance with `homespun train fedperc --data sotu`."
         )
-    return load_pretrained(base)
+    return load_pretrained(run.method.base)
 
 
 def find_person(run: Run, user: str) -> str:

@@ -1,9 +1,8 @@
-"""How a run's model fares: with participants, with those who adapt at home, with newcomers; and what controls do."""
+"""How a run's model fares: with participants, with those who adapt at home, with newcomers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,16 +10,15 @@ import torch
 from homespun.core import seeds
 from homespun.core.errors import MessageError, SettingsError
 from homespun.core.messages import Broadcast
-from homespun.core.method import Batch, Method, build, load_method
+from homespun.core.method import Batch, Method
 from homespun.core.tree import Tree
 from homespun.data.federation import Federation
 from homespun.data.splits import sample_users
 from homespun.engines.engine import Client, Engine
-from homespun.engines.loop import LoopEngine
 from homespun.evaluation import classification, language
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
-from homespun.run import Part, Run, spaced
+from homespun.run import Part, Run
 
 SHOTS: tuple[int | None, ...] = (0, 1, 5, 20, None)
 TEXT_SHOTS: tuple[int | None, ...] = (0, 1, 5, 15, None)
@@ -181,45 +179,6 @@ def shots(data: Batch, count: int | None, *, draw: np.random.Generator) -> Batch
     return {name: column[torch.from_numpy(chosen)] for name, column in data.items()}
 
 
-def evaluate_controls(run: Run, part: Part | None = None) -> Mapping[str, Evaluation | TextEvaluation]:
-    """What can be had without the method, on the same examples as `evaluate`.
-
-    For labels, their frequencies alone; for text, the pre-trained model untouched, which is what every method
-    starts from.
-    """
-    part = part or tested_part(run)
-    positions = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
-    if run.method.predicts == "text":
-        return {"untouched": untouched(run, run.federation, positions, part)}
-    splits = [run.split(run.federation, position) for position in positions]
-    tested = [spaced(getattr(split, part), run.settings.evaluate_examples) for split in splits]
-    return classification.controls(splits, tested, classes=run.method.task.classes, metric=run.method.metric)
-
-
-def untouched(
-    run: Run, people: Federation, positions: Sequence[int], part: Part = "scored"
-) -> Evaluation | TextEvaluation:
-    """The pre-trained model: the state before the first round, with everybody new, and one BOS before every text."""
-    built, engine = run.built, run.engine
-    if getattr(run.method.settings, "virtual_tokens", 1) > 1:  # several BOS would be nothing that it was trained with
-        settings = {**run.method.settings.model_dump(mode="json"), "virtual_tokens": 1}
-        built = build(load_method(run.method.origin, settings, run.method.task), seed=run.settings.seed)
-        engine = LoopEngine(built, run.settings.seed)
-    start = built.start().broadcast()
-
-    def clients(block: Sequence[int]) -> list[Client]:
-        return [
-            Client(
-                people.users[position],
-                private=built.new_private(people.users[position], seed=run.settings.seed),
-                data=run.encode(people, position, part),
-            )
-            for position in block
-        ]
-
-    return judge(run, (clients(block) for block in blocks(positions)), broadcast=start, engine=engine)
-
-
 def personalize_many(run: Run, homes: Sequence[Client]) -> dict[str, Tree]:
     """What each home knows after learning from its examples, on its own; nothing is sent."""
     able = [home for home in homes if home.examples or run.method.generate is not None]
@@ -227,11 +186,3 @@ def personalize_many(run: Run, homes: Sequence[Client]) -> dict[str, Tree]:
         return {home.user: home.private for home in homes}
     learned = run.engine.work(run.state.broadcast(), able, work="personalize").private
     return {home.user: learned.get(home.user, home.private) for home in homes}
-
-
-def newcomers_untouched(run: Run) -> dict[str, Any] | None:
-    """What newcomers would have from the pre-trained model alone."""
-    if run.method.predicts != "text" or not len(run.newcomers.users):
-        return None
-    positions = sample_users(run.newcomers, at_most=run.settings.evaluate_users, seed=run.settings.seed)
-    return untouched(run, run.newcomers, positions).to_dict()

@@ -36,7 +36,7 @@ def identity_of(method: Method, federation: Federation, settings: RunSettings) -
     return {
         "method": method.origin,
         "method_version": method.version,
-        "method_settings": method.settings.model_dump(mode="json"),
+        "method_settings": method.settings.identity(),
         **({"built_on": method.built_on} if method.built_on else {}),
         "data": federation.name,
         "data_fingerprint": federation.fingerprint,

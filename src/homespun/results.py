@@ -12,15 +12,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from homespun.assignments import assignments
+from homespun.controls import evaluate_controls
 from homespun.core.errors import RunError
 from homespun.data.check import check
 from homespun.data.federation import Federation
 from homespun.data.splits import Fractions, Subset, original_name, sample_users
-from homespun.evaluation.differences import differences, from_samples
+from homespun.evaluation.differences import differences, from_samples, personal
 from homespun.evaluation.metrics import mean_and_deviation
 from homespun.evaluation.pooling import COLUMNS, averaged, joined
 from homespun.files import SCHEMA, DataSettings, read_json, versions, write_json
-from homespun.judging import evaluate_controls, tested_part
+from homespun.judging import tested_part
 from homespun.maps import map_users
 from homespun.run import Run
 from homespun.training import results
@@ -63,6 +64,7 @@ def assemble(
         "controls": {"runs": list(controls), "summary": control_summary(controls, seeds)},
         "differences": differences(runs_of, controls),
         "from_samples": from_samples(runs_of),
+        "personal": personal(runs_of),
         "similarity": [],
     }
 
@@ -131,6 +133,10 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "adapted": {count: known("adapted", count) for count in runs[0]["adapted"]},
         "newcomers": {count: new("newcomers", count) for count in runs[0]["newcomers"]},
         "newcomers_untouched": new("newcomers_untouched") if runs[0].get("newcomers_untouched") else None,
+        "newcomers_in_context": {
+            count: new("newcomers_in_context", count) for count in runs[0].get("newcomers_in_context") or {}
+        },
+        "personal": {state: known("personal", state) for state in runs[0].get("personal") or {}},
         "rounds": len(runs[0]["rounds"]),
         "seconds_per_round": _spread([float(np.mean([r["seconds"] for r in run["rounds"]])) for run in runs]),
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from homespun.controls import IN_CONTEXT, newcomer_controls, personal_share
 from homespun.core.errors import (
     DataError,
     MethodError,
@@ -27,7 +28,7 @@ from homespun.data.federation import Federation
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
 from homespun.files import SCHEMA, DataSettings, read_json, versions, write_json
-from homespun.judging import adapted_from, evaluate, evaluate_newcomers, newcomers_untouched, tested_part
+from homespun.judging import adapted_from, evaluate, evaluate_newcomers, tested_part
 from homespun.opening import open_run
 from homespun.privacy.accounting import epsilon
 from homespun.run import RoundRecord, Run, RunSettings
@@ -258,6 +259,8 @@ def results(run: Run) -> dict[str, Any]:
     history = run.history()
     test = evaluate(run, tested_part(run))
     adapted = adapted_from(run, test) if run.method.predicts == "text" else {}
+    controls = {name: one.to_dict() for name, one in newcomer_controls(run).items()}
+    personal = personal_share(run)
     return {
         "method": run.method.name,
         "identity": run.vault.identity,
@@ -272,7 +275,11 @@ def results(run: Run) -> dict[str, Any]:
         "test": test.to_dict(),
         "adapted": {count: found.to_dict() for count, found in adapted.items()},
         "newcomers": {count: found.to_dict() for count, found in evaluate_newcomers(run).items()},
-        "newcomers_untouched": newcomers_untouched(run),
+        "newcomers_untouched": controls.get("untouched"),
+        "newcomers_in_context": {
+            name.removeprefix(IN_CONTEXT): one for name, one in controls.items() if name.startswith(IN_CONTEXT)
+        },
+        "personal": personal and {state: one.to_dict() for state, one in personal.items()},
         "privacy": privacy_of(run),
         "released": ["parameter updates", *_told_beside(run), *run.method.releases],
     }

@@ -165,10 +165,11 @@ def evaluate(
     Example: homespun evaluate runs/furl-dialects
     """
     from homespun.console import out, table
+    from homespun.controls import evaluate_controls
     from homespun.judging import evaluate as evaluate_run
-    from homespun.judging import evaluate_controls, evaluate_newcomers, tested_part
+    from homespun.judging import evaluate_newcomers, tested_part
     from homespun.report.cells import metric_named
-    from homespun.report.outcomes import CONTROLS
+    from homespun.report.outcomes import control_name
     from homespun.training import reopen
 
     if part not in ("train", "eval", "test"):
@@ -179,7 +180,7 @@ def evaluate(
         controls = evaluate_controls(run, part)  # type: ignore[arg-type]
         found = {
             run.method.name: evaluate_run(run, part),  # type: ignore[arg-type]
-            **{CONTROLS[name]: one for name, one in controls.items()},
+            **{control_name(name): one for name, one in controls.items()},
             **{f"newcomers, {count} examples": one for count, one in newcomers.items()},
         }
         round = run.state.round

@@ -142,7 +142,8 @@ class Method:
     metric: Literal["accuracy", "auc", "f1"] | None = None  # what is shown first; None: auc for two labels
     reads: Literal["texts", "images"] = "texts"
     predicts: Literal["labels", "text"] = "labels"  # the model gives logits of labels, or the loss of every token
-    built_on: str = ""  # fingerprint of the pre-trained model underneath, if there is one
+    base: str = ""  # name of the pre-trained language model underneath, if there is one
+    built_on: str = ""  # its fingerprint
     pooled: bool = False  # central training: one holder has everybody's examples
     origin: str = ""  # the module or file this method came from
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -15,6 +15,16 @@ class Settings(BaseModel):
     """Base of every settings class: immutable, and nothing it does not know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    # Fields that are younger than runs on disk. At its default such a field changes nothing, so a run trained before it
+    # existed is still the same run.
+    added_later: ClassVar[tuple[str, ...]] = ()
+
+    def identity(self) -> dict[str, Any]:
+        """What makes two runs different runs."""
+        found = self.model_dump(mode="json")
+        unset = {name for name in self.added_later if getattr(self, name) == type(self).model_fields[name].default}
+        return {name: value for name, value in found.items() if name not in unset}
 
 
 AnySettings = TypeVar("AnySettings", bound=Settings)

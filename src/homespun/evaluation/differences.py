@@ -16,13 +16,18 @@ MANY, FEW = "15", ("0", "1")  # own samples that are compared
 def differences(
     configurations: Mapping[str, Sequence[Mapping[str, Any]]], controls: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any] | None:
-    """The first configuration's perplexity against every other's and the untouched base; None for labels."""
+    """The first configuration's perplexity against every other's and that of the base model, untouched and with own
+    sentences in its context; None for labels."""
     ours, *others = configurations
     runs = configurations[ours]
     if runs[0]["test"]["metric"] != "perplexity":
         return None
-    base = [
-        {**run, "test": control["untouched"], "adapted": {}, "newcomers": {"0": run.get("newcomers_untouched")}}
+    untouched = [
+        _control(run, control["untouched"], run.get("newcomers_untouched"))
+        for run, control in zip(runs, controls, strict=True)
+    ]
+    in_context = [
+        _control(run, control.get(f"in_context_{MANY}"), (run.get("newcomers_in_context") or {}).get(MANY))
         for run, control in zip(runs, controls, strict=True)
     ]
 
@@ -32,9 +37,14 @@ def differences(
     return {
         "ours": ours,
         "configurations": {key: against(configurations[key]) for key in others},
-        "controls": {"untouched": against(base)},
+        "controls": {"untouched": against(untouched), f"in_context_{MANY}": against(in_context)},
         "unadapted": {key: _against_unadapted(runs, configurations[key]) for key in others},
     }
+
+
+def _control(run: Mapping[str, Any], known: Any, newcomers: Any) -> dict[str, Any]:
+    """A run's place taken by a model that does not adapt."""
+    return {**run, "test": known, "adapted": {}, "newcomers": {"0": newcomers}}
 
 
 def from_samples(configurations: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any] | None:
@@ -49,6 +59,21 @@ def from_samples(configurations: Mapping[str, Sequence[Mapping[str, Any]]]) -> d
     return {
         key: {who: {few: changed(runs, who, few) for few in FEW} for who in ("adapted", "newcomers")}
         for key, runs in configurations.items()
+    }
+
+
+def personal(configurations: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """How much more perplexity participants have with a new user's private parameters in place of their own, and with
+    another participant's; configurations that keep nothing private are left out."""
+
+    def worse(runs: Sequence[Mapping[str, Any]], state: str) -> dict[str, Any] | None:
+        sides = [run["personal"][state] for run in runs], [run["personal"]["own"] for run in runs]
+        return _compared(sides, (_people(runs, "test"),) * 2)
+
+    return {
+        key: {state: worse(runs, state) for state in ("prior", "another")}
+        for key, runs in configurations.items()
+        if all(run.get("personal") for run in runs)
     }
 
 

@@ -40,8 +40,11 @@ from homespun.models.utterances import UtteranceLength, encode
 
 
 class Settings(core_settings.Settings):
+    added_later = ("start",)
+
     base: BaseName = "tiny"  # tiny, smollm2, a folder, or a name on the hub
     prefix: Prefix = "personal x context"  # what stands before an utterance; the other kinds are controls
+    start: str = ""  # the token whose embedding the prefix starts as; empty: the model's own BOS
     virtual_tokens: PositiveInt = 1
     length: UtteranceLength = 64  # tokens read of an utterance
     lora: NonNegativeInt = 0  # rank of an adapter that is trained with everybody; 0: none
@@ -107,7 +110,7 @@ def method(settings: Settings, task: Task) -> Method:
             backbone = with_lora(backbone, rank=settings.lora)
         return PreferenceModel(
             backbone,
-            start=pretrained.embeddings[pretrained.bos],
+            start=pretrained.embeddings[pretrained.start(settings.start)],
             contexts=max(task.contexts, 1),
             tokens=settings.virtual_tokens,
             kind=settings.prefix,
@@ -169,5 +172,6 @@ def method(settings: Settings, task: Task) -> Method:
         head=("personal.embedding",) if personal else (),
         keys={"context.table": "context"} if settings.prefix in ("personal x context", "context") else {},
         predicts="text",
+        base=settings.base,
         built_on=pretrained.fingerprint,
     )

@@ -165,5 +165,6 @@ def method(settings: Settings, task: Task) -> Method:
         share="length",
         keys={"context.table": "context"},
         predicts="text",
+        base=settings.base,
         built_on=pretrained.fingerprint,
     )

@@ -49,7 +49,7 @@ def method(settings: Settings, task: Task) -> Method:
         version=2,
         settings=settings,
         task=task,
-        build=lambda: SharedHead(pretrained),
+        build=lambda: SharedHead(pretrained, start=settings.start),
         rules=[("head.weight", Role.FEDERATED), ("backbone.*", Role.FROZEN)],
         encode=lambda examples: encode(examples.texts, examples.contexts, pretrained, length=settings.length, prefix=1),
         loss=loss,
@@ -60,5 +60,6 @@ def method(settings: Settings, task: Task) -> Method:
         share="length",
         head=("head.weight",),
         predicts="text",
+        base=settings.base,
         built_on=pretrained.fingerprint,
     )

@@ -61,7 +61,7 @@ def method(settings: Settings, task: Task) -> Method:
         version=2,
         settings=settings,
         task=task,
-        build=lambda: SplitHeads(pretrained, contexts=max(task.contexts, 1)),
+        build=lambda: SplitHeads(pretrained, contexts=max(task.contexts, 1), start=settings.start),
         rules=[("personal.head", Role.PRIVATE), ("context.heads", Role.KEYED), ("backbone.*", Role.FROZEN)],
         encode=lambda examples: encode(examples.texts, examples.contexts, pretrained, length=settings.length, prefix=1),
         loss=loss,
@@ -73,5 +73,6 @@ def method(settings: Settings, task: Task) -> Method:
         share="length",
         keys={"context.heads": "context"},
         predicts="text",
+        base=settings.base,
         built_on=pretrained.fingerprint,
     )

@@ -1,4 +1,4 @@
-"""Output heads over a frozen language model: [BOS ++ utterance] -> the loss of every token.
+"""Output heads over a frozen language model: [start ++ utterance] -> the loss of every token.
 
 A batch holds `tokens` [n, L], `length` [n] and, where it matters, `context` [n]; the output is [n, L], as in
 `models/language.py`. Two things make it fast. The backbone stands still, so what it makes of an utterance is worked
@@ -34,7 +34,10 @@ ROWS = 128  # tokens whose logits are worked out together: 4 MB with 8192 words
 class HeadSettings(core_settings.Settings):
     """What methods that train output heads have in common; the names and values are FedPerC's."""
 
+    added_later = ("start",)
+
     base: BaseName = "tiny"  # tiny, smollm2, a folder, or a name on the hub
+    start: str = ""  # the token before every text; empty: the model's own BOS
     length: UtteranceLength = 64  # tokens read of an utterance
 
     # Local training (appendix B)
@@ -56,11 +59,11 @@ class HeadSettings(core_settings.Settings):
 class SharedHead(nn.Module):
     """One head for everybody: Meta-Learning."""
 
-    def __init__(self, pretrained: Pretrained) -> None:
+    def __init__(self, pretrained: Pretrained, *, start: str = "") -> None:
         super().__init__()
         require_plain_head(pretrained)
         self.backbone = pretrained.model.base_model
-        self.reader = Reader(pretrained.bos, pretrained.positions)
+        self.reader = Reader(pretrained.start(start), pretrained.positions)
         self.head = nn.ParameterDict({"weight": output_head(pretrained)})
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
@@ -71,11 +74,11 @@ class SharedHead(nn.Module):
 class SplitHeads(nn.Module):
     """A head of one's own and one for each context, their logits averaged: Split-Learning."""
 
-    def __init__(self, pretrained: Pretrained, *, contexts: int) -> None:
+    def __init__(self, pretrained: Pretrained, *, contexts: int, start: str = "") -> None:
         super().__init__()
         require_plain_head(pretrained)
         self.backbone = pretrained.model.base_model
-        self.reader = Reader(pretrained.bos, pretrained.positions)
+        self.reader = Reader(pretrained.start(start), pretrained.positions)
         head = output_head(pretrained)
         self.personal = nn.ParameterDict({"head": head})
         self.context = nn.ParameterDict({"heads": head.expand(contexts, -1, -1)})
@@ -132,7 +135,7 @@ class Reader:
     making room for the latest would forget just what comes next.
     """
 
-    bos: int
+    start: int  # the token before every text
     positions: int
     limit_bytes: int = MEMO_BYTES
     kept: dict[bytes, Tensor] = field(default_factory=dict)
@@ -158,7 +161,7 @@ class Reader:
                 self.kept_bytes += size
 
     def _features(self, backbone: Any, texts: Sequence[Tensor]) -> list[Tensor]:
-        """The last hidden states [length, width] of [BOS ++ all but the last token], text by text."""
+        """The last hidden states [length, width] of [start ++ all but the last token], text by text."""
         found: dict[int, Tensor] = {}
         room = [min(-(-len(text) // STRIDE) * STRIDE, self.positions) for text in texts]
         for longest in sorted(set(room)):
@@ -166,7 +169,7 @@ class Reader:
             for start in range(0, len(places), GROUP):
                 some = places[start : start + GROUP]
                 inputs = torch.zeros(GROUP, longest, dtype=torch.int64)
-                inputs[:, 0] = self.bos
+                inputs[:, 0] = self.start
                 for row, place in enumerate(some):
                     inputs[row, 1 : len(texts[place])] = texts[place][:-1]
                 # No mask: what is read is never behind the filler.

@@ -61,6 +61,15 @@ class Pretrained:
         token = self.tokenizer.bos_token_id
         return int(self.tokenizer.eos_token_id if token is None else token)
 
+    def start(self, text: str = "") -> int:
+        """The token that stands before a text: the one that `text` is, or BOS."""
+        if not text:
+            return self.bos
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if len(ids) != 1:
+            raise SettingsError(f"start: {text!r} is {len(ids)} tokens of {self.name!r}. Give one, for instance '.'.")
+        return int(ids[0])
+
 
 @cache
 def load_pretrained(name: str) -> Pretrained:

@@ -7,7 +7,7 @@ from typing import Any
 
 from homespun.evaluation.differences import FEW, MANY
 from homespun.report.cells import MISSING, Cell, Column, Table, finite, table
-from homespun.report.outcomes import CONTROLS, title_of
+from homespun.report.outcomes import CONTROLS, metric_of, title_of
 
 DIGITS = 2
 WHO = {
@@ -81,6 +81,33 @@ def own_samples_table(results: Mapping[str, Any]) -> Table | None:
     return table(columns, rows, caption="What own samples change", note=note)
 
 
+STATES = {"own": "Own", "prior": "A new user's", "another": "Another user's"}
+
+
+def personal_table(results: Mapping[str, Any]) -> Table | None:
+    """How much is personal; None where no configuration keeps anything private."""
+    found, metric = results.get("personal") or {}, metric_of(results)
+    if not found:
+        return None
+    rows = []
+    for key, worse in found.items():
+        summary = results["configurations"][key]["summary"]["personal"]
+        reached = (Cell(metric.spread(summary[state]["value"])) for state in STATES)
+        rows.append([Cell(title_of(results, key)), *reached, _cell(worse["prior"]), _cell(worse["another"])])
+    columns = [
+        Column("Configuration, with private parameters that are"),
+        *(Column(title, number=True) for title in STATES.values()),
+        Column("A new user's against own, %", number=True),
+        Column("Another user's against own, %", number=True),
+    ]
+    note = (
+        "Perplexity of participants as trained, on the test utterances: with their own private parameters, with those "
+        "that a new user starts from, and with the next participant's. What the last two columns have above zero is "
+        "personal; the rest anyone has. Percent and intervals as above."
+    )
+    return table(columns, rows, caption="How much is personal", note=note)
+
+
 def difference_sentences(results: Mapping[str, Any]) -> list[str]:
     """Against whom, with all own samples, the interval excludes zero, and on which side."""
     found = results.get("differences") or {}
@@ -105,7 +132,7 @@ def _others(results: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     found = results.get("differences") or {}
     return [
         *((title_of(results, key), one) for key, one in (found.get("configurations") or {}).items()),
-        *((CONTROLS.get(name, name), one) for name, one in (found.get("controls") or {}).items()),
+        *((CONTROLS.get(name, name), one) for name, one in (found.get("controls") or {}).items() if any(one.values())),
     ]
 
 

@@ -25,7 +25,13 @@ from homespun.report.cells import (
     table,
 )
 
-CONTROLS = {"majority": "Majority label", "own_majority": "Own majority label", "untouched": "Base model untouched"}
+IN_CONTEXT = "Base model, own sentences in context"
+CONTROLS = {
+    "majority": "Majority label",
+    "own_majority": "Own majority label",
+    "untouched": "Base model untouched",
+    "in_context_15": "Base model, 15 own sentences in context",
+}
 
 
 def first_of_several(results: Mapping[str, Any]) -> str:
@@ -51,9 +57,14 @@ def control_summaries(results: Mapping[str, Any]) -> dict[str, Mapping[str, Any]
     return {name: found[name] for name in CONTROLS if name in found}
 
 
+def control_name(name: str) -> str:
+    count = name.removeprefix("in_context_")
+    return CONTROLS.get(name) or f"Base model, {count} own sentence{'' if count == '1' else 's'} in context"
+
+
 def control_title(name: str) -> str:
     """In a row among configurations."""
-    return f"Control: {CONTROLS[name].lower()}"
+    return f"Control: {control_name(name)[0].lower()}{control_name(name)[1:]}"
 
 
 def metric_of(results: Mapping[str, Any]) -> Metric:
@@ -133,8 +144,9 @@ _ABOUT_PERPLEXITY = (
     "Perplexity, lower is better: as unsure as a model that picks each token out of so many equally likely "
     "ones. The first three tokens of an utterance are given; all later ones of the test utterances count, "
     "each the same. User mean is the mean of every user's own perplexity; worst tenth is the mean over the "
-    "tenth of users with the highest perplexity. The control is the pre-trained model as it came, which has "
-    "seen nobody's words."
+    "tenth of users with the highest perplexity. The controls are the pre-trained model as it came, behind the start "
+    "that is best on the evaluation part: alone, and with own sentences of a user before every utterance. Neither was "
+    "trained on anyone's words."
 )
 
 

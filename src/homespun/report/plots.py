@@ -35,7 +35,17 @@ from homespun.report.outcomes import (
     user_metric_of,
     user_values,
 )
-from homespun.report.samples import NEWCOMERS, Line, People, counts, lines, people_of, reference, unchanged
+from homespun.report.samples import (
+    NEWCOMERS,
+    Line,
+    People,
+    context_lines,
+    counts,
+    lines,
+    people_of,
+    reference,
+    unchanged,
+)
 from homespun.report.traffic import Traffic, federated_traffic
 
 MARK = {"size": 11, "line": {"color": "white", "width": 1}}
@@ -187,6 +197,8 @@ def _samples_plot(results: Mapping[str, Any], people: People) -> list[Plot]:
         legend += _draw(figure, line, numbers, color=colors[line.key], metric=metric)
     if not legend:
         return []
+    for line in context_lines(results, people):
+        legend += _draw(figure, line, numbers, color=CONTROL_COLOR, metric=metric)
     for title, color, value in _references(results, people, shown):
         if value is not None:
             _level(figure, value, color=color, title=title, metric=metric)

@@ -11,6 +11,7 @@ import numpy as np
 from homespun.report.cells import MISSING, PERPLEXITY, Cell, Column, Table, mark_best, table
 from homespun.report.outcomes import (
     CONTROLS,
+    IN_CONTEXT,
     control_summaries,
     folds_of,
     joined_values,
@@ -89,6 +90,19 @@ def lines(results: Mapping[str, Any], people: People) -> list[Line]:
     return made
 
 
+def context_lines(results: Mapping[str, Any], people: People) -> list[Line]:
+    """The control that needs no training: the base model with so many own sentences in its context."""
+    if people is KNOWN:
+        summary = (results.get("controls") or {}).get("summary") or {}
+        found = {name.removeprefix("in_context_"): one for name, one in summary.items() if name.startswith("in_con")}
+    else:
+        first = next(iter(results["configurations"].values()))["summary"]
+        found = dict(first.get("newcomers_in_context") or {})
+    if not found:
+        return []
+    return [Line("", IN_CONTEXT, {"0": reference(results, people, next(iter(results["configurations"]))), **found})]
+
+
 def counts(shown: Sequence[Line]) -> list[str]:
     """Numbers of own samples, ascending, `all` last."""
     found = {number for line in shown for number in line.found}
@@ -118,20 +132,23 @@ def sample_table(results: Mapping[str, Any], people: People) -> Table | None:
     shown, metric = lines(results, people), metric_of(results)
     if not shown:
         return None
-    rows = [[Cell(number), *_row(results, shown, number)] for number in counts(shown)]
-    compared = [reference(results, people, line.key).get("value") for line in shown]
+    controls = context_lines(results, people)
+    rows = [[Cell(number), *_row(results, [*shown, *controls], number)] for number in counts(shown)]
+    compared = [reference(results, people, line.key or shown[0].key).get("value") for line in (*shown, *controls)]
     rows.append([Cell(people.reference), *(Cell(metric.spread(value)) for value in compared)])
-    columns = [Column(people.samples), *(Column(metric.column(line.title), number=True) for line in shown)]
+    named = [line.title for line in (*shown, *controls)]
+    columns = [Column(people.samples), *(Column(metric.column(title), number=True) for title in named)]
     caption = people.title if people.captioned else ""
     return table(columns, rows, caption=caption, note=_note(results, people, shown))
 
 
 def configuration_table(results: Mapping[str, Any], people: People) -> Table | None:
-    """The same the other way round, for many configurations: a row for each, the untouched base model's first."""
+    """The same the other way round, for many configurations: a row for each, the base model's first."""
     shown = lines(results, people)
     if not shown:
         return None
-    shown, numbers = [_untouched(results, people, shown[0].key), *shown], counts(shown)
+    numbers = counts(shown)
+    shown = [_untouched(results, people, shown[0].key), *context_lines(results, people), *shown]
     columns = [_row(results, shown, number) for number in numbers]
     rows = zip([Cell(line.title) for line in shown], *columns, strict=True)
     return table([Column("Configuration"), *(Column(number, number=True) for number in numbers)], rows)
@@ -195,11 +212,21 @@ def _note(results: Mapping[str, Any], people: People, shown: Sequence[Line]) -> 
         f"Each of {folds} folds withholds others; their newcomers count together."
         if folds and folds > 1 and people is not KNOWN
         else "",
+        _about_context(results, people),
         f"“{SAME.capitalize()}”: there is nothing to personalize, so own samples change nothing." if same else "",
         f"Not tried with newcomers: {', '.join(lacking)}." if lacking else "",
         over_seeds(results),
     ]
     return " ".join(part for part in parts if part)
+
+
+def _about_context(results: Mapping[str, Any], people: People) -> str:
+    if not context_lines(results, people):
+        return ""
+    return (
+        f"“{IN_CONTEXT}”: a control without any training. The same sentences that the others adapt to stand before "
+        "every utterance, as many of the last ones as the model can read."
+    )
 
 
 def _but_the_last(people: People) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from homespun.report import facts, groups, outcomes, samples, traffic, voices
 from homespun.report.cells import Table, byte_text, count, shorten
-from homespun.report.differences import difference_table, own_samples_table, unadapted_table
+from homespun.report.differences import difference_table, own_samples_table, personal_table, unadapted_table
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _result(results: Mapping[str, Any]) -> Section:
         heading = f"{best}{reached} on the test set{_beaten(results, value)}"
     sampled = facts.sampled_users(results)
     text = (f"Evaluated on {sampled}.",) if sampled else ()
-    every = difference_table(results), unadapted_table(results), own_samples_table(results)
+    every = difference_table(results), personal_table(results), unadapted_table(results), own_samples_table(results)
     compared = [made for made in every if made is not None]
     tables = (outcomes.main_table(results), *compared)
     return Section("result", "Result", heading, text=text, tables=tables)
@@ -103,8 +103,8 @@ def _beaten(results: Mapping[str, Any], best: float) -> str:
     if not better:
         return ""
     key = min(better, key=lambda name: rank[name])
-    side = "more" if metric.lower_is_better else "less"
-    return f", {side} than the control “{outcomes.CONTROLS[key].lower()}” ({metric.said(found[key])})"
+    side, name = "more" if metric.lower_is_better else "less", outcomes.control_name(key)
+    return f", {side} than the control “{name[0].lower()}{name[1:]}” ({metric.said(found[key])})"
 
 
 def _curves(results: Mapping[str, Any]) -> Section | None:

@@ -1,0 +1,171 @@
+"""What can be had without the method, on the examples that the method is tested on; and how much of it is personal.
+
+Of labels, their frequencies. Of text, the pre-trained model as it came: behind its best start, alone or with k of a
+user's own sentences in its context. The second needs no training and no server; a method has to beat it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from homespun.core import seeds
+from homespun.core.tree import Tree
+from homespun.data.federation import Federation
+from homespun.data.splits import sample_users
+from homespun.engines.engine import Client
+from homespun.evaluation import classification, language
+from homespun.evaluation.classification import Evaluation
+from homespun.evaluation.language import TextEvaluation
+from homespun.judging import TEXT_SHOTS, blocks, judge, personalize_many, shots, tested_part
+from homespun.models.in_context import joined, losses_after
+from homespun.models.language import PreferenceModel
+from homespun.models.pretrained import Pretrained, load_pretrained
+from homespun.run import Part, Run, spaced
+
+STARTS = ("", ".", "\n", " ")  # what may stand before a text: BOS, and what ends another one
+BETWEEN = "\n"  # after each of a user's own sentences
+CHOSEN_ON = (8, 25)  # users and utterances of the evaluation part that choose the start
+IN_CONTEXT = "in_context_"  # with the number of sentences, the name of a control
+
+
+def evaluate_controls(run: Run, part: Part | None = None) -> Mapping[str, Evaluation | TextEvaluation]:
+    """What participants would have without the method, on the same examples as `evaluate`."""
+    part = part or tested_part(run)
+    positions = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
+    if run.method.predicts == "text":
+        return text_controls(run, run.federation, positions, part=part, learns_from="adapt")
+    splits = [run.split(run.federation, position) for position in positions]
+    tested = [spaced(getattr(split, part), run.settings.evaluate_examples) for split in splits]
+    return classification.controls(splits, tested, classes=run.method.task.classes, metric=run.method.metric)
+
+
+def newcomer_controls(run: Run) -> Mapping[str, TextEvaluation]:
+    """The same for users who never took part; of text only."""
+    if run.method.predicts != "text" or not len(run.newcomers.users):
+        return {}
+    positions = sample_users(run.newcomers, at_most=run.settings.evaluate_users, seed=run.settings.seed)
+    return text_controls(run, run.newcomers, positions, part="scored", learns_from="train")
+
+
+def text_controls(
+    run: Run, people: Federation, positions: Sequence[int], *, part: Part, learns_from: Part
+) -> dict[str, TextEvaluation]:
+    """The pre-trained model by number of a user's own sentences in its context: the ones that a method adapts to."""
+    if not run.method.base:
+        return {}
+    pretrained = load_pretrained(run.method.base)
+    start = best_start(run, pretrained)
+    found = {"untouched": untouched(run, people, positions, part=part, pretrained=pretrained, start=start)}
+    for count in TEXT_SHOTS:
+        if count:
+            found[f"{IN_CONTEXT}{count}"] = _in_context(
+                run, people, positions, part=part, learns_from=learns_from, count=count, start=pretrained.start(start)
+            )
+    return found
+
+
+def best_start(run: Run, pretrained: Pretrained) -> str:
+    """The start with the lowest perplexity on participants' evaluation parts; a BOS that a model hardly met in training
+    would handicap it."""
+    users, examples = CHOSEN_ON
+    positions = sample_users(run.federation, at_most=users, seed=run.settings.seed)
+    data = [run.encode(run.federation, position, "eval") for position in positions]
+    some = [{name: column[:examples] for name, column in one.items()} for one in data]
+    if not any(len(one["length"]) for one in some):
+        return STARTS[0]
+    readable = [text for text in STARTS if len(pretrained.tokenizer(text, add_special_tokens=False)["input_ids"]) <= 1]
+    return min(readable, key=lambda text: _behind(pretrained, text, some).loss)
+
+
+def untouched(
+    run: Run, people: Federation, positions: Sequence[int], *, part: Part, pretrained: Pretrained, start: str
+) -> TextEvaluation:
+    """The pre-trained model with nothing but a start before every utterance."""
+    return _behind(pretrained, start, [run.encode(people, position, part) for position in positions])
+
+
+def _behind(pretrained: Pretrained, start: str, data: Sequence[Mapping[str, torch.Tensor]]) -> TextEvaluation:
+    model = PreferenceModel(
+        pretrained.model, start=pretrained.embeddings[pretrained.start(start)], contexts=1, tokens=1, kind="shared"
+    )
+    with torch.no_grad():
+        losses = [model(one).numpy() for one in data]
+    return language.summarize(losses, [one["length"].numpy() for one in data])
+
+
+def _in_context(
+    run: Run, people: Federation, positions: Sequence[int], *, part: Part, learns_from: Part, count: int, start: int
+) -> TextEvaluation:
+    """Behind `count` sentences of the user's own, drawn as those that a home adapts to; as many as can be read."""
+    pretrained = load_pretrained(run.method.base)
+    between = pretrained.tokenizer(BETWEEN, add_special_tokens=False)["input_ids"]
+    losses, lengths = [], []
+    for position in positions:
+        draw = seeds.numpy_generator(run.settings.seed, "samples", people.users[position])
+        own, data = (
+            shots(run.encode(people, position, learns_from), count, draw=draw),
+            run.encode(people, position, part),
+        )
+        sentences = [row[:size].tolist() for row, size in zip(own["tokens"], own["length"].tolist(), strict=True)]
+        room = pretrained.positions - data["tokens"].shape[1]
+        before = joined(sentences, start=start, between=between, room=room)
+        losses.append(losses_after(pretrained.model, before, data).numpy())
+        lengths.append(data["length"].numpy())
+    return language.summarize(losses, lengths)
+
+
+def personal_share(run: Run) -> dict[str, TextEvaluation] | None:
+    """How much is personal: participants' perplexity with their own private parameters, with those a new user starts
+    from, and with another participant's. None where nothing is private, or there is no other participant.
+
+    Where private parameters are generated from a text, they are from a user's own training text, from none, and from
+    another's.
+    """
+    positions = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
+    private = _private(run, positions)
+    if run.method.predicts != "text" or not any(private) or len(positions) < 2:
+        return None
+    new = [run.new_private(run.federation.users[position]) for position in positions]
+    states = {"own": private, "prior": _generated(run, positions, new, text=False), "another": _shifted(private)}
+
+    def clients(state: Sequence[Tree]) -> Iterator[list[Client]]:
+        for block in blocks(range(len(positions))):
+            yield [
+                Client(
+                    run.federation.users[positions[place]],
+                    private=state[place],
+                    data=run.encode(run.federation, positions[place], tested_part(run)),
+                )
+                for place in block
+            ]
+
+    found = {name: judge(run, clients(state)) for name, state in states.items()}
+    return {name: one for name, one in found.items() if isinstance(one, TextEvaluation)}
+
+
+def _private(run: Run, positions: Sequence[int]) -> list[Tree]:
+    names = [run.federation.users[position] for position in positions]
+    kept = run.private(names)
+    return _generated(run, positions, [kept[name] for name in names], text=True)
+
+
+def _generated(run: Run, positions: Sequence[int], private: Sequence[Tree], *, text: bool) -> list[Tree]:
+    """Private parameters as they are or, where the method generates them, from users' training texts or from none."""
+    if run.method.generate is None:
+        return list(private)
+    homes = []
+    for position, own in zip(positions, private, strict=True):
+        data = run.encode(run.federation, position, "train")
+        none = np.zeros(0, dtype=np.int64)
+        data = data if text else {name: column[none] for name, column in data.items()}
+        homes.append(Client(run.federation.users[position], private=own, data=data))
+    learned = personalize_many(run, homes)
+    return [learned[home.user] for home in homes]
+
+
+def _shifted(private: Sequence[Tree]) -> list[Tree]:
+    """Everyone with the next one's."""
+    return [*private[1:], private[0]]

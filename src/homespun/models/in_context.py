@@ -1,0 +1,48 @@
+"""The loss of every token of utterances that a language model reads after some other text.
+
+The text is read once; what the model remembers of it stands before every utterance:
+
+    [start, own words ...] | utterance 1
+                           | utterance 2 ...
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+ROWS = 8  # utterances read together: each has a copy of what is remembered
+
+
+@torch.no_grad()
+def losses_after(model: Any, before: Sequence[int], batch: Mapping[str, Tensor]) -> Tensor:
+    """-log p(token | before, tokens before it) [n, L], zero beyond an utterance's length."""
+    tokens, length = batch["tokens"].long(), batch["length"]
+    if not len(tokens):
+        return torch.zeros(tokens.shape)
+    real = torch.arange(tokens.shape[1]) < length[:, None]
+    read = model(input_ids=torch.tensor([list(before)]), use_cache=True, logits_to_keep=1)
+    losses = []
+    for some in tokens.split(ROWS):
+        remembered = copy.deepcopy(read.past_key_values)
+        remembered.batch_repeat_interleave(len(some))
+        following = model(input_ids=some[:, :-1], past_key_values=remembered).logits
+        expected = torch.cat((read.logits[:, -1:].expand(len(some), -1, -1), following), dim=1)
+        found = functional.cross_entropy(expected.flatten(0, 1), some.flatten(), reduction="none")
+        losses.append(found.view_as(some))
+    return torch.cat(losses).masked_fill(~real, 0)
+
+
+def joined(sentences: Sequence[Sequence[int]], *, start: int, between: Sequence[int], room: int) -> list[int]:
+    """The start and the sentences, each with `between` after it; the first ones are left out until the rest fits."""
+    kept: list[int] = []
+    for sentence in reversed(sentences):
+        if 1 + len(sentence) + len(between) + len(kept) > room:
+            break
+        kept = [*sentence, *between, *kept]
+    return [start, *kept]
