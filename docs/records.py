@@ -2,6 +2,7 @@
 
     python docs/records.py keep fedembed-mnist    finished runs of runs/fedembed-mnist -> docs/results/fedembed-mnist
     python docs/records.py lay fedembed-mnist     and back: `homespun compare` then trains only what is missing
+    python docs/records.py controls fedperc-sotu  work out the controls of language anew: they need no trained model
 
 A record is a run's `results.json` without what no page needs: maps, hundreds of users one by one, digits beyond the
 seventh, and where the corpus lay. It says itself which run it is; `homespun compare` refuses any other than the run
@@ -11,13 +12,16 @@ asked for.
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
+from homespun.controls import IN_CONTEXT, evaluate_controls, newcomer_controls
+from homespun.experiment import Draw, Experiment, open_configuration, read_experiment
 from homespun.files import read_json, write_json
-from homespun.results import RESULTS_FILE, read_results
+from homespun.results import RESULTS_FILE, control_summary, read_results, summary
 
-RUNS, RECORDS = Path("runs"), Path("docs/results")
+RUNS, RECORDS, EXPERIMENTS = Path("runs"), Path("docs/results"), Path("experiments")
 MANY_USERS = 500
 
 
@@ -41,6 +45,46 @@ def lay(name: str) -> list[Path]:
             place.mkdir(parents=True)
             laid.append(write_json(place / RESULTS_FILE, read_json(record, missing=f"{record}: gone")))
     return laid
+
+
+def controls(name: str) -> list[Path]:
+    """Write the controls of every draw into its records, trained by whichever machine: they are of the base model and
+    the corpus alone."""
+    experiment, written = read_experiment(EXPERIMENTS / f"{name}.toml"), []
+    for draw in experiment.draws:
+        places = sorted((RECORDS / name).glob(f"*-{draw.folder}.json"))
+        if not places:
+            continue
+        known, new = _controls(experiment, draw)
+        for place in places:
+            results = read_json(place, missing=f"{place}: gone")
+            (only,) = results["configurations"].values()
+            (run,) = only["runs"]
+            _require_same_tokens(place, results["controls"]["runs"][0]["untouched"], known["untouched"])
+            run["newcomers_untouched"] = new.get("untouched")
+            run["newcomers_in_context"] = {
+                count.removeprefix(IN_CONTEXT): one for count, one in new.items() if count.startswith(IN_CONTEXT)
+            }
+            only["summary"] = summary(only["runs"])
+            results["controls"] = {"runs": [known], "summary": control_summary([known], [draw.seed])}
+            written.append(write_json(place, rounded(results), indent=None))
+    return written
+
+
+def _controls(experiment: Experiment, draw: Draw) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of participants and of newcomers."""
+    first, federation = next(iter(experiment.configurations.values())), experiment.data.load()
+    with tempfile.TemporaryDirectory() as folder:
+        run = open_configuration(experiment, first, federation, place=Path(folder), draw=draw)
+        with run:
+            found = evaluate_controls(run), newcomer_controls(run)
+    known, new = ({name: one.to_dict() for name, one in some.items()} for some in found)
+    return known, new
+
+
+def _require_same_tokens(place: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    if before["user_tokens"] != now["user_tokens"]:
+        sys.exit(f"{place}: it was scored on other tokens than these. Is the corpus another one?")
 
 
 def shortened(results: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +114,7 @@ def rounded(value: Any, digits: int = 7) -> Any:
 
 
 def main() -> None:
-    todo = {"keep": keep, "lay": lay}
+    todo = {"keep": keep, "lay": lay, "controls": controls}
     if len(sys.argv) < 3 or sys.argv[1] not in todo:
         sys.exit(__doc__)
     for name in sys.argv[2:]:

@@ -12,8 +12,10 @@ from homespun.core.errors import DataError, InputError, RunError, UnknownNameErr
 from homespun.data import load_federation
 from homespun.data.federation import Examples
 from homespun.data.prose import prose_sentences, read_prose
+from homespun.engines.engine import Client
 from homespun.files import DataSettings
 from homespun.generation import find_voice
+from homespun.judging import personalize_many
 from homespun.methods import furl
 from homespun.newcomer import personalize_from_file
 
@@ -43,7 +45,7 @@ def test_a_plain_text_becomes_an_embedding(folder, tmp_path):
     assert "On 2 held-out examples perplexity went from" in found["message"]
     with reopen(folder) as run:
         assert run.vault.state == state
-        assert set(run.vault.private("ada")) == {"personal.embedding"}
+        assert set(run.vault.private("ada")) == {"personal.embedding", "context.table"}  # its own copy of the contexts
         voice = find_voice(run, user="ada", context="spoken")  # another setting than she wrote in
         assert not torch.equal(voice.prefix, before)
         assert generate(run, "We", user="ad", context="spoken")
@@ -129,7 +131,8 @@ def test_a_method_with_both_ways_generates_first_and_learns_from_there(tmp_path)
     step = learned["personal.embedding"] - generated["personal.embedding"]
     assert float(step.abs().median()) == pytest.approx(0.05, abs=1e-5)  # Adam's first, rate 0.05:
     assert step.abs().min() > 0 and step.abs().max() < 0.05 + 1e-6  # less where a gradient is near its epsilon
-    assert torch.equal(learned["context.table"], generated["context.table"])
+    moved = learned["context.table"] - generated["context.table"]  # its own copy, in the one context of the text
+    assert [float(row.abs().median()) for row in moved] == pytest.approx([0.0, 0.05], abs=1e-5)
     with pytest.raises(InputError, match="Give steps or generated"):
         kept("leo", steps=1, generated=True)
 
@@ -234,3 +237,16 @@ def test_prose_is_joined_where_it_was_wrapped_and_freed_of_markup():
     ]  # fmt: skip
     text = "# Me\n\n- I *am* [here](http://x.y).\n\n```\ncode = 1\n```\n> **So** it is, snake_case too.\n"
     assert prose_sentences(text, markdown=True) == ["Me", "I am here.", "So it is, snake_case too."]
+
+
+def test_what_is_kept_of_a_new_user_is_what_newcomers_are_evaluated_with(folder):
+    """The same steps on the same utterances, personal embedding and the home's own copy of the contexts."""
+    with reopen(folder) as run:
+        texts = ["we must ask what the people think of it", "my fellow citizens, go on together"]
+        person = personalize(run, "zoe", texts, context="spoken")
+        examples = Examples(texts, contexts=np.full(2, run.federation.contexts.index("spoken")))
+        home = Client("zoe", private=run.new_private("zoe"), data=run.method.encode(examples))
+        evaluated = personalize_many(run, [home])["zoe"]
+        assert person.private.keys() == evaluated.keys() == {"personal.embedding", "context.table"}
+        for name, value in evaluated.items():
+            torch.testing.assert_close(person.private[name], value)

@@ -227,17 +227,19 @@ def require_new(run: Run, user: str) -> None:
 
 
 def home_engine(run: Run, *, steps: int | None = None, generated: bool = False) -> LoopEngine:
-    """One person in this process, whose gradient steps change private parameters only: what is measured is what is
-    kept. A method that generates does so before any of its steps, and `generated` means without them."""
-    private = run.built.partition.names(Role.PRIVATE)
-    phases = [
-        _private_phase(phase, private, steps) for phase in run.method.personalize if optimizers(phase, list(private))
-    ]
+    """One person in this process, by the steps that newcomers are evaluated with: what is measured is what is kept.
+
+    Of a shared parameter that they change the home keeps its own copy. A method that generates does so before any of
+    its steps, and `generated` means without them.
+    """
+    private = list(run.built.partition.names(Role.PRIVATE))
+    learns = any(optimizers(phase, private) for phase in run.method.personalize)
+    phases = [_with_steps(phase, steps) for phase in run.method.personalize] if learns else []
     if not phases and run.method.generate is None:
         raise RunError(
             f"{run.vault.path.parent}: {run.method.name} keeps nothing private, so there is nothing to personalize."
         )
-    _require_way(run.method, steps=steps, generated=generated, learns=bool(phases))
+    _require_way(run.method, steps=steps, generated=generated, learns=learns)
     method = replace(run.method, personalize=() if generated else tuple(phases))
     return LoopEngine(replace(run.built, method=method), run.settings.seed)
 
@@ -263,14 +265,12 @@ def way(method: Method) -> Way:
     return "the generator and gradient steps" if method.personalize else "the generator alone"
 
 
-def _private_phase(phase: Phase, private: tuple[str, ...], steps: int | None) -> Phase:
-    """The phase without what is shared, and with another number of steps if there is one."""
-    own = replace(phase, trains=optimizers(phase, list(private)))
-    return own if steps is None else replace(own, steps=steps, epochs=None)
+def _with_steps(phase: Phase, steps: int | None) -> Phase:
+    return phase if steps is None else replace(phase, steps=steps, epochs=None)
 
 
 def learned_at_home(run: Run, engine: LoopEngine, home: Client) -> Tree:
-    """What a home keeps of its examples: private parameters, and of shared ones the copies that a generator made."""
+    """What a home keeps of its examples: private parameters, and copies of the shared ones that it changed."""
     return engine.work(run.state.broadcast(), [home], work="personalize").private[home.user]
 
 
