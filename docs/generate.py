@@ -4,7 +4,8 @@
 
 `<!-- results: NAME -->` takes the tables and `<!-- samples: NAME -->` a few texts from the folder `runs/NAME` of a
 finished `homespun compare experiments/NAME.toml`; `<!-- bench: NAME -->` the tables of `runs/bench-NAME.json`;
-`<!-- preferences: NAME -->` FedEmbed's tables from `runs/fedembed-NAME` and `runs/fedembed-NAME-imbalanced`. What has
+`<!-- preferences: NAME -->` FedEmbed's tables from `runs/fedembed-NAME` and `runs/fedembed-NAME-imbalanced`;
+`<!-- curves: NAME -->` and `<!-- maps: NAME -->` a figure, which is written to `docs/figures`. What has
 not been run here stays as the page has it; where the page has nothing yet, a line says how to run it.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,12 @@ from homespun.vault import VAULT_FILE
 
 sys.path.insert(0, str(Path(__file__).parent))  # its neighbours, from wherever it is started
 import fedembed_tables
+import figures
 
-MARKED = re.compile(r"(<!-- (results|samples|bench|preferences): (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
-RUNS = Path("runs")
+MARKED = re.compile(
+    r"(<!-- (results|samples|bench|preferences|curves|maps): (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL
+)
+RUNS, FIGURES = Path("runs"), Path("docs/figures")
 NOT_RUN = "Not run yet"
 OPENINGS = ("We must", "I think")  # the paper's
 RUN_SETTINGS = ("cohort", "withheld", "evaluate_users", "evaluate_examples")  # that a reader wants to know
@@ -117,12 +121,19 @@ def settings_text(results: Mapping[str, Any]) -> str:
         module = method_module(configuration["method"])
         usual = module.Settings().model_dump(mode="json")
         changed = {name: value for name, value in first["settings"].items() if usual.get(name) != value}
-        run = {"rounds": len(first["rounds"]), **{name: first["run"][name] for name in RUN_SETTINGS}}
+        run = {"rounds": f"{len(first['rounds'])} ({epochs_text(configuration['runs'])})"}
+        run |= {name: first["run"][name] for name in RUN_SETTINGS}
         sampler = {} if first["run"]["sampler"] == "shuffled" else {"sampler": first["run"]["sampler"]}
         everything = {**run, **sampler, **private_settings(first), **changed}
         named = ", ".join(f"{name} {value}" for name, value in everything.items() if value is not None)
         lines.append(f"- {escape(configuration['title'])}: {escape(named)}.")
     return "\n".join(["Settings, where they are not the defaults:", "", *lines])
+
+
+def epochs_text(runs: Sequence[Mapping[str, Any]]) -> str:
+    """How often training examples were used, of runs that may differ in who takes part."""
+    lengths = sorted({f"{run['curve'][-1]['epoch']:.2g}" for run in runs if run["curve"]}, key=float)
+    return f"{' to '.join(dict.fromkeys([*lengths[:1], *lengths[-1:]]))} epochs" if lengths else "epochs not recorded"
 
 
 def private_settings(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,7 +215,33 @@ def preferences_of(name: str) -> str:
     return "\n\n".join([*parts, settings_text(balanced), about(balanced)])
 
 
-KINDS = {"results": results_of, "samples": samples_of, "bench": bench_of, "preferences": preferences_of}
+def curves_of(name: str) -> str:
+    return figure(f"{name}-curves", figures.curves(read_results(RUNS / name)), "Learning curves on the evaluation part")
+
+
+def maps_of(name: str) -> str | None:
+    """None if another machine has the run: a record has no map."""
+    results = read_results(RUNS / name)
+    if not any(one["runs"][0].get("maps") for one in results["configurations"].values()):
+        return None
+    return figure(f"{name}-maps", figures.maps(results), "Users' own vectors in the plane, by t-SNE")
+
+
+def figure(name: str, svg: str, described: str) -> str:
+    """Write a figure and give the line that shows it."""
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    (FIGURES / f"{name}.svg").write_text(svg, encoding="utf-8")
+    return f"![{described}](../figures/{name}.svg)"
+
+
+KINDS = {
+    "results": results_of,
+    "samples": samples_of,
+    "bench": bench_of,
+    "preferences": preferences_of,
+    "curves": curves_of,
+    "maps": maps_of,
+}
 
 
 def filled(match: re.Match[str]) -> str:

@@ -69,12 +69,17 @@ def test_tables_and_samples_of_an_experiment(generate, tmp_path):
     assert page.count("| Configuration | User mean | 80 of 100 users | Worst tenth |") == 2
     assert "**Table 2, withheld users**" in page and "| Ours\\_\\* against | Known users, as trained, % |" in page
     assert "the interval is" not in page  # of four people there is none
-    assert "**What own samples change**" in page and "- Ours\\_\\*: rounds 1, " in page
+    assert "**What own samples change**" in page and "- Ours\\_\\*: rounds 1 (" in page
     assert "**How much is personal**" in page and "| Base model, 15 own sentences in context |" in page
     assert "2 participants, 20 examples, 1 seed of 2 folds; python" in page
     samples = page[page.index("<!-- samples") :]
     assert "Old samples" not in samples and "| We must |" in samples and "| I think |" in samples
     assert "Ours\\_\\*, seed 0, fold 0; sampled with" in samples
+    drawn = generate("<!-- curves: some -->\n<!-- end -->\n<!-- maps: some -->\nAn old map.\n<!-- end -->\n")
+    assert "![Learning curves on the evaluation part](../figures/some-curves.svg)" in drawn
+    assert "An old map." in drawn  # of two people there is none
+    svg = Path("docs/figures/some-curves.svg").read_text()
+    assert svg.count("<polyline") == 2 * (2 + 1)  # two folds and their mean, of two configurations
     assert "Not run yet" not in page and page.startswith("Before.") and page.endswith("After.\n")
 
 

@@ -1,0 +1,120 @@
+"""Figures of a documentation page as SVG files: learning curves, and maps of users' vectors.
+
+`docs/generate.py` writes them to `docs/figures` from the results of a finished comparison. A report has the same
+figures to hover over; a page wants a file that any viewer of Markdown shows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from homespun.report.canvas import GROUP_COLORS, OTHER_COLOR
+from homespun.report.outcomes import metric_of
+
+LINE_COLORS = ("#1f6fb4", "#d1622b", "#3a8f4d", "#8a57a8", "#b8860b", "#666666")
+WIDTH, HEIGHT, MARGIN = 720, 380, 56
+PANEL = 340  # width and height of one map
+NAMED = 6  # groups or labels that have a colour
+
+
+def _text(x: float, y: float, text: str, *, anchor: str = "start", size: int = 12) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">{escape(text)}</text>'
+
+
+def _svg(width: int, height: int, parts: Sequence[str]) -> str:
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" fill="#222">'
+    )
+    return "\n".join([head, f'<rect width="{width}" height="{height}" fill="white"/>', *parts, "</svg>"]) + "\n"
+
+
+def curves(results: Mapping[str, Any]) -> str:
+    """The metric on the evaluation part by epoch: each configuration's mean over seeds thick, every seed thin."""
+    metric = metric_of(results)
+    drawn = [
+        (one["title"], [[(p["epoch"], metric.shown(p["value"])) for p in run["curve"]] for run in one["runs"]])
+        for one in results["configurations"].values()
+    ]
+    points = [point for _, runs in drawn for run in runs for point in run]
+    most = max(x for x, _ in points)
+    low, high = min(y for _, y in points), max(y for _, y in points)
+
+    def across(epoch: float) -> float:
+        return MARGIN + (WIDTH - 2 * MARGIN) * epoch / most
+
+    def up(value: float) -> float:
+        return HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * (value - low) / ((high - low) or 1)
+
+    def line(run: Sequence[tuple[float, float]], color: str, width: float, opacity: float) -> str:
+        path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in run)
+        return f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="{width}" opacity="{opacity}"/>'
+
+    parts = [
+        f'<path d="M{MARGIN} {MARGIN}V{HEIGHT - MARGIN}H{WIDTH - MARGIN}" fill="none" stroke="#888"/>',
+        _text(MARGIN, MARGIN - 30, metric.column(f"Evaluation {metric.title}")),
+        _text(WIDTH - MARGIN, HEIGHT - MARGIN + 32, "epochs", anchor="end"),
+        *(_text(MARGIN - 6, up(y) + 4, f"{y:.0f}", anchor="end") for y in (low, high)),
+        *(_text(across(x), HEIGHT - MARGIN + 16, f"{x:g}", anchor="middle") for x in (0, most)),
+    ]
+    for place_of, (title, runs) in enumerate(drawn):
+        color = LINE_COLORS[place_of % len(LINE_COLORS)]
+        parts += [line(run, color, 1, 0.35) for run in runs]
+        shared = min(map(len, runs))
+        parts.append(line([tuple(np.mean([run[at] for run in runs], axis=0)) for at in range(shared)], color, 2.5, 1))
+        x = MARGIN + place_of * (WIDTH - 2 * MARGIN) / len(drawn)
+        parts.append(f'<rect x="{x:.1f}" y="{MARGIN - 20}" width="14" height="4" fill="{color}"/>')
+        parts.append(_text(x + 18, MARGIN - 14, title, size=11))
+    return _svg(WIDTH, HEIGHT, parts)
+
+
+def maps(results: Mapping[str, Any]) -> str:
+    """t-SNE of the first seed's user vectors, a panel for every configuration that has some; coloured by the known
+    group, the rate of positives or the most frequent label."""
+    first = {one["title"]: one["runs"][0].get("maps") for one in results["configurations"].values()}
+    found = [(title, drawn) for title, drawn in first.items() if drawn]
+    parts: list[str] = []
+    legend: list[tuple[str, str]] = []
+    for number, (title, drawn) in enumerate(found):
+        colors, legend = _colors(drawn)
+        points = np.asarray(drawn["tsne"], dtype=float)
+        scaled = (points - points.min(axis=0)) / np.maximum(np.ptp(points, axis=0), 1e-9)
+        left = number * PANEL
+        parts.append(_text(left + 16, 20, title, size=13))
+        parts += [
+            f'<circle cx="{left + 16 + x * (PANEL - 32):.1f}" cy="{36 + y * (PANEL - 52):.1f}" r="3.2" fill="{color}"/>'
+            for (x, y), color in zip(scaled.tolist(), colors, strict=True)
+        ]
+    for number, (name, color) in enumerate(legend):  # the last panel's: all are of the same people
+        x, y = 16 + 110 * number, PANEL + 12
+        parts.append(f'<circle cx="{x}" cy="{y - 4}" r="4" fill="{color}"/>')
+        parts.append(_text(x + 8, y, name[:14], size=11))
+    return _svg(PANEL * len(found), PANEL + 24, parts)
+
+
+def _colors(drawn: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, str]]]:
+    """A colour for every user, and what the colours mean."""
+    rates = drawn.get("positive_rate")
+    if rates and not any(drawn.get("group") or []):
+        known = [rate for rate in rates if rate is not None]
+        low, high = min(known), max(known)
+        shades = [OTHER_COLOR if rate is None else _shade((rate - low) / ((high - low) or 1)) for rate in rates]
+        return shades, [(f"{100 * low:.0f} % positive", _shade(0.0)), (f"{100 * high:.0f} %", _shade(1.0))]
+    column = drawn.get("group") if any(drawn.get("group") or []) else drawn.get("label")
+    names = [name for name, _ in Counter(name for name in column or [] if name is not None).most_common(NAMED)]
+    color_of = {name: GROUP_COLORS[place % len(GROUP_COLORS)] for place, name in enumerate(sorted(names))}
+    legend = [(str(name), color) for name, color in color_of.items()]
+    return [color_of.get(name, OTHER_COLOR) for name in column or [None] * len(drawn["tsne"])], [
+        *legend,
+        ("others", OTHER_COLOR),
+    ]
+
+
+def _shade(share: float) -> str:
+    """From light blue to dark red."""
+    ends = ((165, 200, 235), (150, 20, 30))
+    return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in zip(*ends, strict=True))
