@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from homespun.core.roles import SHARED
 from homespun.data.federation import Federation
 from homespun.data.preferences import Preferences
 from homespun.data.splits import part, withhold
+from homespun.files import SCHEMA, DataSettings, versions, write_json
 from homespun.privacy.accounting import require_accountant
 from homespun.privacy.settings import require_promise
 from homespun.run import Run, RunSettings
 from homespun.vault import VAULT_FILE, Vault
+
+SETTINGS_FILE = "settings.json"
 
 
 def task_of(federation: Federation) -> Task:
@@ -59,9 +63,14 @@ def open_run(
     federation: Federation,
     settings: RunSettings,
     method_settings: Mapping[str, Any] | None = None,
+    data: DataSettings | None = None,
     read_only: bool = False,
 ) -> Run:
-    """A new run, or the one in this folder where it stopped. Another run in the folder is refused."""
+    """A new run, or the one in this folder where it stopped. Another run in the folder is refused.
+
+    `data` says how the federation was loaded, if it was not `homespun.load` that did it. Unless it is only read, the
+    run's settings are in its folder from here on, so that it can be opened again by the folder alone.
+    """
     made, participants, newcomers = method_for(federation, settings, method=method, values=method_settings or {})
     if made.predicts == "labels" and made.task.classes < 2:
         raise SettingsError(
@@ -95,15 +104,42 @@ def open_run(
             )
     prototypical, new = _prototypical(built, federation), not (Path(folder) / VAULT_FILE).exists()
     vault = Vault.open(Path(folder), identity=identity_of(made, federation, settings), read_only=read_only)
-    state = built.start() if vault.state is None else state_from_bytes(vault.state)
-    run = Run(participants, built, settings, vault, state, newcomers, prototypical=prototypical)
-    if new:
-        try:
-            _ = run.plan
-        except SettingsError:  # so that the corrected command finds no other run here
-            vault.remove()
-            raise
+    data = data or getattr(federation, "loaded_by", None)
+    with ExitStack() as undo:
+        undo.callback(vault.close)
+        state = built.start() if vault.state is None else state_from_bytes(vault.state)
+        run = Run(participants, built, settings, vault, state, newcomers, prototypical=prototypical, data=data)
+        if new:
+            try:
+                _ = run.plan
+            except SettingsError:  # so that the corrected command finds no other run here
+                vault.remove()
+                raise
+        if not read_only:
+            _write_settings(run)
+        undo.pop_all()
     return run
+
+
+def resolved_settings(run: Run) -> dict[str, Any]:
+    """Everything the run was started with: enough to open it again, or to do it again elsewhere."""
+    return {
+        "schema": SCHEMA,
+        "method": run.method.origin,
+        "method_version": run.method.version,
+        "method_settings": run.method.settings.model_dump(mode="json"),
+        "run": run.settings.model_dump(mode="json"),
+        "data": run.data and run.data.model_dump(mode="json"),  # null: a federation that was made in Python
+        "data_fingerprint": run.vault.identity["data_fingerprint"],
+        "versions": versions(),
+    }
+
+
+def _write_settings(run: Run) -> None:
+    """A run that has all the rounds asked for keeps the settings it was trained with."""
+    path = run.vault.path.parent / SETTINGS_FILE
+    if run.state.round < run.total_rounds or not path.exists():
+        write_json(path, resolved_settings(run))
 
 
 def _prototypical(built: Built, federation: Federation) -> list[Batch]:

@@ -27,13 +27,12 @@ from homespun.data import DEFAULT_COLUMNS, Columns
 from homespun.data.federation import Federation
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
-from homespun.files import SCHEMA, DataSettings, read_json, versions, write_json
+from homespun.files import DataSettings, read_json
 from homespun.judging import adapted_from, evaluate, evaluate_newcomers, tested_part
-from homespun.opening import open_run
+from homespun.opening import SETTINGS_FILE, open_run
 from homespun.privacy.accounting import epsilon
 from homespun.run import RoundRecord, Run, RunSettings
 
-SETTINGS_FILE = "settings.json"
 LENGTH = {"rounds", "epochs"}  # one of them says how long a run is: whoever gives one replaces the other
 
 
@@ -112,24 +111,10 @@ def prepare(
         federation=federation,
         settings=parse(RunSettings, run_settings, where="run"),
         method_settings=method_settings,
+        data=data,
     )
     run.temporary = keep  # removed with the run
-    run.data = data or getattr(federation, "loaded_by", None)
     return run
-
-
-def resolved_settings(run: Run) -> dict[str, Any]:
-    """Everything the run was started with: enough to open it again, or to do it again elsewhere."""
-    return {
-        "schema": SCHEMA,
-        "method": run.method.origin,
-        "method_version": run.method.version,
-        "method_settings": run.method.settings.model_dump(mode="json"),
-        "run": run.settings.model_dump(mode="json"),
-        "data": run.data and run.data.model_dump(mode="json"),  # null: a federation that somebody made in Python
-        "data_fingerprint": run.vault.identity["data_fingerprint"],
-        "versions": versions(),
-    }
 
 
 def reopen(folder: str | Path, *, federation: Federation | None = None, read_only: bool = True) -> Run:
@@ -146,16 +131,15 @@ def reopen(folder: str | Path, *, federation: Federation | None = None, read_onl
         raise RunError(
             f"{folder}: {source} has changed since the run was trained on it. Bring back what it was, or train anew."
         )
-    run = open_run(
+    return open_run(
         folder,
         method=found["method"],
         federation=federation,
         settings=parse(RunSettings, found["run"], where=f"{folder}: run"),
         method_settings=found["method_settings"],
+        data=data,
         read_only=read_only,
     )
-    run.data = data
-    return run
 
 
 def _corpus(folder: str | Path, data: DataSettings | None) -> Federation:
@@ -176,8 +160,6 @@ def _no_run(folder: Path) -> str:
 
 def training(run: Run) -> Iterator[RoundRecord | Evaluated]:
     """The rounds that are left, with an evaluation wherever one is due and not yet recorded."""
-    if run.state.round < run.total_rounds:
-        write_json(run.vault.path.parent / SETTINGS_FILE, resolved_settings(run))
     every = run.settings.evaluate_every or max(1, run.total_rounds // 20)
     recorded = {entry["round"] for entry in run.history() if entry["kind"] == "evaluation"}
 

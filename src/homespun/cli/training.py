@@ -215,9 +215,10 @@ def report(folder: Folder) -> None:
     Example: homespun report runs/demo
     """
     from homespun.console import out
+    from homespun.opening import SETTINGS_FILE
     from homespun.report.html import write_report
     from homespun.results import RESULTS_FILE, read_results, single_results, write_results
-    from homespun.training import SETTINGS_FILE, reopen
+    from homespun.training import reopen
 
     if not (folder / RESULTS_FILE).exists() and (folder / SETTINGS_FILE).exists():
         with reopen(folder) as run:
