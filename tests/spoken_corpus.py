@@ -3,6 +3,7 @@
 from language_models import write_gpt2
 
 from homespun.core.method import method_module
+from homespun.core.trust import named_by_user
 from homespun.files import DataSettings
 from homespun.training import prepare, training
 
@@ -30,7 +31,9 @@ def train_small(folder, *, method="fedperc", base=None, rounds=2, corpus=None, *
     """A finished run in `folder/run`; give it back open."""
     base = base or write_gpt2(folder / "base")
     data = DataSettings(source=str(corpus or write_corpus(folder / "people.csv")))
-    small = {name: value for name, value in SMALL.items() if name in method_module(str(method)).Settings.model_fields}
+    with named_by_user():
+        known = method_module(str(method)).Settings.model_fields
+    small = {name: value for name, value in SMALL.items() if name in known}
     values = {"rounds": rounds, "workers": 0, "cohort": "all", "base": str(base), **small, **settings}
     run = prepare(str(method), data.load(), folder=folder / "run", settings=values, data=data)
     for _ in training(run):

@@ -39,6 +39,7 @@ from homespun.core.messages import (
 from homespun.core.method import Built, Method, Phase, build, load_method, method_module
 from homespun.core.roles import Role
 from homespun.core.server import FedAvg
+from homespun.core.trust import named_by_user
 from homespun.data import load_federation
 from homespun.data.federation import Federation
 from homespun.engines.cohort import CohortEngine
@@ -112,6 +113,7 @@ class Subject:
         return self.built.method
 
 
+@named_by_user()
 def check_method(origin: str, settings: Mapping[str, Any] | None = None) -> ContractReport:
     """Check the whole contract; raise `MethodError` with every broken promise."""
     subject = _subject(origin, settings or {})

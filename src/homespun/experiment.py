@@ -22,6 +22,7 @@ from homespun.core.errors import RunError, SettingsError, nearest
 from homespun.core.identity import require_same_run
 from homespun.core.method import method_module
 from homespun.core.settings import Settings, parse
+from homespun.core.trust import named_by_user
 from homespun.data.federation import Federation
 from homespun.data.splits import sample_users, withhold
 from homespun.files import DataSettings
@@ -147,6 +148,7 @@ def train_all(experiment: Experiment, folder: Path, following: Following) -> Non
                 write_results(place, single_results(run, experiment.data, title=title))
 
 
+@named_by_user()
 def _finished_elsewhere(
     experiment: Experiment, configuration: Configuration, federation: Federation, *, place: Path, draw: Draw
 ) -> bool:
@@ -200,6 +202,7 @@ def _only_run(place: Path) -> dict[str, Any]:
     return run
 
 
+@named_by_user()
 def check_settings(experiment: Experiment) -> None:
     """Find every wrong setting before the first configuration trains."""
     for name, configuration in experiment.configurations.items():

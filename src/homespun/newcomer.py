@@ -15,6 +15,7 @@ from homespun.core.messages import state_to_bytes
 from homespun.core.method import Batch, Method, Phase, optimizers
 from homespun.core.roles import Role
 from homespun.core.tree import Tree
+from homespun.core.trust import Names
 from homespun.data.federation import Examples, Federation
 from homespun.data.names import match_name
 from homespun.data.prose import is_prose, read_prose
@@ -44,9 +45,10 @@ def personalize_from_file(
     context: str | None = None,
     steps: int | None = None,
     generated: bool = False,
+    trust: Names = (),
 ) -> dict[str, Any]:
     """Personalize for the examples of one user in a file and keep the result in the run's vault."""
-    with reopen(folder, read_only=False) as run:
+    with reopen(folder, read_only=False, trust=trust) as run:
         require_texts(run)
         engine = home_engine(run, steps=steps, generated=generated)
         text = run.method.predicts == "text"

@@ -17,13 +17,15 @@ from homespun.core.errors import (
     RunError,
     SettingsError,
     UnknownNameError,
+    UntrustedError,
     nearest,
     raise_faults,
 )
 from homespun.core.method import method_module
 from homespun.core.roles import Role
 from homespun.core.settings import parse
-from homespun.data import DEFAULT_COLUMNS, Columns
+from homespun.core.trust import Names, allows, named_by_user, vouched_for
+from homespun.data import DEFAULT_COLUMNS, Columns, on_hub
 from homespun.data.federation import Federation
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
@@ -61,11 +63,13 @@ class Evaluated:
         return {"kind": "evaluation", "round": self.round, "epoch": self.epoch, **curve}
 
 
+@named_by_user()
 def usual_settings(method: str) -> dict[str, Any]:
     """How the method's paper runs it, as far as its file says."""
     return dict(getattr(method_module(method), "RUN", {}))
 
 
+@named_by_user()
 def separate_settings(method: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings of the run, on top of those the method's paper has, and settings of the method; a name that neither
     knows is an error."""
@@ -92,6 +96,7 @@ def train(method: str, federation: Federation, *, folder: str | Path | None = No
     return run
 
 
+@named_by_user()
 def prepare(
     method: str,
     federation: Federation,
@@ -114,11 +119,24 @@ def prepare(
         data=data,
     )
     run.temporary = keep  # removed with the run
+    if run.data is not None and on_hub(run.data.source):
+        allows("hub", run.data.source, name=run.data.source)
     return run
 
 
-def reopen(folder: str | Path, *, federation: Federation | None = None, read_only: bool = True) -> Run:
-    """The run in a folder, as far as it got. Its corpus is loaded as it was, or given."""
+def reopen(
+    folder: str | Path, *, federation: Federation | None = None, read_only: bool = True, trust: Names = ()
+) -> Run:
+    """The run in a folder, as far as it got. Its corpus is loaded as it was, or given.
+
+    A folder may come from anyone. A method file that it names runs only if you trained with it on this machine, and a
+    data set or base model of the Hugging Face hub is fetched only if you used it before, or if you name it in `trust`.
+    """
+    with vouched_for(trust):
+        return _reopened(folder, federation, read_only=read_only)
+
+
+def _reopened(folder: str | Path, federation: Federation | None, *, read_only: bool) -> Run:
     found = read_json(Path(folder) / SETTINGS_FILE, missing=_no_run(Path(folder)))
     absent = sorted({"method", "method_settings", "run", "data", "data_fingerprint"} - found.keys())
     if absent:
@@ -145,6 +163,11 @@ def reopen(folder: str | Path, *, federation: Federation | None = None, read_onl
 def _corpus(folder: str | Path, data: DataSettings | None) -> Federation:
     if data is None:
         raise RunError(f"{folder}: its federation was made in Python. Give it: reopen(folder, federation=...).")
+    if on_hub(data.source) and not allows("hub", data.source, name=data.source):
+        raise UntrustedError(
+            f"{folder}: its corpus is the data set {data.source!r} of the Hugging Face hub, and you have not trained "
+            f"on it before. If it is to be fetched, name it: --trust {data.source}, or in Python trust={data.source!r}."
+        )
     try:
         return data.load()
     except (DataError, UnknownNameError) as error:

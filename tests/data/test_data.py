@@ -40,14 +40,14 @@ def test_built_in_settings_and_columns_are_checked() -> None:
         load_federation("sotu", columns=Columns(label="context"))
 
 
-def fake_hub(rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_hub(rows: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, *, version: str = "4.0.0") -> None:
     def load_dataset(name: str, subset: str | None, *, split: str) -> list[dict[str, Any]]:
         if name in ("none/such", "dialect"):
             raise ConnectionError(name)
         return [row for row in rows if row["part"] == split]
 
     monkeypatch.setattr(hub, "available", lambda: True)
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset, __version__=version))
 
 
 def test_hub_data_sets_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +60,12 @@ def test_hub_data_sets_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         load_federation("none/such")
     with pytest.raises(DataError, match=r"dialect: not built in.* Did you mean 'dialects'\?"):
         load_federation("dialect")
+
+
+def test_data_sets_that_could_run_a_script_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_hub([{"user": "a", "text": "x", "part": "train"}], monkeypatch, version="3.6.0")
+    with pytest.raises(DataError, match=r"datasets 3.6.0 can run a data set's own script. Install: .*homespun\[hub\]"):
+        load_federation("some/set")
 
 
 def test_pandas_and_arrow_are_imported_only_when_needed() -> None:

@@ -7,9 +7,13 @@ import pytest
 
 from homespun.contract import check_method
 from homespun.core.errors import MethodError, PartitionError
-from homespun.core.method import Task, available_methods, build, load_method
+from homespun.core.method import Task, available_methods, build
+from homespun.core.method import load_method as loaded
+from homespun.core.trust import named_by_user
 
 pytestmark = pytest.mark.system  # each check trains for some seconds
+
+load_method = named_by_user()(loaded)
 
 checked = cache(check_method)
 

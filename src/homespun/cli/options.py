@@ -14,6 +14,12 @@ from homespun.core.settings import parse_overrides
 
 Folder = Annotated[Path, typer.Argument(help="The run's folder.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; progress goes to stderr.")]
+Trust = Annotated[
+    list[str],
+    typer.Option(
+        help="A method file (.py), or a name on the Hugging Face hub, that the folder names and that may be used."
+    ),
+]
 Set = Annotated[list[str], typer.Option("--set", "-s", help="A setting of the method or the run: name=value.")]
 Data = Annotated[str, typer.Option("--data", "-d", help="A file, or built in: dialects, digits, sotu, voices.")]
 DataSet = Annotated[list[str], typer.Option("--data-set", help="A setting of the corpus: name=value.")]

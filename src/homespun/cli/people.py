@@ -14,6 +14,7 @@ from homespun.cli.options import (
     Json,
     LabelColumn,
     TextColumn,
+    Trust,
     UserColumn,
     data_settings_from,
     harmless,
@@ -37,6 +38,7 @@ def personalize(
     context_column: ContextColumn = None,
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
+    trust: Trust = [],  # noqa: B006
     json_output: Json = False,
 ) -> None:
     """Learn a new user's private parameters from a file of their own. Nothing is uploaded.
@@ -58,7 +60,9 @@ def personalize(
 
     columns = {"user": user_column, "context": context_column, "text": text_column, "label": label_column}
     source = data_settings_from(str(file), [], **columns)
-    found = personalize_from_file(folder, source, user=user, context=context, steps=steps, generated=generated)
+    found = personalize_from_file(
+        folder, source, user=user, context=context, steps=steps, generated=generated, trust=trust
+    )
     if json_output:
         print_json(found)
         return
@@ -69,6 +73,7 @@ def predict(
     folder: Folder,
     texts: Annotated[list[str], typer.Argument(help="One or more texts.")],
     user: Annotated[str, typer.Option(help="Whose labels.")],
+    trust: Trust = [],  # noqa: B006
     json_output: Json = False,
 ) -> None:
     """The labels a user would give to texts, with their own private parameters.
@@ -78,7 +83,7 @@ def predict(
     from homespun.person import require_person
     from homespun.training import reopen
 
-    with reopen(folder) as run:
+    with reopen(folder, trust=trust) as run:
         labels = require_person(run, user).predict(texts)
     if json_output:
         print_json(

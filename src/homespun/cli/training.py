@@ -19,6 +19,7 @@ from homespun.cli.options import (
     LabelColumn,
     Set,
     TextColumn,
+    Trust,
     UserColumn,
     data_settings_from,
     print_json,
@@ -158,6 +159,7 @@ def demo(
 def evaluate(
     folder: Folder,
     part: Annotated[str, typer.Option(help="train, eval or test.")] = "test",
+    trust: Trust = [],  # noqa: B006
     json_output: Json = False,
 ) -> None:
     """How a run's model fares: for its participants, for newcomers, and against simple controls.
@@ -174,7 +176,7 @@ def evaluate(
 
     if part not in ("train", "eval", "test"):
         raise SettingsError(f"--part is train, eval or test, not {part!r}")
-    with reopen(folder) as run:
+    with reopen(folder, trust=trust) as run:
         newcomers = evaluate_newcomers(run) if part == "test" else {}
         part = tested_part(run) if part == "test" else part
         controls = evaluate_controls(run, part)  # type: ignore[arg-type]
@@ -207,7 +209,7 @@ def evaluate(
     )
 
 
-def report(folder: Folder) -> None:
+def report(folder: Folder, trust: Trust = []) -> None:  # noqa: B006
     """Write report.html and report.md again from a finished run's or comparison's results.json.
 
     A run that was trained from Python has no results yet: they are worked out first.
@@ -221,7 +223,7 @@ def report(folder: Folder) -> None:
     from homespun.training import reopen
 
     if not (folder / RESULTS_FILE).exists() and (folder / SETTINGS_FILE).exists():
-        with reopen(folder) as run:
+        with reopen(folder, trust=trust) as run:
             if run.state.round >= run.total_rounds:
                 write_results(folder, single_results(run, run.data, title=run.method.name))
     out.print(str(write_report(read_results(folder), folder)))

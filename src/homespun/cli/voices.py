@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from homespun.cli.options import Folder, Json, harmless, print_json
+from homespun.cli.options import Folder, Json, Trust, harmless, print_json
 
 User = Annotated[str | None, typer.Option(help="Whose voice: a name or a part of one. Left out: a new user's.")]
 Context = Annotated[str | None, typer.Option(help="The setting: a name or a part of one, if there are several.")]
@@ -29,6 +29,7 @@ def generate(
     until: Annotated[
         str, typer.Option(help="Stop at the end of the: sentence, or only at the end of the text: end.")
     ] = "sentence",
+    trust: Trust = [],  # noqa: B006
     json_output: Json = False,
 ) -> None:
     """Continue a text in a person's voice and a setting. Nothing is uploaded.
@@ -44,7 +45,7 @@ def generate(
         "top_k": top_k, "seed": seed, "until": until,
     }  # fmt: skip
     sampling = parse(Sampling, values, where="generate")
-    with reopen(folder) as run:
+    with reopen(folder, trust=trust) as run:
         voice = find_voice(run, user=user, context=context)
         texts = [opening + text for text in continuations(voice, opening, sampling)]
     if json_output:
@@ -61,6 +62,7 @@ def export(
     output: Annotated[Path, typer.Option("--output", "-o", help="A folder that does not exist yet.")],
     user: User = None,
     context: Context = None,
+    trust: Trust = [],  # noqa: B006
 ) -> None:
     """Write a person's voice in a setting as a PEFT prompt-tuning adapter.
 
@@ -71,7 +73,7 @@ def export(
     from homespun.adapter import export_adapter
     from homespun.training import reopen
 
-    with reopen(folder) as run:
+    with reopen(folder, trust=trust) as run:
         voice = export_adapter(run, output, user=user, context=context)
     _warn_of_nobody(voice)
     print(harmless(f"{output}: {voice.user or 'a new user'}{f', {voice.context}' if voice.context else ''}"))

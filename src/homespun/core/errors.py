@@ -35,6 +35,10 @@ class UnknownNameError(InputError):
     """No method, corpus, user or column has this name."""
 
 
+class UntrustedError(InputError):
+    """A run's folder asks for code or a download that its user has not asked for."""
+
+
 class PartitionError(InputError):
     """The rules of a method do not give each parameter exactly one role."""
 

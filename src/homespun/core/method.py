@@ -8,9 +8,7 @@ processes and resumed runs get theirs.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import pkgutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from torch import Tensor, nn
 from homespun.core import seeds
 from homespun.core.errors import MethodError, UnknownNameError, nearest
 from homespun.core.messages import Broadcast, Elected, ServerState
+from homespun.core.method_files import MethodFile, gathered, module_from_file
 from homespun.core.roles import Partition, Role, Rules, first_match, partition
 from homespun.core.server import FedAvg, ServerRule
 from homespun.core.settings import Settings, parse
@@ -146,6 +145,7 @@ class Method:
     built_on: str = ""  # its fingerprint
     pooled: bool = False  # central training: one holder has everybody's examples
     origin: str = ""  # the module or file this method came from
+    files: tuple[MethodFile, ...] = ()  # the files outside the package it is made of, as they ran
 
     # What clients release beside parameter updates; the weight says how many examples a client has.
     statistics: ClassVar[tuple[str, ...]] = ("loss", "examples")
@@ -231,7 +231,7 @@ def available_methods() -> tuple[str, ...]:
 def method_module(origin: str) -> ModuleType:
     """The module behind a method's name (`furl`), or behind a file (`./mine.py`)."""
     if origin.endswith(".py"):
-        return _module_from_file(Path(origin))
+        return module_from_file(Path(origin))
     known = available_methods()
     if origin not in known:
         raise UnknownNameError(
@@ -240,29 +240,20 @@ def method_module(origin: str) -> ModuleType:
     return importlib.import_module(f"homespun.methods.{origin}")
 
 
-def _module_from_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise UnknownNameError(f"no method file {str(path)!r}")
-    # a name of its own, so that a file called json.py is not taken for the library
-    spec = importlib.util.spec_from_file_location(f"homespun_method_{path.stem}", path.resolve())
-    if spec is None or spec.loader is None:
-        raise UnknownNameError(f"{str(path)!r} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up while it is being executed
-    spec.loader.exec_module(module)
-    return module
+def load_method(origin: str, settings: Mapping[str, Any], task: Task, *, files: Sequence[MethodFile] = ()) -> Method:
+    """The method of this name or file, with these settings, for this task.
 
-
-def load_method(origin: str, settings: Mapping[str, Any], task: Task) -> Method:
-    """The method of this name or file, with these settings, for this task."""
-    module = method_module(origin)
-    lacks = [name for name in ("Settings", "method") if not hasattr(module, name)]
-    if lacks:
-        raise MethodError(f"{origin}: a method file exports Settings and method; {', '.join(lacks)} missing")
-    made: Method = module.method(parse(module.Settings, settings, where=f"method {origin}"), task)
+    `files` are those of the same method, loaded before: they run as they ran then.
+    """
+    with gathered(files) as used:
+        module = method_module(origin)
+        lacks = [name for name in ("Settings", "method") if not hasattr(module, name)]
+        if lacks:
+            raise MethodError(f"{origin}: a method file exports Settings and method; {', '.join(lacks)} missing")
+        made: Method = module.method(parse(module.Settings, settings, where=f"method {origin}"), task)
     if origin.endswith(".py"):
         origin = str(Path(origin).resolve())
-    return replace(made, origin=origin)
+    return replace(made, origin=origin, files=tuple(used.values()))
 
 
 def optimizers(phase: Phase, names: Sequence[str]) -> dict[str, Optimizer]:

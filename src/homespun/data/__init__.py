@@ -23,7 +23,7 @@ from homespun.data.readers import Columns
 from homespun.data.records import format_of
 from homespun.data.table import Filters
 
-__all__ = ["Columns", "Examples", "Federation", "builtin_names", "load_federation"]
+__all__ = ["Columns", "Examples", "Federation", "builtin_names", "load_federation", "on_hub"]
 
 DEFAULT_COLUMNS = Columns()
 
@@ -32,6 +32,11 @@ def builtin_names() -> list[str]:
     """The built-in corpora, by the modules that are there."""
     modules = [module.name for module in pkgutil.iter_modules(__path__)]
     return sorted(name for name in modules if hasattr(importlib.import_module(f"{__name__}.{name}"), "load"))
+
+
+def on_hub(source: str) -> bool:
+    """Whether this is neither built in nor a file, so that only the Hugging Face hub can have it."""
+    return source not in builtin_names() and format_of(Path(source)) is None and not os.path.exists(source)
 
 
 def load_federation(
@@ -46,7 +51,7 @@ def load_federation(
                 + (" and set label instead, for instance label=context." if name == "sotu" else ".")
             )
         return importlib.import_module(f"{__name__}.{name}").load(values)
-    if format_of(path) is not None or os.path.exists(path):
+    if not on_hub(name):
         filters = parse(Filters, values, where=name)
         return readers.read_file(path, columns=columns, filters=filters)
     known = f"{nearest(name, builtins)} Built in: {', '.join(builtins)}. Files end in {readers.FORMATS}."

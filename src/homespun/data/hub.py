@@ -14,6 +14,7 @@ from homespun.data.records import Faults, Record
 from homespun.data.table import Filters, TableFederation, build_table
 
 EXTRA = "pip install 'homespun[hub]'"
+NO_SCRIPTS = 4  # from this version of datasets on, a data set is tables alone
 
 
 class Settings(Filters):
@@ -30,6 +31,8 @@ def available() -> bool:
 def read_hub(name: str, *, columns: readers.Columns, settings: Settings, otherwise: str = "") -> TableFederation:
     """The federation a data set of the hub holds; `otherwise` is what else the name may have meant."""
     datasets = importlib.import_module("datasets")
+    if int(datasets.__version__.partition(".")[0]) < NO_SCRIPTS:
+        raise DataError(f"{name}: datasets {datasets.__version__} can run a data set's own script. Install: {EXTRA}")
     try:
         rows = datasets.load_dataset(name, settings.subset, split=settings.split)
     except Exception as error:  # the library raises whatever its network stack does

@@ -167,6 +167,7 @@ class WorkerPool:
         header = {
             "kind": "setup",
             "origin": method.origin,
+            "files": [asdict(file) for file in method.files],
             "settings": method.settings.model_dump(mode="json"),
             "task": asdict(method.task),
             "seed": seed,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from homespun.core.messages import Broadcast, pack, prefixed, strip, unpack, update_to_tensors
 from homespun.core.method import Built, Task, build, load_method
+from homespun.core.method_files import MethodFile
 from homespun.core.tree import Tree
 from homespun.engines.engine import Client
 from homespun.engines.stacked import predict_together
@@ -55,7 +56,8 @@ def clients_from_tensors(users: Sequence[str], tensors: Tree) -> list[Client]:
 
 def setup(header: dict[str, Any]) -> tuple[Built, int]:
     sys.path[:] = header["path"]
-    method = load_method(header["origin"], header["settings"], Task(**header["task"]))
+    files = [MethodFile(**file) for file in header["files"]]
+    method = load_method(header["origin"], header["settings"], Task(**header["task"]), files=files)
     return build(method, seed=header["seed"]), header["seed"]
 
 
