@@ -9,25 +9,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isnan
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from homespun.core.spelling import harmless
 from homespun.report.cells import metric_named
 from homespun.run import RoundRecord, Run
+from homespun.terminal import Terminal, say
 from homespun.training import Evaluated
 
 GAP = 2  # between the columns of a table
 LINES = 20  # plain progress lines per run, about
 
-out = Console(highlight=False, markup=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+out = Terminal(highlight=False, markup=False, soft_wrap=True)
+err = Terminal(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 def table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]) -> Group:
     """A table whose first column is text and whose other columns are numbers; neither words nor numbers are broken.
     Where they have no room beside each other, the table goes on below with the columns that are left."""
-    columns = list(zip(*[list(header), *map(list, rows)], strict=True))
+    shown = [[harmless(cell) for cell in row] for row in (header, *rows)]
+    columns = list(zip(*shown, strict=True))
     first, numbers = columns[0], columns[1:]
     names, whole = max(map(len, first)), [max(map(len, column)) for column in numbers]
     if names + sum(whole) + GAP * len(whole) > out.width:  # then headings are wrapped, and names as far as they have to
@@ -63,7 +66,7 @@ def _longest_word(text: str) -> int:
     return max(map(len, text.split()), default=0)
 
 
-def bar(console: Console) -> Progress:
+def bar(console: Terminal) -> Progress:
     """A progress bar whose tasks have a note."""
     return Progress(
         TextColumn("{task.description}", markup=False),
@@ -76,7 +79,7 @@ def bar(console: Console) -> Progress:
 
 
 @contextmanager
-def counting(console: Console, title: str, *, total: int) -> Iterator[Callable[[int], None]]:
+def counting(console: Terminal, title: str, *, total: int) -> Iterator[Callable[[int], None]]:
     """Give a function that takes how many are done, first of all those that were done before."""
     started: list[float] = []
     begun = 0
@@ -107,7 +110,7 @@ class Reporter:
     _started: float = field(default_factory=time.monotonic)
 
     @property
-    def console(self) -> Console:
+    def console(self) -> Terminal:
         return err if self.to_stderr else out
 
     @contextmanager
@@ -147,7 +150,7 @@ class Reporter:
             parts = (f"round {event.round}/{run.total_rounds}", _loss(event), f"{remaining_s:.0f} s left")
             said = ", ".join(part for part in parts if part)
         if said:
-            print(f"{title}: {said}", file=sys.stderr if self.to_stderr else sys.stdout, flush=True)
+            say(f"{title}: {said}", to=sys.stderr if self.to_stderr else sys.stdout)
 
 
 def _loss(event: RoundRecord) -> str:

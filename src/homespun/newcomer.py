@@ -14,6 +14,7 @@ from homespun.core.errors import DataError, InputError, RunError, UnknownNameErr
 from homespun.core.messages import state_to_bytes
 from homespun.core.method import Batch, Method, Phase, optimizers
 from homespun.core.roles import Role
+from homespun.core.spelling import readings
 from homespun.core.tree import Tree
 from homespun.core.trust import Names
 from homespun.data.federation import Examples, Federation
@@ -201,7 +202,7 @@ def one_users_examples(given: Federation, user: str | None) -> tuple[str, Exampl
     users = list(given.users)
     if user is None and len(users) > 1:
         raise DataError(f"{given.name}: has {len(users)} users. Say which one with --user.")
-    name = users[0] if user is None else user
+    name = users[0] if user is None else next((one for one in readings(user) if one in users), user)
     if name not in users:
         raise UnknownNameError(f"{given.name}: no user {name!r}.{nearest(name, users)}")
     return name, given.examples(users.index(name))

@@ -10,6 +10,7 @@ import numpy as np
 
 from homespun.core.errors import RunError, UnknownNameError, nearest
 from homespun.core.roles import Role
+from homespun.core.spelling import readings
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples
 from homespun.data.names import find_user
@@ -44,6 +45,12 @@ class Person:
     def _position(self) -> int:
         users = self.run.federation.users
         return users.index(self.user) if "author" in self.run.method.keys.values() else 0
+
+
+def typed_user(run: Run, typed: str) -> str:
+    """The user whom a name typed on a command line stands for; a name that nobody has stays as it is."""
+    known = (one for one in readings(typed) if one in run.federation.users or run.vault.private_many([one]))
+    return next(known, typed)
 
 
 def require_person(run: Run, user: str) -> Person:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from homespun.core.settings import parse
@@ -20,6 +19,7 @@ from homespun.report.cells import Column, table
 from homespun.report.tables import markdown_table
 from homespun.report.voices import NEVER_USED, NOBODY_SAID_THIS, setting_text
 from homespun.run import Run, RunSettings
+from homespun.terminal import Terminal
 from homespun.training import reopen, separate_settings
 
 PEOPLE = 3  # others who continue the same opening
@@ -145,10 +145,10 @@ def showcase_table(samples: Sequence[Sample], *, opening: str) -> Table:
     return made
 
 
-def print_showcase(samples: Sequence[Sample], console: Console | None = None) -> None:
+def print_showcase(samples: Sequence[Sample], console: Terminal | None = None) -> None:
     """One table for every opening."""
     # names and texts are data: square brackets in them are no markup
-    console = console or Console(highlight=False, markup=False)
+    console = console or Terminal(highlight=False, markup=False)
     for opening in dict.fromkeys(sample.opening for sample in samples):
         console.print(showcase_table(samples, opening=opening))
         console.print()

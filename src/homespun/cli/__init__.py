@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from io import TextIOWrapper
+import traceback
+from io import StringIO, TextIOWrapper
 
 import click
 import typer
@@ -17,6 +18,7 @@ from homespun.cli import people, pretrain, training, voices
 from homespun.cli.corpora import data_app
 from homespun.cli.privacy import privacy_app
 from homespun.core.errors import HomespunError
+from homespun.terminal import say
 
 app = typer.Typer(
     help="Personalized federated learning: what makes each person different stays at home.",
@@ -41,16 +43,20 @@ def main() -> None:
     try:
         code = app(standalone_mode=False) or 0  # a command returns nothing; Ctrl-C comes back as 130
     except click.ClickException as error:
-        error.show()
+        error.show(file=(shown := StringIO()))
+        say(shown.getvalue().rstrip("\n"), to=sys.stderr)
         code = 2
     except HomespunError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        say(f"{type(error).__name__}: {error}", to=sys.stderr)
         code = error.exit_code
     except OSError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        say(f"{type(error).__name__}: {error}", to=sys.stderr)
         code = 2
     except click.Abort:
         code = 130
+    except Exception:
+        say(traceback.format_exc().rstrip("\n"), to=sys.stderr)
+        code = 1
     if code == 130:
-        print("\nStopped. What was committed is kept; the same command goes on.", file=sys.stderr)
+        say("\nStopped. What was committed is kept; the same command goes on.", to=sys.stderr)
     sys.exit(code)

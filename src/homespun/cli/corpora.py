@@ -15,9 +15,9 @@ from homespun.cli.options import (
     TextColumn,
     UserColumn,
     data_settings_from,
-    harmless,
     print_json,
 )
+from homespun.terminal import say
 
 data_app = typer.Typer(help="Look at a corpus before training on it; make one of speech.", no_args_is_help=True)
 
@@ -41,11 +41,11 @@ def data_show(
         source, data_settings, user=user_column, context=context_column, text=text_column, label=label_column
     ).load()
     counts = f"{len(federation.labels)} labels, {len(federation.contexts)} contexts"
-    print(f"{federation.name}: {len(federation.users):,} users, {counts}")
+    say(f"{federation.name}: {len(federation.users):,} users, {counts}")
     for position in range(min(users, len(federation.users))):
         some = federation.examples(position)
         group = federation.group(position)
-        print(f"\n{harmless(federation.users[position])} ({len(some)} examples{f', {group}' if group else ''})")
+        say(f"\n{federation.users[position]} ({len(some)} examples{f', {group}' if group else ''})")
         for row in range(min(examples, len(some))):
             notes = []
             if some.contexts is not None:
@@ -53,7 +53,7 @@ def data_show(
             if some.labels is not None:
                 notes.append(f"-> {federation.labels[int(some.labels[row])]}")
             shown = some.texts[row][:60] if some.images is None else "{} x {} image".format(*some.images.shape[1:])
-            print(harmless(f"  {shown}  {' '.join(notes)}"))
+            say(f"  {shown}  {' '.join(notes)}")
 
 
 @data_app.command("check")
@@ -84,7 +84,7 @@ def data_check(
             value = ", ".join(f"{key}: {item}" for key, item in value.items()) or "none"
         if isinstance(value, list):
             value = " ".join(value)
-        print(f"{name.replace('_', ' '):28} {value}")
+        say(f"{name.replace('_', ' '):28} {value}")
 
 
 @data_app.command("voices")

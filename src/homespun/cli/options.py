@@ -38,11 +38,6 @@ def data_settings_from(source: str, settings: list[str], **columns: str | None) 
     ).resolved()
 
 
-def harmless(text: str) -> str:
-    """Names and texts are data and can be anything: what would command the terminal is spelled out."""
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else ascii(sign)[1:-1] for sign in text)
-
-
 def print_json(content: Mapping[str, Any]) -> None:
     from homespun.files import without_nan
 

@@ -17,10 +17,13 @@ from homespun.cli.options import (
     Trust,
     UserColumn,
     data_settings_from,
-    harmless,
     print_json,
 )
 from homespun.core.errors import InputError
+from homespun.core.spelling import readings
+from homespun.terminal import say
+
+Listed = Annotated[str, typer.Argument(help="The user's id, as `vault list` shows it.")]
 
 vault_app = typer.Typer(help="Private parameters, for the person they belong to.", no_args_is_help=True)
 
@@ -66,7 +69,7 @@ def personalize(
     if json_output:
         print_json(found)
         return
-    out.print(harmless(found["message"]))
+    out.print(found["message"])
 
 
 def predict(
@@ -80,21 +83,22 @@ def predict(
 
     Example: homespun predict runs/furl-dialects --user user-000003 "some text"
     """
-    from homespun.person import require_person
+    from homespun.person import require_person, typed_user
     from homespun.training import reopen
 
     with reopen(folder, trust=trust) as run:
-        labels = require_person(run, user).predict(texts)
+        person = require_person(run, typed_user(run, user))
+        labels = person.predict(texts)
     if json_output:
         print_json(
             {
-                "user": user,
+                "user": person.user,
                 "predictions": [{"text": text, "label": label} for text, label in zip(texts, labels, strict=True)],
             }
         )
         return
     for text, label in zip(texts, labels, strict=True):
-        print(harmless(f"{label}\t{text}"))
+        say(f"{label}\t{text}")
 
 
 @vault_app.command("list")
@@ -122,13 +126,13 @@ def vault_list(
     if json_output:
         print_json({"users": count, "entries": [dict(zip(header, row, strict=True)) for row in rows]})
         return
-    out.print(table(f"{count} users", header, [[harmless(str(cell)) for cell in row] for row in rows]))
+    out.print(table(f"{count} users", header, [[str(cell) for cell in row] for row in rows]))
 
 
 @vault_app.command("export")
 def vault_export(
     folder: Folder,
-    user: Annotated[str, typer.Argument()],
+    user: Listed,
     output: Annotated[Path, typer.Option("--output", "-o", help="A .safetensors file.")],
 ) -> None:
     """One user's private parameters as a safetensors file, readable by them alone.
@@ -138,16 +142,16 @@ def vault_export(
     from homespun.vault import Vault
 
     with Vault.open(folder, read_only=True) as vault:
-        content = vault.export(user)
+        content = vault.export(next((one for one in readings(user) if vault.private(one) is not None), user))
     if output.exists():
         raise InputError(f"{output}: there is such a file already. Name another.")
     with open(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
-    print(output)
+    say(output)
 
 
 @vault_app.command("forget")
-def vault_forget(folder: Folder, user: Annotated[str, typer.Argument()]) -> None:
+def vault_forget(folder: Folder, user: Listed) -> None:
     """Remove one user's private parameters for good.
 
     Example: homespun vault forget runs/furl-dialects user-000003
@@ -155,6 +159,7 @@ def vault_forget(folder: Folder, user: Annotated[str, typer.Argument()]) -> None
     from homespun.vault import Vault
 
     with Vault.open(folder) as vault:
-        if not vault.forget(user):
+        name = next((one for one in readings(user) if vault.forget(one)), None)
+        if name is None:
             raise InputError(f"{folder}: nothing is kept of user {user!r}.")
-    print(f"forgotten: {harmless(user)}")
+    say(f"forgotten: {name}")

@@ -15,10 +15,9 @@ from homespun.core.errors import SettingsError
 from homespun.core.settings import parse_overrides
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from homespun.pretraining.run import Request
     from homespun.pretraining.training import Progress
+    from homespun.terminal import Terminal
 
 
 def pretrain(
@@ -100,7 +99,7 @@ def _request(
 
 
 @contextmanager
-def _following(console: Console, *, begun: int, steps: int) -> Iterator[Callable[[Progress], None]]:
+def _following(console: Terminal, *, begun: int, steps: int) -> Iterator[Callable[[Progress], None]]:
     """Give a function that shows each step: a bar on a terminal, a plain line now and then elsewhere."""
     from homespun.console import LINES, bar
 
@@ -112,7 +111,7 @@ def _following(console: Console, *, begun: int, steps: int) -> Iterator[Callable
         yield lambda done: shown.update(task, completed=done.step, note=f"loss {done.loss:.3f}")
 
 
-def _plain_lines(console: Console, *, begun: int, every: int) -> Callable[[Progress], None]:
+def _plain_lines(console: Terminal, *, begun: int, every: int) -> Callable[[Progress], None]:
     started, losses = time.monotonic(), []
 
     def show(done: Progress) -> None:

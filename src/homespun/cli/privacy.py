@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homespun.cli.options import Json, print_json
+from homespun.terminal import say
 
 if TYPE_CHECKING:
     from homespun.privacy.ledger import Ledger
@@ -37,14 +38,14 @@ def show(source: Source, ledger: Where = None, delta: Delta = 1e-5, json_output:
         told = {"data": found.data, "delta": delta, "epsilon": cost, "insecure_rounds": insecure}
         print_json({**told, "releases": releases})
         return
-    print(f"{found.data}: epsilon {cost:.3f} at delta {delta:g} (another: --delta)")
+    say(f"{found.data}: epsilon {cost:.3f} at delta {delta:g} (another: --delta)")
     for release, rounds in sorted(spent.items()):
-        print(
+        say(
             f"  {rounds} rounds, noise {release.noise_multiplier:.4g} times what one user moves, "
             f"counted with {release.rate:.2%} of the users drawn"
         )
     if insecure:
-        print(f"  INSECURE: in {insecure} of them noise and cohorts came from a seed and protect nobody")
+        say(f"  INSECURE: in {insecure} of them noise and cohorts came from a seed and protect nobody")
 
 
 @privacy_app.command("reset")
@@ -60,7 +61,7 @@ def reset(
     """
     found = _ledger(source, ledger)
     found.reset(name, reason=reason)
-    print(f"{found.data}: the ledger begins again; what was spent before stays written in {found.path}")
+    say(f"{found.data}: the ledger begins again; what was spent before stays written in {found.path}")
 
 
 @privacy_app.command("cost")
@@ -91,7 +92,7 @@ def cost(
     if json_output:
         print_json({"noise_multiplier": noise_multiplier, "rounds": rounds, "rate": rate, "delta": delta, **by})
         return
-    print(f"noise multiplier {noise_multiplier:.4f}: epsilon {by['pld']:.4f} at delta {delta:g} (RDP: {by['rdp']:.4f})")
+    say(f"noise multiplier {noise_multiplier:.4f}: epsilon {by['pld']:.4f} at delta {delta:g} (RDP: {by['rdp']:.4f})")
 
 
 def _ledger(source: str, named: Path | None) -> Ledger:

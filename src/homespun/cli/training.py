@@ -26,6 +26,7 @@ from homespun.cli.options import (
 )
 from homespun.core.errors import RunError, SettingsError
 from homespun.core.settings import parse_overrides
+from homespun.terminal import say
 
 
 def train(
@@ -237,7 +238,7 @@ def check(method: Annotated[str, typer.Argument(help="A method, or a .py file wi
     from homespun.contract import check_method
 
     for line in check_method(method).lines():
-        print(line)
+        say(line)
 
 
 def bench(
@@ -265,4 +266,4 @@ def bench(
         out.print(table(made.caption, header, [[cell.text for cell in row] for row in made.rows]))
         out.print("", *textwrap.wrap(made.note, 80), "", sep="\n")
     for name, value in {} if tables else found.items():
-        print(f"{name:28} {value:.4g}" if isinstance(value, float) else f"{name:28} {value}")
+        say(f"{name:28} {value:.4g}" if isinstance(value, float) else f"{name:28} {value}")

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from homespun.cli.options import Folder, Json, Trust, harmless, print_json
+from homespun.cli.options import Folder, Json, Trust, print_json
+from homespun.terminal import say
 
 User = Annotated[str | None, typer.Option(help="Whose voice: a name or a part of one. Left out: a new user's.")]
 Context = Annotated[str | None, typer.Option(help="The setting: a name or a part of one, if there are several.")]
@@ -38,6 +39,7 @@ def generate(
     """
     from homespun.core.settings import parse
     from homespun.generation import Sampling, continuations, find_voice
+    from homespun.person import typed_user
     from homespun.training import reopen
 
     values: dict[str, Any] = {
@@ -46,7 +48,7 @@ def generate(
     }  # fmt: skip
     sampling = parse(Sampling, values, where="generate")
     with reopen(folder, trust=trust) as run:
-        voice = find_voice(run, user=user, context=context)
+        voice = find_voice(run, user=None if user is None else typed_user(run, user), context=context)
         texts = [opening + text for text in continuations(voice, opening, sampling)]
     if json_output:
         found = {"user": voice.user, "own": voice.own, "context": voice.context, "opening": opening, "texts": texts}
@@ -54,7 +56,7 @@ def generate(
         return
     _warn_of_nobody(voice)
     for text in texts:
-        print(harmless(text))
+        say(text)
 
 
 def export(
@@ -71,15 +73,16 @@ def export(
     Example: homespun export runs/fedperc-sotu --user kennedy --context written --output kennedy
     """
     from homespun.adapter import export_adapter
+    from homespun.person import typed_user
     from homespun.training import reopen
 
     with reopen(folder, trust=trust) as run:
-        voice = export_adapter(run, output, user=user, context=context)
+        voice = export_adapter(run, output, user=None if user is None else typed_user(run, user), context=context)
     _warn_of_nobody(voice)
-    print(harmless(f"{output}: {voice.user or 'a new user'}{f', {voice.context}' if voice.context else ''}"))
+    say(f"{output}: {voice.user or 'a new user'}{f', {voice.context}' if voice.context else ''}")
 
 
 def _warn_of_nobody(voice: Any) -> None:
     """A person of whom nothing is kept (never drawn for a round, or forgotten) speaks as somebody new does."""
     if voice.user is not None and not voice.own:
-        print(harmless(f"nothing is kept of {voice.user!r}: this is a new user's voice"), file=sys.stderr)
+        say(f"nothing is kept of {voice.user!r}: this is a new user's voice", to=sys.stderr)

@@ -1,0 +1,31 @@
+"""The one place that prints. Names and texts are data and can be anything: what would command the terminal is spelled
+out here, in lines, tables and progress bars alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from homespun.core.spelling import harmless
+
+
+def say(text: object, *, to: TextIO | None = None) -> None:
+    """Print a line, to stdout unless another stream is named."""
+    print(harmless(str(text)), file=to, flush=True)
+
+
+class Terminal(Console):
+    """A console whose own commands are the only ones that reach the terminal."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Spelled out before it is measured, so that tables fit."""
+        return super().render_str(harmless(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Whatever else is shown, such as a progress bar's title."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=harmless(segment.text))
