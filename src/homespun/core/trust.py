@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 RECORD_FILE = "trusted.jsonl"
+_NO_PLACE = (OSError, RuntimeError)  # RuntimeError: this user has no home
 
 Kind: TypeAlias = Literal["method", "hub"]  # a method file by its SHA-256; a name on the Hugging Face hub
 Names: TypeAlias = str | Path | Sequence[str | Path]
@@ -91,7 +92,7 @@ def _record() -> list[dict[str, Any]]:
     """What can be read of it: a line that cannot be read vouches for nothing."""
     try:
         lines = record_path().read_bytes().splitlines()
-    except OSError:
+    except _NO_PLACE:
         return []
     found = []
     for line in lines:
@@ -108,8 +109,8 @@ def _remember(kind: Kind, key: str, *, name: str) -> None:
     if _recorded(kind, key):
         return
     line = json.dumps({"kind": kind, "key": key, "name": name, "at": datetime.now(UTC).isoformat(timespec="seconds")})
-    path = record_path()
-    with suppress(OSError):  # without a record, the next process asks to be told
+    with suppress(*_NO_PLACE):  # without a record, the next process asks to be told
+        path = record_path()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         with open(os.open(path, flags, 0o600), "ab", buffering=0) as file:
