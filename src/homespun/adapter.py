@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from safetensors.torch import save_file
 
 from homespun.core.errors import InputError, RunError
 from homespun.core.roles import Role
+from homespun.disk import draft_folder
 from homespun.generation import Voice, find_voice
 from homespun.models.pretrained import Pretrained, source_of
 from homespun.run import Run
@@ -52,7 +52,7 @@ NOBODYS = "Nothing of one person's own is in it: it is where somebody new begins
 def export_adapter(run: Run, output: Path | str, *, user: str | None = None, context: str | None = None) -> Voice:
     """Write an adapter folder, whole or not at all; without a user, of somebody new."""
     output = Path(output)
-    if output.exists():
+    if os.path.lexists(output):
         raise InputError(f"{output}: there is such a file or folder already. Name another.")
     voice = find_voice(run, user=user, context=context)
     trained = [name for name in run.built.partition.names(Role.FEDERATED) if name.startswith("backbone.")]
@@ -61,17 +61,11 @@ def export_adapter(run: Run, output: Path | str, *, user: str | None = None, con
             f"{run.vault.path.parent}: it trained {len(trained)} parameters of the language model itself (its settings "
             "lora or layers), which a prompt-tuning adapter cannot hold. Export from a run without them."
         )
-    draft = output.with_name(f".{output.name}.{os.getpid()}.part")
-    draft.mkdir(mode=0o700, parents=True)
-    try:
+    with draft_folder(output) as draft:
         save_file({"prompt_embeddings": voice.prefix.contiguous()}, draft / "adapter_model.safetensors")
         config = json.dumps(adapter_config(voice.pretrained, tokens=len(voice.prefix)), indent=2)
         (draft / "adapter_config.json").write_text(config + "\n", encoding="utf-8")
         (draft / "README.md").write_text(_card(run, voice, output), encoding="utf-8")
-        draft.rename(output)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
     return voice
 
 

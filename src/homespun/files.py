@@ -9,7 +9,6 @@ RUN/report.html, RUN/report.md
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -23,6 +22,7 @@ from homespun.core.errors import RunError
 from homespun.core.settings import Settings
 from homespun.data import Columns, builtin_names, load_federation
 from homespun.data.federation import Federation
+from homespun.disk import write_whole
 
 SCHEMA = 1  # of settings.json and results.json
 
@@ -60,11 +60,8 @@ def versions() -> dict[str, str]:
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = 1) -> Path:
-    """Write whole or not at all: a reader never sees half a file."""
-    draft = path.with_name(f".{path.name}.part")
-    draft.write_text(json.dumps(without_nan(content), indent=indent) + "\n", encoding="utf-8")
-    os.replace(draft, path)
-    return path
+    """Write a JSON file as `disk.write_whole` does: a reader never sees half of it."""
+    return write_whole(path, json.dumps(without_nan(content), indent=indent) + "\n")
 
 
 def without_nan(value: Any) -> Any:

@@ -14,6 +14,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 from small_results import a_map, results, single
 
+from homespun.core.errors import DiskError
 from homespun.report import html
 from homespun.report.html import page, write_report
 from homespun.report.tables import markdown
@@ -166,8 +167,8 @@ def test_a_reader_never_sees_half_a_report(tmp_path: Path, monkeypatch: pytest.M
     def full_disk(source: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(html.os, "replace", full_disk)
-    with pytest.raises(OSError, match="No space left"):
+    monkeypatch.setattr(os, "replace", full_disk)
+    with pytest.raises(DiskError, match=r"report\.md: the disk is full\. Make room"):
         write_report(results(), tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["report.html", "report.md"]
     assert (tmp_path / "report.html").read_bytes() == before

@@ -117,7 +117,7 @@ def vault_list(
 
     with Vault.open(folder, read_only=True) as vault:
         if quarantine:
-            rows: list[tuple[str, int, object]] = [(one.user, one.round, one.reason) for one in vault.quarantined()]
+            rows: list[tuple[object, ...]] = [(one.user, one.round, one.reason) for one in vault.quarantined()]
             header = ("user", "round", "reason")
         else:
             rows = [(one.user, one.round, one.size_bytes) for one in vault.entries(limit=limit)]
@@ -139,15 +139,14 @@ def vault_export(
 
     Example: homespun vault export runs/furl-dialects user-000003 -o mine.safetensors
     """
+    from homespun.disk import write_whole
     from homespun.vault import Vault
 
     with Vault.open(folder, read_only=True) as vault:
         content = vault.export(next((one for one in readings(user) if vault.private(one) is not None), user))
-    if output.exists():
+    if os.path.lexists(output):
         raise InputError(f"{output}: there is such a file already. Name another.")
-    with open(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-    say(output)
+    say(write_whole(output, content, mode=0o600))
 
 
 @vault_app.command("forget")

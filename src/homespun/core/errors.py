@@ -59,6 +59,10 @@ class VaultError(HomespunError):
     """Private state cannot be read or written."""
 
 
+class DiskError(HomespunError):
+    """A file cannot be written: the disk is full or broken, or a symbolic link is in the way."""
+
+
 class WorkerError(HomespunError):
     """A worker process died or failed."""
 

@@ -30,6 +30,7 @@ from homespun.core.errors import DataError, InputError, SettingsError
 from homespun.core.seeds import numpy_generator
 from homespun.core.settings import Settings
 from homespun.data import speech
+from homespun.disk import open_file, sync, write_whole
 
 UTTERANCES = 12_420  # 621 of each voice, as in the FedEmbed paper
 SPECTROGRAMS, CONTENTS = "spectrograms.npy", "voices.json"
@@ -182,7 +183,7 @@ def _refuse_another(folder: Path, planned: Contents) -> None:
 @contextmanager
 def _draft(folder: Path) -> Iterator[io.BufferedRandom]:
     """The spectrograms made so far, which one process alone may add to."""
-    with open(folder / f"{SPECTROGRAMS}.part", "a+b") as file:
+    with open_file(folder / f"{SPECTROGRAMS}.part", os.O_APPEND) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -195,7 +196,7 @@ def _continued(file: io.BufferedRandom, folder: Path, planned: Contents) -> int:
     header, note, text = _header(planned.request.utterances), folder / f"{CONTENTS}.part", planned.to_json()
     if not note.exists() or note.read_text(encoding="utf-8") != text:
         file.truncate(0)  # before the plan changes: what is there belongs to the old one
-        note.write_text(text, encoding="utf-8")
+        write_whole(note, text)
     size = os.fstat(file.fileno()).st_size
     if size < len(header):
         file.truncate(0)
@@ -213,9 +214,10 @@ def _finish(file: io.BufferedRandom, folder: Path, planned: Contents) -> None:
     file.seek(0)
     whole = planned.model_copy(update={"sha256": hashlib.file_digest(file, "sha256").hexdigest()})
     note = folder / f"{CONTENTS}.part"
-    note.write_text(whole.to_json(), encoding="utf-8")
+    write_whole(note, whole.to_json())
     os.replace(folder / f"{SPECTROGRAMS}.part", folder / SPECTROGRAMS)
     os.replace(note, folder / CONTENTS)
+    sync(folder)
 
 
 def read(folder: Path) -> Contents:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 
+from homespun.disk import draft_folder
 from homespun.pretraining.corpus import END, Corpus
 from homespun.pretraining.overlap import RUN
 
@@ -20,23 +20,21 @@ def write_model(folder: Path, *, network: Any, corpus: Corpus, card: str) -> Non
     """config.json, model.safetensors (float16), the tokenizer's files and README.md; all of them or none."""
     from transformers import PreTrainedTokenizerFast
 
-    draft = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    network.to(torch.float16).save_pretrained(draft)
-    PreTrainedTokenizerFast(
-        tokenizer_object=corpus.tokenizer,
-        bos_token=END,
-        eos_token=END,
-        unk_token=END,
-        model_max_length=network.config.n_positions,
-        clean_up_tokenization_spaces=False,
-    ).save_pretrained(draft)
-    (draft / "README.md").write_text(card, encoding="utf-8")
-    for path in draft.iterdir():
-        path.chmod(0o644)  # safetensors writes for the owner alone, but a model is for everybody
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(draft, folder)
+    with draft_folder(folder, mode=0o777) as draft:
+        network.to(torch.float16).save_pretrained(draft)
+        PreTrainedTokenizerFast(
+            tokenizer_object=corpus.tokenizer,
+            bos_token=END,
+            eos_token=END,
+            unk_token=END,
+            model_max_length=network.config.n_positions,
+            clean_up_tokenization_spaces=False,
+        ).save_pretrained(draft)
+        (draft / "README.md").write_text(card, encoding="utf-8")
+        for path in draft.iterdir():
+            path.chmod(0o644)  # safetensors writes for the owner alone, but a model is for all to read
+        if folder.exists():  # of a run that stopped before its results were written
+            shutil.rmtree(folder)
 
 
 def render_card(results: Mapping[str, Any]) -> str:

@@ -249,16 +249,17 @@ def _rows(documents: Sequence[Sequence[int]], length: int) -> np.ndarray:
 
 def save_corpus(corpus: Corpus, folder: Path) -> None:
     """Write a corpus: `corpus.json` comes last, so a folder with it is whole."""
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
+    from homespun.disk import write_whole
     from homespun.files import SCHEMA, write_json
 
     folder.mkdir(parents=True, exist_ok=True)
-    corpus.tokenizer.save(str(folder / "tokenizer.json"))
+    write_whole(folder / "tokenizer.json", corpus.tokenizer.to_str(pretty=True))
     arrays = {f"sequences/{name}": rows for name, rows in corpus.sequences.items()}
     arrays |= {f"stretches/{name}": rows for name, rows in corpus.stretches.items()}
     arrays |= {f"held_out/{name}": rows for name, rows in corpus.held_out.items()}
-    save_file({**arrays, "evaluated": corpus.evaluated}, folder / "tokens.safetensors")
+    write_whole(folder / "tokens.safetensors", save({**arrays, "evaluated": corpus.evaluated}))
     content: dict[str, Any] = {
         "schema": SCHEMA,
         "fingerprint": corpus.fingerprint,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,12 +18,13 @@ import numpy as np
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from homespun.core.errors import RunError
 from homespun.core.seeds import numpy_generator
 from homespun.core.settings import Settings
+from homespun.disk import write_whole
 from homespun.pretraining.corpus import PADDING, Corpus, CorpusSettings
 from homespun.pretraining.network import NetworkSettings, build_network, mean_loss
 
@@ -206,9 +206,7 @@ def save_checkpoint(state: State, path: Path) -> None:
     tensors["voices"] = state.voices.detach()
     tensors |= {f"optimizer/{place}/{name}": value for place, own in moments.items() for name, value in own.items()}
     counts = {name: getattr(state, name) for name in ("step", "steps", "seconds", "tokens")}
-    draft = path.with_name(f".{path.name}.part")
-    save_file(tensors, draft, metadata={"counts": json.dumps(counts)})
-    os.replace(draft, path)
+    write_whole(path, save(tensors, metadata={"counts": json.dumps(counts)}))
 
 
 def load_checkpoint(path: Path, corpus: Corpus, settings: PretrainSettings) -> State:

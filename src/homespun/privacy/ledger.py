@@ -22,6 +22,7 @@ from typing import Any
 from urllib.parse import quote
 
 from homespun.core.errors import HomespunError, InputError, RunError, SettingsError, UnknownNameError
+from homespun.disk import open_file, sync
 from homespun.privacy.accounting import Release, affordable, epsilon
 
 SUFFIX = ".privacy.jsonl"
@@ -185,10 +186,10 @@ def _locked(path: Path) -> Iterator[Any]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         new = not path.exists()
-        with path.open("a+b") as file:
+        with open_file(path, os.O_APPEND) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             if new:
-                _sync_folder(path.parent)  # or the file may be gone after a power cut
+                sync(path.parent)
             file.seek(0)
             yield file
     except OSError as error:
@@ -203,11 +204,3 @@ def _append(file: Any, *, at: int, lines: list[dict[str, Any]]) -> None:
     file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
     file.flush()
     os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+from homespun.disk import write_whole
 from homespun.report.canvas import Key, Plot
 from homespun.report.cells import Cell, Column, Table
 from homespun.report.plots import plots
@@ -30,22 +30,14 @@ for (const place of document.querySelectorAll(".canvas")) {
 }
 """
 
+REPORT_FILES = ("report.md", "report.html")
+
 
 def write_report(results: Mapping[str, Any], folder: Path) -> Path:
     """Write `report.html` and `report.md`, each whole or not at all; returns the page."""
     folder.mkdir(parents=True, exist_ok=True)
-    _replace(folder / "report.md", markdown(results))
-    return _replace(folder / "report.html", page(results))
-
-
-def _replace(path: Path, text: str) -> Path:
-    draft = path.with_name(f".{path.name}.part")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-    return path
+    write_whole(folder / "report.md", markdown(results))
+    return write_whole(folder / "report.html", page(results))
 
 
 def page(results: Mapping[str, Any]) -> str:
