@@ -8,55 +8,41 @@ is reported and set aside, never silently begun again. `docs/vault.md` has the l
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
-import os
-import secrets
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, Self
 
 from torch import Tensor
 
-from homespun.core.errors import RunError, UnknownNameError, VaultError, raise_faults
+from homespun.core.errors import MessageError, RunError, UnknownNameError, VaultError, raise_faults
 from homespun.core.identity import require_same_run
-from homespun.core.tree import Tree, from_bytes, to_bytes
-
-VAULT_FILE = "vault.sqlite"
-LOCK_FILE = "vault.lock"
-SCHEMA_VERSION = 1
-APPLICATION_ID = 0x486D7370  # "Hmsp": `file vault.sqlite` shows whose database it is
-BUSY_TIMEOUT_S = 10.0
-USERS_PER_QUERY = 500
-
-SCHEMA = (
-    "CREATE TABLE run (key TEXT PRIMARY KEY, value BLOB NOT NULL, sha256 BLOB NOT NULL)",
-    "CREATE TABLE history (id INTEGER PRIMARY KEY, record BLOB NOT NULL, sha256 BLOB NOT NULL)",
-    "CREATE TABLE private (id INTEGER PRIMARY KEY, user BLOB NOT NULL UNIQUE, round INTEGER NOT NULL,"
-    " sha256 BLOB NOT NULL, data BLOB NOT NULL)",
-    # Who has a row, apart from the rows: a damaged key or index cannot pass for a user never seen.
-    "CREATE TABLE known (user_sha256 BLOB PRIMARY KEY) WITHOUT ROWID",
-    "CREATE TABLE quarantine (id INTEGER PRIMARY KEY, user BLOB NOT NULL, round, reason, at, data)",
+from homespun.core.tree import Tree, from_bytes, require_like, to_bytes
+from homespun.vault_file import (
+    DAMAGED,
+    FAILURES,
+    LOCK_FILE,
+    VAULT_FILE,
+    Head,
+    check_file,
+    close_to_others,
+    connect,
+    create,
+    digest,
+    explained,
+    put,
+    read_object,
+    refuse_links,
+    take_lock,
 )
 
-_DAMAGED = "The file is damaged or not a vault; nothing was deleted. Restore it from a copy."
-_NOT_YOURS = "Check that the file and its folder are yours and writable."
-_BUSY = "Another process is busy with it. Try again when it has ended."
-_REMEDIES = {
-    sqlite3.SQLITE_FULL: "The last commit is intact. Make room on the disk, then go on.",
-    sqlite3.SQLITE_TOOBIG: "One entry may have 1 GB at most; the last commit is intact.",
-    **dict.fromkeys((sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR), _DAMAGED),
-    **dict.fromkeys((sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY), _NOT_YOURS),
-    **dict.fromkeys((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED), _BUSY),
-}
-# The last two: what the sqlite3 module makes of a value over 2 GB, and of an error message quoting damage.
-_FAILURES = (sqlite3.Error, OverflowError, UnicodeDecodeError)
+__all__ = ["LOCK_FILE", "VAULT_FILE", "Entry", "Quarantined", "Vault"]
+
+USERS_PER_QUERY = 500
 
 
 @dataclass(frozen=True)
@@ -64,7 +50,7 @@ class Entry:
     """One committed private row, without its content."""
 
     user: str
-    round: int
+    round: int | None  # None: damaged
     size_bytes: int
 
 
@@ -73,7 +59,7 @@ class Quarantined:
     """A private row that failed its checksum, as it was found."""
 
     user: str
-    round: int
+    round: int | None  # None: damaged
     reason: str
     at: str
     data: bytes
@@ -88,6 +74,7 @@ class Vault:
         self._db = db
         self._lock = lock
         self._staged: dict[bytes, bytes] = {}
+        self._seen = self._head()  # as this writer found or left it
 
     @classmethod
     def open(
@@ -100,10 +87,12 @@ class Vault:
     ) -> Self:
         """The vault of the run in `folder`; with an identity, created if there is none.
 
-        A different identity is refused with the difference. A writer holds the run's lock until `close` or
-        its death; a reader takes no lock. `max_pages` caps the file, as a disk of that size would.
+        A different identity is refused with the difference, and so is a symbolic link in place of one of the vault's
+        files. A writer holds the run's lock until `close` or its death; a reader takes no lock. `max_pages` caps the
+        file, as a disk of that size would.
         """
         path, text = Path(folder) / VAULT_FILE, json.dumps(identity)
+        refuse_links(path)
         with ExitStack() as undo:
             try:
                 if not path.exists() and (identity is None or read_only):
@@ -111,19 +100,18 @@ class Vault:
                 lock = None
                 if not read_only:
                     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                    lock = undo.enter_context(_take_lock(path.parent))
+                    lock = undo.enter_context(take_lock(path.parent))
                     if not path.exists():
-                        _create(path, text)
-                    for file in path.parent.glob(VAULT_FILE + "*"):
-                        file.chmod(0o600)  # a copied or unpacked vault may arrive readable by others
-                db = undo.enter_context(closing(_connect(path, read_only=read_only)))
+                        create(path, text)
+                    close_to_others(path)
+                db = undo.enter_context(closing(connect(path, read_only=read_only)))
             except OSError as error:
                 raise RunError(
                     f"{folder}: cannot be used as a run folder ({error}). "
                     "Name a folder that you own and may write to, on a disk with room."
                 ) from error
+            check_file(db, path, read_only=read_only)
             vault = cls(path, db=db, lock=lock)
-            vault._check_file()
             kept = vault.identity  # read in any case: a damaged one is found here
             require_same_run(path.parent, kept=kept, asked=kept if identity is None else identity)
             if max_pages is not None:
@@ -154,37 +142,44 @@ class Vault:
 
     @property
     def identity(self) -> dict[str, Any]:
-        return json.loads(self._value("identity"))
+        with self._meaningful("identity"):
+            return read_object(self._value("identity"))
 
-    @cached_property
+    @property
     def token(self) -> str:
-        """Which run this is, for whoever keeps books elsewhere: another one in the same folder has another."""
-        known = self._query("SELECT 1 FROM run WHERE key = 'token'")
-        return self._value("token").decode() if known else str(self.path.parent)
+        """Which run this is, for a ledger that is kept elsewhere: another run in the same folder has another token."""
+        with self._meaningful("token"):
+            token = self._value("token").decode()
+            if not token:
+                raise ValueError("empty")
+            return token
 
     @property
     def round(self) -> int:
         """The last committed round; 0 before the first."""
-        return self._head()["round"]
+        return self._head().round
 
     @property
     def state(self) -> bytes | None:
         """The server's state as of `round`, or None when none was ever committed."""
         with self.snapshot():
-            expected = self._head()["state_sha256"]
+            expected = self._head().state_sha256
             state = None if expected is None else self._value("state")
-        if state is not None and _digest("state", state).hex() != expected:
+        if state is not None and digest("state", state).hex() != expected:
             raise self._damaged("the server's state is not the one of the last round")
         return state
 
     def history(self) -> list[dict[str, Any]]:
         """Every committed record, in order."""
         with self.snapshot():
-            count = self._head()["records"]
+            count = self._head().records
             rows = self._query("SELECT id, record, sha256 FROM history ORDER BY id")
-        if len(rows) != count or any(_digest(id, record) != sha for id, record, sha in rows):
+        if len(rows) != count or any(digest(id, record) != sha for id, record, sha in rows):
             raise self._damaged("the history of rounds does not match its checksums")
-        return [json.loads(record) for _, record, _ in rows]
+        try:
+            return [read_object(record) for _, record, _ in rows]
+        except (TypeError, ValueError):
+            raise self._damaged("the history of rounds holds what is not a record") from None
 
     # ---- private rows ----
 
@@ -192,9 +187,24 @@ class Vault:
         """A user's private tensors, staged or else committed; None for a user never seen."""
         return self.private_many([user]).get(user)
 
-    def private_many(self, users: Iterable[str]) -> dict[str, dict[str, Tensor]]:
-        """The private tensors of those users who have any, in the order asked."""
-        return {user: from_bytes(data) for user, data in self._rows(users).items()}
+    def private_many(self, users: Iterable[str], *, like: Tree | None = None) -> dict[str, dict[str, Tensor]]:
+        """The private tensors of those users who have any, in the order asked.
+
+        Rows that are not `like` these tensors, by name, shape and type, are refused: a checksum has no key, and says
+        nothing of who made a row.
+        """
+        found: dict[str, dict[str, Tensor]] = {}
+        faults: dict[str, list[bytes]] = {}
+        for user, data in self._rows(users).items():
+            try:
+                found[user] = from_bytes(data)
+                if like is not None:
+                    require_like(like, found[user])
+            except MessageError as error:
+                faults.setdefault(f"is not what this run keeps: {error}", []).append(_key(user))
+        if faults:
+            self._raise_unusable(faults)
+        return found
 
     def stage(self, private: Mapping[str, Tree]) -> None:
         """Keep these users' tensors, as they are now, in memory for the next `commit`."""
@@ -211,23 +221,24 @@ class Vault:
         lines = [json.dumps(record).encode() for record in records]
         with self._transaction() as db:
             head = self._head()
-            if round < head["round"]:
-                raise VaultError(f"{self.path}: round {round} is over; round {head['round']} is committed.")
+            if round < head.round:
+                raise VaultError(f"{self.path}: round {round} is over; round {head.round} is committed.")
             db.executemany(
                 "INSERT INTO private (user, round, sha256, data) VALUES (?, ?, ?, ?) ON CONFLICT (user)"
                 " DO UPDATE SET round = excluded.round, sha256 = excluded.sha256, data = excluded.data",
-                ((key, round, _digest(key, round, data), data) for key, data in self._staged.items()),
+                ((key, round, digest(key, round, data), data) for key, data in self._staged.items()),
             )
-            known = ((_digest(key),) for key in self._staged)
+            known = ((digest(key),) for key in self._staged)
             db.executemany("INSERT OR IGNORE INTO known VALUES (?)", known)
-            numbered = enumerate(lines, start=head["records"] + 1)
-            history = ((n, line, _digest(n, line)) for n, line in numbered)
+            numbered = enumerate(lines, start=head.records + 1)
+            history = ((n, line, digest(n, line)) for n, line in numbered)
             db.executemany("INSERT INTO history VALUES (?, ?, ?)", history)
+            sha256 = head.state_sha256
             if state is not None:
-                _put(db, key="state", value=state)
-                head["state_sha256"] = _digest("state", state).hex()
-            head |= {"round": round, "records": head["records"] + len(lines)}
-            _put(db, key="head", value=json.dumps(head).encode())
+                put(db, key="state", value=state)
+                sha256 = digest("state", state).hex()
+            changed = replace(head, round=round, records=head.records + len(lines), state_sha256=sha256)
+            put(db, key="head", value=changed.to_json())
         self._staged.clear()
 
     # ---- for the person whose data it is ----
@@ -241,7 +252,7 @@ class Vault:
         """The committed rows, ordered by the bytes of the user's id."""
         sql = "SELECT user, round, length(data) FROM private ORDER BY user LIMIT ? OFFSET ?"
         rows = self._query(sql, (-1 if limit is None else limit, offset))
-        return [Entry(user=_user(key), round=round, size_bytes=size) for key, round, size in rows]
+        return [Entry(user=_user(key), round=_number(round), size_bytes=size) for key, round, size in rows]
 
     def users(self, *, offset: int = 0, limit: int | None = None) -> list[str]:
         return [entry.user for entry in self.entries(offset=offset, limit=limit)]
@@ -252,12 +263,16 @@ class Vault:
         if user not in rows:
             remedy = "`homespun vault list RUN` shows who has one."
             raise UnknownNameError(f"{self.path}: no private entry of user {_quoted(user)}. {remedy}")
+        self.private_many([user])  # a row that holds no tensors is refused
         return rows[user]
 
     def quarantined(self) -> list[Quarantined]:
         """The entries set aside because they failed their checksum, oldest first."""
         rows = self._query("SELECT user, round, reason, at, data FROM quarantine ORDER BY id")
-        return [Quarantined(_user(row[0]), row[1], row[2].decode(), row[3].decode(), row[4]) for row in rows]
+        return [
+            Quarantined(_user(user), _number(round), reason=_user(reason), at=_user(at), data=_bytes(data))
+            for user, round, reason, at, data in rows
+        ]
 
     def forget(self, user: str) -> bool:
         """Remove all that is kept of a user from the vault's files; False if there was nothing.
@@ -270,7 +285,7 @@ class Vault:
         with self._transaction() as db:
             for table in ("private", "quarantine"):
                 found |= db.execute(f"DELETE FROM {table} WHERE user = ?", (key,)).rowcount > 0
-            found |= db.execute("DELETE FROM known WHERE user_sha256 = ?", (_digest(key),)).rowcount > 0
+            found |= db.execute("DELETE FROM known WHERE user_sha256 = ?", (digest(key),)).rowcount > 0
         removed = f"{_quoted(user)} is removed, but traces may remain in the files: forget again after that."
         try:
             self._query("VACUUM")
@@ -301,49 +316,60 @@ class Vault:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All that the block writes, or nothing; nothing either if another process has written meanwhile."""
         if self.read_only:
             raise VaultError(f"{self.path}: opened read-only. Open it for writing to change it.")
         try:
             self._db.execute("BEGIN IMMEDIATE")
+            self._require_only_writer()
             yield self._db
+            found = self._head()
+            head = replace(found, commits=found.commits + 1)
+            put(self._db, key="head", value=head.to_json())
             self._db.execute("COMMIT")
-        except _FAILURES as error:
-            raise _explained(self.path, error) from error
+            self._seen = head
+        except FAILURES as error:
+            raise explained(self.path, error) from error
         finally:
-            self._db.rollback()  # does nothing after the commit
+            with suppress(sqlite3.Error):  # the first error counts
+                self._db.rollback()  # does nothing after the commit
+
+    def _require_only_writer(self) -> None:
+        """The lock does not help once its file was removed: the next writer locks another one."""
+        if self._head() != self._seen:
+            raise VaultError(
+                f"{self.path}: another process has written to this run since it was opened here (was {LOCK_FILE} "
+                "removed?), so nothing was written. Let the other process end, then run the same command again."
+            )
 
     def _query(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         try:
             return self._db.execute(sql, parameters).fetchall()
-        except _FAILURES as error:
-            raise _explained(self.path, error) from error
+        except FAILURES as error:
+            raise explained(self.path, error) from error
 
-    def _check_file(self) -> None:
-        """Raise unless this is a vault that this version can read; then set what SQLite forgets at close."""
-        if self._query("PRAGMA application_id") != [(APPLICATION_ID,)]:
-            raise VaultError(f"{self.path}: {_DAMAGED}")
-        [(version,)] = self._query("PRAGMA user_version")
-        if version != SCHEMA_VERSION:
-            raise VaultError(
-                f"{self.path}: has schema {version}, but this homespun reads schema {SCHEMA_VERSION}. "
-                "Upgrade homespun, or use the version that wrote it."
-            )
-        for setting in ("synchronous=FULL", "secure_delete=ON", "cell_size_check=ON", "trusted_schema=OFF"):
-            self._query(f"PRAGMA {setting}")
-        if not self.read_only:
-            self._query("PRAGMA journal_mode=WAL")
-
-    def _head(self) -> dict[str, Any]:
-        return json.loads(self._value("head"))
+    def _head(self) -> Head:
+        with self._meaningful("head"):
+            return Head.from_json(self._value("head"))
 
     def _value(self, key: str) -> bytes:
         rows = self._query("SELECT value, sha256 FROM run WHERE key = ?", (key,))
-        if len(rows) != 1 or _digest(key, rows[0][0]) != rows[0][1]:
+        if len(rows) != 1 or digest(key, rows[0][0]) != rows[0][1]:
             raise self._damaged(f"the run's {key} is missing or does not match its checksum")
+        if not isinstance(rows[0][0], bytes):
+            raise self._damaged(f"the run's {key} is of another type")
         return rows[0][0]
 
+    @contextmanager
+    def _meaningful(self, key: str) -> Iterator[None]:
+        """The checksums have no key: a value that matches may still have been made up."""
+        try:
+            yield
+        except (TypeError, ValueError):
+            raise self._damaged(f"the run's {key} makes no sense") from None
+
     def _damaged(self, what: str) -> VaultError:
-        return VaultError(f"{self.path}: {what}. {_DAMAGED}")
+        return VaultError(f"{self.path}: {what}. {DAMAGED}")
 
     def _rows(self, users: Iterable[str]) -> dict[str, bytes]:
         """Verified bytes of those users who have any; all damaged entries among them in one error."""
@@ -352,19 +378,25 @@ class Vault:
         damaged: list[bytes] = []
         with self.snapshot():
             self._refuse_quarantined(keys)
+            asked = keys.keys() - found.keys()
             sql = "SELECT user, round, sha256, data FROM private WHERE user IN"
-            for key, round, sha, data in self._among(sql, keys.keys() - found.keys()):
-                if _digest(key, round, data) == sha:
+            for key, round, sha, data in self._among(sql, asked):
+                if digest(key, round, data) == sha and isinstance(data, bytes):
                     found[key] = data
                 else:
                     damaged.append(key)
-            digests = {_digest(key): key for key in keys.keys() - found.keys() - set(damaged)}
+            digests = {digest(key): key for key in asked - set(damaged)}
             seen = self._among("SELECT user_sha256 FROM known WHERE user_sha256 IN", digests)
-            lost = [digests[digest] for (digest,) in seen]
+            listed = {digests[sha] for (sha,) in seen}
         if damaged and not self.read_only:
             self._set_aside(damaged)
-        if damaged or lost:
-            self._raise_unusable({"does not match its checksum": damaged, "can no longer be found": lost})
+        faults = {
+            "does not match its checksum": damaged,
+            "can no longer be found": sorted(listed - found.keys()),
+            "was never committed by homespun": sorted((asked & found.keys()) - listed),
+        }
+        if any(faults.values()):
+            self._raise_unusable(faults)
         return {user: found[key] for key, user in keys.items() if key in found}
 
     def _among(self, sql: str, keys: Collection[bytes]) -> Iterator[tuple[Any, ...]]:
@@ -400,90 +432,6 @@ class Vault:
         raise_faults(VaultError, str(self.path), faults)
 
 
-def _take_lock(folder: Path) -> BinaryIO:
-    """The run's lock, held while the returned file is open: the kernel frees it even after a kill -9.
-
-    The descriptor is close-on-exec, so that a worker process started meanwhile cannot keep it.
-    """
-    file = os.fdopen(os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        with file:
-            holder = file.read(20).decode(errors="replace").strip()
-        who = f"process {holder}" if holder.isdigit() else "another process"
-        raise RunError(f"{folder}: in use by {who}. Wait until it ends, or stop it.") from None
-    file.truncate(0)
-    file.write(f"{os.getpid()}\n".encode())
-    return file
-
-
-def _create(path: Path, identity: str) -> None:
-    """Make the file under another name, then rename it: what bears the name is never half made."""
-    log = path.with_name(path.name + "-wal")
-    if log.exists():  # SQLite would replay it, though it belongs to the missing file, into a new one
-        raise VaultError(f"{path}: missing, but its log {log.name} is there. Restore it, or move the log.")
-    new = path.with_name(path.name + ".new")
-    for leftover in path.parent.glob(new.name + "*"):
-        leftover.unlink()
-    # SQLite gives its -wal and -shm files the mode of the database, so none is ever readable by others.
-    os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-    head = {"round": 0, "records": 0, "state_sha256": None}
-    try:
-        with closing(_connect(new, read_only=False)) as db:
-            db.execute("PRAGMA journal_mode=WAL")
-            db.execute("BEGIN")
-            for statement in SCHEMA:
-                db.execute(statement)
-            _put(db, key="identity", value=identity.encode())
-            _put(db, key="token", value=f"{path.parent.resolve()} {secrets.token_hex(8)}".encode())
-            _put(db, key="head", value=json.dumps(head).encode())
-            db.execute(f"PRAGMA application_id={APPLICATION_ID}")
-            db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-            db.execute("COMMIT")
-    except sqlite3.Error as error:
-        raise _explained(path, error) from error
-    os.replace(new, path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    os.fsync(directory)
-    os.close(directory)
-
-
-def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
-    mode = "ro" if read_only else "rw"
-    if read_only and not os.access(path.parent, os.W_OK) and not path.with_name(path.name + "-wal").exists():
-        mode = "ro&immutable=1"  # on a read-only disk SQLite cannot make the files that readers share
-    try:
-        uri = f"{path.absolute().as_uri()}?mode={mode}"
-        db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_S)
-    except sqlite3.Error as error:
-        raise _explained(path, error) from error
-    db.text_factory = bytes  # a damaged text is then a failed checksum, not a decoding error
-    return db
-
-
-def _explained(path: Path, error: Exception) -> VaultError:
-    """What SQLite said, and what to do about it."""
-    instead = {OverflowError: sqlite3.SQLITE_TOOBIG, UnicodeDecodeError: sqlite3.SQLITE_CORRUPT}
-    code = getattr(error, "sqlite_errorcode", instead.get(type(error), -1))
-    remedy = _REMEDIES.get(code & 0xFF, "The last commit is intact.")  # the low byte is the kind of error
-    return VaultError(f"{path}: {error}. {remedy}")
-
-
-def _put(db: sqlite3.Connection, *, key: str, value: bytes) -> None:
-    db.execute("INSERT OR REPLACE INTO run VALUES (?, ?, ?)", (key, value, _digest(key, value)))
-
-
-def _digest(*parts: object) -> bytes:
-    """sha256 of the parts and of where each ends; whatever a damaged file gives back can be digested."""
-    digest = hashlib.sha256()
-    for part in parts:
-        data = part if isinstance(part, bytes) else repr(part).encode()
-        digest.update(len(data).to_bytes(8, "big"))
-        digest.update(data)
-    return digest.digest()
-
-
 def _key(user: str) -> bytes:
     """A user's id as bytes, one to one: as SQLite text a NUL or a lone surrogate would not survive."""
     if not user:
@@ -491,11 +439,20 @@ def _key(user: str) -> bytes:
     return user.encode("utf-8", "surrogatepass")
 
 
-def _user(key: bytes) -> str:
+def _user(key: object) -> str:
     try:
-        return key.decode("utf-8", "surrogatepass")
+        return _bytes(key).decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:  # a damaged key must still be listed
-        return key.decode("utf-8", "backslashreplace")
+        return _bytes(key).decode("utf-8", "backslashreplace")
+
+
+def _bytes(found: object) -> bytes:
+    """SQLite keeps no types: what should be bytes may be anything in a damaged or forged file."""
+    return found if isinstance(found, bytes) else repr(found).encode()
+
+
+def _number(found: object) -> int | None:
+    return found if isinstance(found, int) else None
 
 
 def _quoted(user: str) -> str:

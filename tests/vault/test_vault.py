@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load
 
 from homespun.core.errors import RunError, UnknownNameError, VaultError
-from homespun.vault import APPLICATION_ID, LOCK_FILE, SCHEMA_VERSION, VAULT_FILE, Entry, Vault
+from homespun.vault import LOCK_FILE, VAULT_FILE, Entry, Vault
+from homespun.vault_file import APPLICATION_ID, SCHEMA_VERSION
 
 IDENTITY = {"method": "furl", "version": 1, "settings": {"rate": 0.1, "sizes": [32, 64]}, "seed": 7}
 
@@ -253,7 +254,7 @@ def test_after_forget_no_byte_of_the_user_is_in_any_file(folder: Path) -> None:
 
 
 def test_forget_says_so_when_a_reader_keeps_the_log(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("homespun.vault.BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("homespun.vault_file.BUSY_TIMEOUT_S", 0.05)
     with Vault.open(folder, identity=IDENTITY) as vault, Vault.open(folder, read_only=True) as reader:
         vault.stage({"ann": row(1.0)})
         vault.commit(round=1)
@@ -354,7 +355,7 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, *_: object, **__: object) -> int:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("homespun.vault.os.open", refuse)  # modes do not stop root, who may run the tests
+    monkeypatch.setattr("os.open", refuse)  # modes do not stop root, who may run the tests
     with pytest.raises(RunError, match=r"Permission denied: '.*vault\.lock'\)\. Name a folder that you own"):
         Vault.open(tmp_path, identity=IDENTITY)
 
@@ -437,7 +438,7 @@ def test_a_reader_reads_beside_the_writer_and_changes_nothing(folder: Path) -> N
 def test_a_reader_of_a_folder_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Vault.open(folder, identity=IDENTITY) as vault:
         vault.commit(round=1, state=b"one")
-    monkeypatch.setattr("homespun.vault.os.access", lambda *_: False)
+    monkeypatch.setattr("os.access", lambda *_: False)
     before = sorted(folder.iterdir())
     with Vault.open(folder, read_only=True) as reader:
         assert reader.state == b"one"

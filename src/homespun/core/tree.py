@@ -30,6 +30,14 @@ def require_same_names(left: Tree, right: Tree) -> None:
             raise MessageError(f"{name!r}: expected shape {tuple(left[name].shape)}, got {tuple(right[name].shape)}")
 
 
+def require_like(expected: Tree, found: Tree) -> None:
+    """Raise unless a tree has the names, shapes and types of another."""
+    require_same_names(expected, found)
+    for name, tensor in expected.items():
+        if found[name].dtype != tensor.dtype:
+            raise MessageError(f"{name!r}: expected {tensor.dtype}, got {found[name].dtype}")
+
+
 def add(left: Tree, right: Tree) -> dict[str, Tensor]:
     require_same_names(left, right)
     return {name: left[name] + right[name] for name in left}
