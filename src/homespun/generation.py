@@ -87,7 +87,7 @@ def _is_known(run: Run, user: str | None) -> bool:
     if user is None:
         return False
     read_off = run.method.generate is not None and user in run.federation.users
-    return read_off or bool(run.vault.private_many([user]))
+    return read_off or bool(run.kept([user]))
 
 
 def voice_of(run: Run, private: Tree, *, user: str | None, context: str | None = None) -> Voice:

@@ -56,9 +56,9 @@ def typed_user(run: Run, typed: str) -> str:
 def require_person(run: Run, user: str) -> Person:
     """Somebody the run knows; a misspelt name gets the nearest."""
     if run.built.partition.names(Role.PRIVATE):
-        private = run.vault.private(user)
-        if private is not None:
-            return Person(run, user, private)
+        kept = run.kept([user])
+        if user in kept:
+            return Person(run, user, kept[user])
         near = nearest(user, run.vault.users(limit=100_000))
         raise UnknownNameError(f"no user {user!r} in this run.{near} `homespun personalize` adds somebody new.")
     if "author" in run.method.keys.values():

@@ -247,8 +247,12 @@ class Run:
 
     def private(self, users: Sequence[str]) -> dict[str, Tree]:
         """Everybody's private parameters: from the vault, or new."""
-        known = self.vault.private_many(users)
+        known = self.kept(users)
         return {user: known[user] if user in known else self.new_private(user) for user in users}
+
+    def kept(self, users: Sequence[str]) -> Mapping[str, Tree]:
+        """The private parameters of those users of whom the vault has some; a row of another method is refused."""
+        return self.vault.private_many(users, like=self.built.partition.select(self.built.initial, Role.PRIVATE))
 
     def new_private(self, user: str) -> Tree:
         """Where somebody new begins, with the model as it is now."""
