@@ -28,14 +28,21 @@ from homespun.data.splits import sample_users, withhold
 from homespun.files import DataSettings
 from homespun.maps import MAPPED_USERS
 from homespun.opening import identity_of, method_for
-from homespun.results import RESULTS_FILE, assemble, read_results, single_results, write_results
+from homespun.results import (
+    EVALUATED,
+    RESULTS_FILE,
+    assemble,
+    only_run,
+    read_results,
+    single_results,
+    write_results,
+)
 from homespun.run import RoundRecord, Run, RunSettings
 from homespun.training import Evaluated, prepare, reopen, separate_settings, training, user_vectors
 from homespun.vault import VAULT_FILE
 
 Event: TypeAlias = RoundRecord | Evaluated
 Following: TypeAlias = Callable[[Run, str], AbstractContextManager[Callable[[Event], None]]]
-EVALUATED = ("evaluate_users", "evaluate_examples")  # how a run is tested
 
 
 # It becomes the name of a folder.
@@ -155,7 +162,7 @@ def _finished_elsewhere(
     """Whether another machine trained it: its results are here, without a vault. They have to be what is asked for."""
     if (place / VAULT_FILE).exists() or not (place / RESULTS_FILE).exists():
         return False
-    run = _only_run(place)
+    run = only_run(place)
     values, method_values = separate_settings(configuration.method, _settings(experiment, configuration, draw))
     settings = parse(RunSettings, values, where="run")
     method, _, _ = method_for(federation, settings, method=configuration.method, values=method_values)
@@ -184,22 +191,11 @@ def _finished(run: Run, place: Path) -> bool:
         )
     if run.state.round < run.total_rounds or not (place / RESULTS_FILE).exists():
         return False
-    evaluated = _only_run(place)["run"]  # in another way: it is evaluated again, not trained
-    return all(evaluated[name] == getattr(run.settings, name) for name in EVALUATED)
-
-
-def _only_run(place: Path) -> dict[str, Any]:
-    try:
-        ((run,),) = (only["runs"] for only in read_results(place)["configurations"].values())
-        whole = run["rounds"] and {"rounds", "epochs", *EVALUATED} <= run["run"].keys() and run["identity"].keys()
-    except (AttributeError, KeyError, TypeError, ValueError):
-        whole = False
-    if not whole:
-        raise RunError(
-            f"{place / RESULTS_FILE}: not the results of one run, or those of an earlier homespun. Remove the file, "
-            "and they are worked out again."
-        )
-    return run
+    kept = only_run(place)
+    if len(kept["rounds"]) != run.state.round:  # of an earlier end: the run was extended and then stopped
+        return False
+    # in another way: it is evaluated again, not trained
+    return all(kept["run"][name] == getattr(run.settings, name) for name in EVALUATED)
 
 
 @named_by_user()

@@ -27,6 +27,7 @@ from homespun.run import Run
 from homespun.training import results
 
 RESULTS_FILE = "results.json"
+EVALUATED = ("evaluate_users", "evaluate_examples")  # how a run is tested
 COUNTED_USERS = 100_000  # sub-populations of larger corpora are not counted
 T = TypeVar("T")
 
@@ -182,3 +183,18 @@ def read_results(folder: Path) -> dict[str, Any]:
             f"{folder / RESULTS_FILE}: not the results of a run, or not all of them. Train it again to its end."
         )
     return found
+
+
+def only_run(folder: Path) -> dict[str, Any]:
+    """The results of the one run in this folder."""
+    try:
+        ((run,),) = (only["runs"] for only in read_results(folder)["configurations"].values())
+        whole = run["rounds"] and {"rounds", "epochs", *EVALUATED} <= run["run"].keys() and run["identity"].keys()
+    except (AttributeError, KeyError, TypeError, ValueError):
+        whole = False
+    if not whole:
+        raise RunError(
+            f"{folder / RESULTS_FILE}: not the results of one run, or those of an earlier homespun. Remove the file, "
+            "and they are worked out again."
+        )
+    return run

@@ -53,7 +53,7 @@ def train(
     from homespun.console import Reporter
     from homespun.privacy.ledger import BudgetError
     from homespun.report.html import write_report
-    from homespun.results import RESULTS_FILE, single_results, write_results
+    from homespun.results import single_results, write_results
     from homespun.training import LENGTH, prepare, training, usual_settings
 
     source = data_settings_from(
@@ -68,30 +68,44 @@ def train(
     place = folder or Path("runs") / f"{Path(method).stem}-{Path(data).name.split('.')[0]}"
     federation = source.load()
     with prepare(method, federation, folder=place, settings={**length, "seed": seed, **values}, data=source) as run:
-        if run.state.round >= run.total_rounds and (place / RESULTS_FILE).exists():
-            privacy, more = run.settings.privacy, f"ask for more with --rounds {2 * run.state.round}, or "
-            if privacy is not None and privacy.epsilon is not None:
-                more = "or, since its noise was chosen for this many rounds, "
-            raise RunError(
-                f"{place}: this run is finished ({run.state.round} rounds). Look at {place / 'report.html'}, "
-                f"{more}name another --folder."
-            )
-        reporter, stopped = Reporter(to_stderr=json_output), None
-        if run.state.round:
-            reporter.console.print(f"{place}: going on after round {run.state.round}")
-        with reporter.following(run, run.method.name) as show:
-            try:
-                for event in training(run):
-                    show(event)
-            except BudgetError as error:
-                stopped = error
-        if stopped is not None and run.state.round == 0:
-            raise stopped
-        found = single_results(run, source, title=run.method.name)
-    write_results(place, found)
-    _show(found, write_report(found, place), json_output=json_output)
+        found, stopped = _finished_results(run, place), None
+        if found is None:
+            reporter = Reporter(to_stderr=json_output)
+            if run.state.round:
+                reporter.console.print(f"{place}: going on after round {run.state.round}")
+            with reporter.following(run, run.method.name) as show:
+                try:
+                    for event in training(run):
+                        show(event)
+                except BudgetError as error:
+                    stopped = error
+            if stopped is not None and run.state.round == 0:
+                raise stopped
+            found = single_results(run, source, title=run.method.name)
+    report = write_report(found, place)
+    write_results(place, found)  # last: with them the run is finished
+    _show(found, report, json_output=json_output)
     if stopped is not None:  # what was paid for is there
         raise stopped
+
+
+def _finished_results(run: Any, place: Path) -> dict[str, Any] | None:
+    """None: there is something to train or to evaluate. Results: only the report is missing. A run that has its report
+    is refused."""
+    from homespun.report.html import REPORT_FILES
+    from homespun.results import RESULTS_FILE, only_run, read_results
+
+    done = run.state.round
+    if done < run.total_rounds or not (place / RESULTS_FILE).exists() or len(only_run(place)["rounds"]) != done:
+        return None
+    if not all((place / name).exists() for name in REPORT_FILES):
+        return read_results(place)
+    privacy, more = run.settings.privacy, f"ask for more with --rounds {2 * done}, or "
+    if privacy is not None and privacy.epsilon is not None:
+        more = "or, since its noise was chosen for this many rounds, "
+    raise RunError(
+        f"{place}: this run is finished ({done} rounds). Look at {place / 'report.html'}, {more}name another --folder."
+    )
 
 
 def _show(found: Mapping[str, Any], report: Path, *, json_output: bool, samples: Sequence[Any] = ()) -> None:
