@@ -11,7 +11,7 @@ import pytest
 from homespun import disk
 from homespun.core.errors import DiskError
 from homespun.data import utterances
-from homespun.disk import LEFTOVER_S, draft_folder, open_file, write_whole
+from homespun.disk import LEFTOVER_S, draft_folder, make_folder, open_file, write_whole
 from homespun.files import write_json
 
 
@@ -151,6 +151,16 @@ def test_a_folder_is_on_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     with draft_folder(tmp_path / "made") as draft:
         (draft / "inside").write_text("x")
     assert synced == [("inside", False), (draft.name, False), (tmp_path.name, True)]
+
+
+def test_folders_are_made_and_synced_with_the_missing_ones_above(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(disk, "sync", synced.append)
+    make_folder(tmp_path / "a" / "b", mode=0o700)
+    assert stat.S_IMODE((tmp_path / "a" / "b").stat().st_mode) == 0o700
+    assert synced == [tmp_path / "a", tmp_path]
+    make_folder(tmp_path / "a" / "b")
+    assert len(synced) == 2
 
 
 def test_a_set_of_voices_that_is_being_made_goes_through_no_link(tmp_path, victim):

@@ -62,6 +62,14 @@ def draft_folder(path: Path, *, mode: int = 0o700) -> Iterator[Path]:
         raise
 
 
+def make_folder(folder: Path, *, mode: int = 0o777) -> None:
+    """Make a folder, and the folders above it that are missing; their names are on disk when this returns."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(mode=mode, parents=True, exist_ok=True)
+    for one in missing:
+        sync(one.parent)
+
+
 def open_file(path: Path, flags: int = 0, *, mode: int = 0o666) -> BufferedRandom:
     """Open a regular file for reading and writing, and make it if it is missing; a symbolic link is never followed."""
     try:

@@ -22,6 +22,7 @@ from torch import Tensor
 from homespun.core.errors import MessageError, RunError, UnknownNameError, VaultError, raise_faults
 from homespun.core.identity import require_same_run
 from homespun.core.tree import Tree, from_bytes, require_like, to_bytes
+from homespun.disk import make_folder
 from homespun.vault_file import (
     DAMAGED,
     FAILURES,
@@ -34,6 +35,7 @@ from homespun.vault_file import (
     create,
     digest,
     explained,
+    files_of,
     put,
     read_object,
     refuse_links,
@@ -99,7 +101,7 @@ class Vault:
                     raise RunError(f"{folder}: no run here (no {VAULT_FILE}). Check the name, or train.")
                 lock = None
                 if not read_only:
-                    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    make_folder(path.parent, mode=0o700)
                     lock = undo.enter_context(take_lock(path.parent))
                     if not path.exists():
                         create(path, text)
@@ -134,8 +136,8 @@ class Vault:
 
     def remove(self) -> None:
         """The file of a run that never began."""
-        for file in self.path.parent.glob(VAULT_FILE + "*"):
-            file.unlink()
+        for file in files_of(self.path):
+            file.unlink(missing_ok=True)
         self.close()
 
     # ---- the run ----

@@ -140,12 +140,11 @@ def create(path: Path, identity: str) -> None:
         with closing(connect(new, read_only=False)) as db:
             _fill(db, identity, token=f"{path.parent.resolve()} {secrets.token_hex(8)}")
         os.replace(new, path)
-    except BaseException as error:
+    except sqlite3.Error as error:
+        raise explained(path, error) from error
+    finally:
         with suppress(OSError):
-            _remove_half_made(new)
-        if isinstance(error, sqlite3.Error):
-            raise explained(path, error) from error
-        raise
+            _remove_half_made(new)  # all of it, or what SQLite could not remove when it closed the file
     sync(path.parent)
 
 

@@ -14,8 +14,9 @@ from homespun.report.html import write_report
 
 
 @pytest.fixture(autouse=True)
-def small_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(html, "get_plotlyjs", lambda: "/* plotly.js */")
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To draw them takes longer than all the rest."""
+    monkeypatch.setattr(html, "plots", lambda _: {})
 
 
 def test_a_link_in_place_of_a_draft_is_not_written_through(tmp_path: Path) -> None:

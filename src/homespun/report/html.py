@@ -11,7 +11,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from homespun.disk import write_whole
+from homespun.disk import make_folder, write_whole
 from homespun.report.canvas import Key, Plot
 from homespun.report.cells import Cell, Column, Table
 from homespun.report.plots import plots
@@ -35,7 +35,7 @@ REPORT_FILES = ("report.md", "report.html")
 
 def write_report(results: Mapping[str, Any], folder: Path) -> Path:
     """Write `report.html` and `report.md`, each whole or not at all; returns the page."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_whole(folder / "report.md", markdown(results))
     return write_whole(folder / "report.html", page(results))
 
