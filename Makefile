@@ -5,11 +5,12 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup demo test unit check format reproduce private fedembed fedembed-mnist fedembed-voices smollm2 clean
+.PHONY: help setup demo test unit faults check format reproduce private fedembed fedembed-mnist fedembed-voices smollm2 clean
 help:
 	@echo "make demo       FedPerC and its baselines on the presidents since 1913, with a report"
 	@echo "make test       all tests"
 	@echo "make unit       the fast ones (under a minute)"
+	@echo "make faults     fails, tears or kills a short run at every write, sync, rename and unlink (some minutes)"
 	@echo "make check      lint, types and the import graph"
 	@echo "make smollm2    the base model smollm2 (93 MB), for better language"
 	@echo "make reproduce  the results in docs/ (about an hour; see docs/methods)"
@@ -34,6 +35,9 @@ test: $(READY)
 
 unit: $(READY)
 	$(BIN)/python -m pytest -m "not system" -n 2 --dist loadfile
+
+faults: $(READY)
+	HOMESPUN_FAULTS=all $(BIN)/python -m pytest tests/faults -n 2
 
 check: $(READY)
 	$(BIN)/ruff check .
