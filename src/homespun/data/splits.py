@@ -168,6 +168,11 @@ class Subset:
 PARTICIPANTS = "/participants"
 
 
+def original(federation: Federation) -> Federation:
+    """The federation of which this one holds some users."""
+    return federation.federation if isinstance(federation, Subset) else federation
+
+
 def original_name(federation: Federation) -> str:
     """What a federation was called before some of its users were withheld."""
     return federation.name.removesuffix(PARTICIPANTS)

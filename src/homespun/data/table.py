@@ -11,6 +11,7 @@ from pydantic import Field
 
 from homespun.core.errors import DataError
 from homespun.core.settings import Settings
+from homespun.data.content import Content, content_of
 from homespun.data.federation import Examples
 from homespun.data.names import ListedNames
 
@@ -23,6 +24,12 @@ class Filters(Settings):
     min_examples: int | None = Field(default=None, ge=1)  # leave out users with fewer
     max_examples: int | None = Field(default=None, ge=1)  # leave out users with more
     max_users: int | None = Field(default=None, ge=1)  # keep the first of those who are left
+
+    @property
+    def looks_across(self) -> tuple[str, ...]:
+        """Those that count the examples of all users together."""
+        counting = ("most_frequent_labels", "min_context_examples")
+        return tuple(name for name in counting if getattr(self, name) is not None)
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,8 @@ class TableFederation:
     context_of: np.ndarray | None = field(repr=False, default=None)
     left_out: LeftOut = LeftOut()
     place: Path | None = None  # the file it was read from
+    content: Content | None = None  # of the source, before filters
+    looks_across: tuple[str, ...] = ()  # filters by which one user's examples decide about those of others
 
     def examples(self, user: int) -> Examples:
         if not 0 <= user < len(self.users):
@@ -141,6 +150,8 @@ def build_table(collected: Collector, *, name: str, fingerprint: str, filters: F
         label_of=label_index,
         context_of=context_index,
         left_out=left_out,
+        content=content_of((names[user], text) for user, text in zip(user_of.tolist(), collected.texts, strict=True)),
+        looks_across=filters.looks_across,
     )
 
 
