@@ -2,7 +2,8 @@
 
 Every configuration of an experiment on a corpus of preferences is trained with each rule, on other users (the corpus's
 seed 100) and fewer of them, and judged on their validation examples: nothing of the experiment's own users is read. The
-noise of private configurations shrinks with the cohort, so that it blurs the mean update as much as it will there.
+noise of private configurations shrinks with the cohort, so that it blurs the mean update as much as it will there. What
+private trials cost is written into the ledger of the data, as that of every other run.
 """
 
 from __future__ import annotations
@@ -56,7 +57,6 @@ def main() -> None:
     asked.add_argument("--rates", nargs="+", default=RATES)
     asked.add_argument("--users", type=int, default=3000)
     asked.add_argument("--only", nargs="+", help="configurations; all of them otherwise")
-    asked.add_argument("--ledger", default="ledger-of-trials", help="where the trials' spending is written down")
     given = asked.parse_args()
     experiment = read_experiment(given.experiment)
     whole = len(load(experiment.data.source, **experiment.data.settings).users)
@@ -67,8 +67,6 @@ def main() -> None:
         print(f"{name:<{width}}", end="", flush=True)
         for rule in given.rates:
             settings = settings_for(experiment, name, rule, users=given.users, whole=whole)
-            if isinstance(settings.get("privacy"), dict):
-                settings["privacy"] = {**settings["privacy"], "ledger": given.ledger}
             begun = process_time()
             try:
                 with prepare(experiment.configurations[name].method, federation, folder=None, settings=settings) as run:

@@ -18,8 +18,8 @@ class Cohorts:
     size: int  # users a round; on average, where they are drawn independently
     sampler: Sampler
     seed: int
-    # Drawn so that nobody who knows the seed knows who came. The seed would also give n - 1 users quite another draw
-    # than n: a user less would then move what is told by everybody's update, not by two.
+    # Drawn so that the seed does not say who came. Draws depend on the number of users, which is public, never on what
+    # users have: data sets in which one user has no examples (zero-out) have the same draws.
     secret: bool = False
     _order: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from homespun.core.errors import DataError, RunError, SettingsError, raise_faults
+from homespun.core.errors import DataError, HomespunError, RunError, SettingsError, raise_faults
 from homespun.core.messages import state_from_bytes
-from homespun.core.method import Batch, Built, Method, Task, build, load_method
+from homespun.core.method import WHOLE, Batch, Built, Method, Task, build, load_method
 from homespun.core.roles import SHARED
 from homespun.data.federation import Federation
 from homespun.data.preferences import Preferences
 from homespun.data.splits import part, withhold
 from homespun.files import SCHEMA, DataSettings, versions, write_json
 from homespun.privacy.accounting import require_accountant
-from homespun.privacy.settings import require_promise
+from homespun.privacy.settings import require_promise, require_public
 from homespun.run import Run, RunSettings
 from homespun.vault import VAULT_FILE, Vault
 
@@ -95,6 +95,7 @@ def open_run(
             )
         if not read_only:  # what was told before can be looked at without it
             require_accountant()
+            require_public(settings.privacy, looks_across=getattr(federation, "looks_across", ()))
         users, shared = len(participants.users), built.partition.names(*SHARED)
         require_promise(settings.privacy, users=users, sampler=settings.sampler, shared=shared)
         if made.elects is not None:
@@ -111,14 +112,28 @@ def open_run(
         run = Run(participants, built, settings, vault, state, newcomers, prototypical=prototypical, data=data)
         if new:
             try:
-                _ = run.plan
-            except SettingsError:  # so that the corrected command finds no other run here
+                _require_accounted(run)
+            except HomespunError:  # so that the corrected command finds no other run here
                 vault.remove()
                 raise
         if not read_only:
             _write_settings(run)
         undo.pop_all()
     return run
+
+
+def _require_accounted(run: Run) -> None:
+    """Raise where what a new run releases cannot be counted, or has no place in the ledger of its data set."""
+    if run.steward is not None:
+        first = run.first_phase
+        if run.settings.rounds is None and first.steps is not None and first.batch < WHOLE:
+            raise SettingsError(
+                f"privacy: the number of rounds is public, and with {run.method.name} an epoch has the more rounds the "
+                "more examples users have. Give rounds instead of epochs."
+            )
+        run.steward.require_budget()
+    elif run.ledger is not None:
+        run.ledger.require_no_budget()
 
 
 def resolved_settings(run: Run) -> dict[str, Any]:

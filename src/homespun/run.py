@@ -41,17 +41,19 @@ from homespun.core.messages import (
     require_valid,
     state_to_bytes,
 )
-from homespun.core.method import Batch, Built, Method, optimizers
+from homespun.core.method import Batch, Built, Method, Phase, optimizers
 from homespun.core.roles import SHARED, Role
 from homespun.core.settings import Settings
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples, Federation
-from homespun.data.splits import Split, original_name, part, part_sizes, pooled, sample_users, split
+from homespun.data.splits import Split, original, part, part_sizes, pooled, sample_users, split
 from homespun.engines.cohort import CohortEngine, default_workers
 from homespun.engines.engine import Client, Engine
 from homespun.engines.loop import LoopEngine
 from homespun.privacy.accounting import Release
-from homespun.privacy.ledger import BudgetError, Ledger, ledger_path
+from homespun.privacy.finding import ledger_of, ledger_of_unprotected, ledger_to_read
+from homespun.privacy.ledger import BudgetError, Ledger
+from homespun.privacy.register import data_set_of
 from homespun.privacy.settings import Plan, Privacy, Sampler, make_plan
 from homespun.privacy.steward import Steward
 from homespun.traffic import NUMBER, traffic
@@ -102,7 +104,9 @@ class RunSettings(Settings):
         free = {"workers", "evaluate_every", "evaluate_users", "evaluate_examples", "commit_every"}
         if self.privacy is None or self.privacy.epsilon is None:  # else the length says how much noise there is
             free |= {"rounds", "epochs"}
-        found = self.model_dump(mode="json", exclude_none=True, exclude={"privacy": {"budget", "ledger"}})
+        found = self.model_dump(
+            mode="json", exclude_none=True, exclude={"privacy": {"budget", "ledger", "public_filters"}}
+        )
         return {name: value for name, value in found.items() if name not in free}
 
 
@@ -173,17 +177,29 @@ class Run:
         )
 
     @cached_property
+    def ledger(self) -> Ledger | None:
+        """The ledger of the data: of a run without privacy only where the data have one already."""
+        data, privacy = data_set_of(original(self.federation)), self.settings.privacy
+        if privacy is None:
+            return None if self.vault.read_only else ledger_of_unprotected(data)
+        return (ledger_to_read if self.vault.read_only else ledger_of)(data, named=privacy.ledger)
+
+    @cached_property
     def steward(self) -> Steward | None:
-        """Who tells what of a private run; its ledger is beside the data, where they are a file or a folder, else among
-        homespun's own files."""
+        """Applies the mechanism of a private run and debits its ledger."""
         plan, settings = self.plan, self.settings
-        if plan is None:
+        if plan is None or self.ledger is None:
             return None
-        name, place = original_name(self.federation), getattr(self.federation, "place", None)
-        ledger = Ledger(ledger_path(name, place=place, named=plan.settings.ledger), name)
         in_turns = plan.local and settings.sampler == "shuffled"
-        rounds = int(self.cohorts.rounds_per_turn) if in_turns else 1
-        return Steward(plan, ledger, run=self.vault.token, seed=settings.seed, rounds_per_release=rounds)
+        return Steward(
+            plan,
+            self.ledger,
+            run=self.vault.token,
+            seed=settings.seed,
+            rounds_per_release=int(self.cohorts.rounds_per_turn) if in_turns else 1,
+            committed=self.vault.round,
+            public=getattr(original(self.federation), "looks_across", ()),
+        )
 
     @property
     def spending(self) -> dict[Release, int]:
@@ -221,14 +237,18 @@ class Run:
         A client that goes through its own examples in one turn makes this the turn; one that takes a fixed
         number of steps needs more turns the more examples there are.
         """
-        shared = self.built.partition.names(*SHARED)
-        phases = [phase for phase in self.method.phases if optimizers(phase, shared)] or self.method.phases
-        first = phases[0]
+        first = self.first_phase
         if first.steps is None:
             return self.cohorts.rounds_per_turn
         positions = sample_users(self.population, at_most=COUNTED_USERS, seed=self.settings.seed)
         mean_examples = float(np.mean([len(self.population.examples(position)) for position in positions]))
         return self.cohorts.rounds_per_turn * mean_examples / (first.steps * min(first.batch, mean_examples))
+
+    @property
+    def first_phase(self) -> Phase:
+        """The first one that trains something shared."""
+        shared = self.built.partition.names(*SHARED)
+        return next((phase for phase in self.method.phases if optimizers(phase, shared)), self.method.phases[0])
 
     def encode(self, federation: Federation, position: int, part: Part) -> Batch:
         """One user's part as tensors; the most recent are kept, as many as there is room for."""
@@ -273,6 +293,8 @@ class Run:
         clients = self.clients(self.cohorts.of(self.state.round))
         if self.steward is not None:
             self.steward.before_work(broadcast)
+        elif self.ledger is not None:
+            self.ledger.admit(run=self.vault.token)
         outcome = self.engine.work(broadcast, clients)
         if outcome.refused and 2 * len(outcome.refused) >= len(clients):  # a few bad ones are left out
             # under privacy it is a secret how many came

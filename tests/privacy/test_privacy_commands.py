@@ -64,12 +64,12 @@ def test_a_private_run_is_written_down_beside_its_data_and_can_be_reset(tmp_path
     settings = {**SMALL, "rounds": 2, "cohort": 3, "workers": 0, "sampler": "poisson", "privacy.noise_multiplier": 2,
                 "privacy.delta": 0.01, "privacy.clip": 0.5}  # fmt: skip
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    assert "nothing told of" in homespun("privacy", "show", data, fails=UnknownNameError)
+    assert "nothing released of" in homespun("privacy", "show", data, fails=UnknownNameError)
     homespun("train", "furl", "--data", data, "--folder", tmp_path / "run", *words)
     shown = homespun("privacy", "show", data, "--delta", 0.01)
     assert "2 rounds, noise 2 times what one user moves, counted with 50.00% of the users drawn" in shown
     name = shown.partition(":")[0]
-    assert "Nothing was reset" in homespun("privacy", "reset", data, "--name", "other", fails=UnknownNameError)
+    assert "Nothing was changed" in homespun("privacy", "reset", data, "--name", "other", fails=UnknownNameError)
     assert "begins again" in homespun("privacy", "reset", data, "--name", name, "--reason", "a test")
     assert json.loads(homespun("privacy", "show", data, "--json"))["epsilon"] == 0.0
     (tmp_path / "notes.csv.privacy.jsonl").write_text("nonsense\n")

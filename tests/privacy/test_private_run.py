@@ -251,7 +251,7 @@ def test_what_was_told_can_be_read_without_the_library_that_counts(tmp_path, mon
 
 @pytest.mark.parametrize("sampler", ["uniform", "shuffled"])
 def test_cohorts_of_a_fixed_size_are_secret_too(tmp_path, sampler):
-    """By the seed, one user less would make another cohort of everybody's."""
+    """Who came to a round does not follow from the seed."""
     fixed = {"insecure": False, "amplification": False}
     firsts = []
     for number in range(6):
@@ -481,7 +481,9 @@ def test_rounds_before_the_budget_was_spent_are_kept(tmp_path):
         assert run.state.round == 2
 
 
-def test_where_somebody_takes_the_place_of_whoever_is_gone_it_costs_twice_the_noise():
+def test_cohorts_of_a_fixed_size_have_twice_the_noise():
+    """Counted with two clip norms, which holds for replaced examples too."""
+
     def noise(**options):
         settings = Privacy(epsilon=4.0, amplification=False)
         return make_plan(settings, users=20, rounds=10, **options)

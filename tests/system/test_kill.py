@@ -64,10 +64,11 @@ with open_run(folder, method=method, federation=federation, settings=settings, m
 """
 
 
-def train(folder, *, point="none", at=0, workers=0, rounds=6, base=None, privacy=None):
+def train(folder, *, point="none", at=0, workers=0, rounds=6, base=None, privacy=None, own=None):
     command = [sys.executable, "-c", SCRIPT, str(folder), str(workers), point, str(at), str(rounds)]
     command += [] if base is None else [str(base)]
     guarded = {} if privacy is None else {"PRIVACY": json.dumps(privacy)}
+    guarded |= {} if own is None else {"XDG_DATA_HOME": str(own)}
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **guarded}
     )
@@ -132,7 +133,8 @@ def test_a_language_method_killed_between_a_rounds_two_halves(tmp_path):
 def test_a_private_run_pays_again_for_what_a_kill_undid(tmp_path, noise, told):
     """Six rounds; with local noise two turns of three, and the one that was taken up again counts twice."""
     privacy = {"noise": noise, "noise_multiplier": 5.0, "delta": 0.01, "amplification": False, "insecure": True}
-    finish(tmp_path / "whole", privacy={**privacy, "ledger": str(tmp_path / "whole.jsonl")})
+    # as on another machine, where the same data have a ledger of their own
+    finish(tmp_path / "whole", privacy={**privacy, "ledger": str(tmp_path / "whole.jsonl")}, own=tmp_path / "other")
     guarded = {**privacy, "ledger": str(tmp_path / "ledger.jsonl")}
     victim = train(tmp_path / "run", point="after staging", at=3, privacy=guarded)
     victim.communicate(timeout=120)

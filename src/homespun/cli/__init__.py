@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from io import StringIO, TextIOWrapper
+from typing import Any
 
 import click
 import typer
@@ -35,7 +37,13 @@ app.add_typer(people.vault_app, name="vault")
 app.add_typer(privacy_app, name="privacy")
 
 
+def _plainly(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> str:
+    """A warning as errors are shown: without the line of code that it came from."""
+    return f"{category.__name__}: {message}\n"
+
+
 def main() -> None:
+    warnings.formatwarning = _plainly
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the cores belong to the workers
     for stream in (sys.stdout, sys.stderr):  # what a terminal cannot show is spelled out
         if isinstance(stream, TextIOWrapper):

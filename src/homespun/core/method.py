@@ -55,6 +55,7 @@ class Adam:
 
 
 Optimizer: TypeAlias = Sgd | Adam
+WHOLE = 1_000_000  # a batch that holds everything a user has
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,11 @@ from torch import Tensor, nn
 
 from homespun.core.errors import SettingsError
 from homespun.core.messages import Broadcast, Elected
-from homespun.core.method import Adam, Batch, Method, Optimizer, Phase, Predict, Sgd, Task
+from homespun.core.method import WHOLE, Adam, Batch, Method, Optimizer, Phase, Predict, Sgd, Task
 from homespun.core.roles import Role, Rules
 from homespun.core.server import Denominator, server_rule
 from homespun.core.tree import Tree
-from homespun.methods.preference import WHOLE, Common, cross_entropy, embedding_size, encode, new_embedding
+from homespun.methods.preference import Common, cross_entropy, embedding_size, encode, new_embedding
 from homespun.models.places import MapServer, map_step, nearest
 from homespun.models.preference import CLASSES, PreferenceModel
 

@@ -24,14 +24,13 @@ from torch.nn import functional
 from homespun.core import settings as core_settings
 from homespun.core.errors import SettingsError
 from homespun.core.messages import Broadcast
-from homespun.core.method import Adam, Batch, Method, Phase, Predict, Sgd, Task
+from homespun.core.method import WHOLE, Adam, Batch, Method, Phase, Predict, Sgd, Task
 from homespun.core.roles import Role, Rules
 from homespun.core.server import ServerName, server_rule
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples
 from homespun.models.preference import PreferenceModel
 
-WHOLE = 1_000_000  # a batch that holds everything a user has
 EMBEDDING = {(28, 28): 28, (200, 375): 200}  # sizes of the personal embedding, appendix B
 
 

@@ -1,8 +1,17 @@
 """What rounds cost: epsilon at a given delta, for the sampler that is really used.
 
-A round releases one Gaussian mechanism: a sum over users, each clipped to a known norm, with `noise_multiplier` times
-that norm as noise. Neighbouring data sets differ by one user, added or removed. The figure is that of privacy loss
-distributions (PLD), which compose tightly; Renyi differential privacy (RDP) is an upper bound found another way.
+Adjacency is zero-out (Kairouz et al., 2021): neighbouring data sets have the same list of users, which is public, and
+one user's examples are all replaced by none, so that this user's update counts as zero.
+
+A round releases one Gaussian mechanism: a sum over the users that were drawn, each clipped to a known norm C, with
+`noise_multiplier` times what one user moves as noise. Who is drawn does not depend on examples, so neighbours have the
+same draws, and their sums differ by the one user's clipped update, at most C, if that user was drawn. With Poisson
+sampling at rate q this is the pair N(0, s^2) and (1 - q) N(0, s^2) + q N(C, s^2), in both directions: the one that the
+accountant's add-or-remove relation has for Poisson sampling. Private parameters and others' draws do not change this:
+other users see nothing of the one user but what was released, and the bound C holds whatever the user's update is.
+
+Two upper bounds are computed: privacy loss distributions (PLD), which compose tightly, and Renyi differential privacy
+(RDP). The smaller one counts.
 """
 
 from __future__ import annotations
@@ -20,6 +29,7 @@ from homespun.core.errors import InputError, SettingsError
 # "coarse" is PLD on a coarser grid: never less than PLD says, and ten times as fast
 Way: TypeAlias = Literal["pld", "rdp", "coarse"]
 
+ADJACENCY = "zero-out"
 LEAST_NOISE, MOST_NOISE = 0.1, 1e4  # multipliers: less protects nobody, and with more nothing is learned
 COARSE = 2e-3  # steps of privacy loss; the library's own are 1e-4
 PRECISION = 1e-3  # of a multiplier that is found, relative
@@ -68,6 +78,24 @@ def epsilon(spending: Spending, *, delta: float, way: Way = "pld") -> float:
         return float(accountant.get_epsilon(delta))
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """Two upper bounds of one epsilon."""
+
+    pld: float
+    rdp: float
+
+    @property
+    def epsilon(self) -> float:
+        """The smaller one: both hold."""
+        return min(self.pld, self.rdp)
+
+
+def bounds(spending: Spending, *, delta: float) -> Bounds:
+    """What all of it costs together, found in two ways."""
+    return Bounds(*(epsilon(spending, delta=delta, way=way) for way in ("pld", "rdp")))
+
+
 @contextmanager
 def _without_warnings() -> Iterator[None]:
     """RDP tries many orders and says of each that does not converge that it leaves it out, which is what it is for."""
@@ -81,16 +109,17 @@ def _without_warnings() -> Iterator[None]:
 
 
 def affordable(release: Release, *, rounds: int, spent: Spending, budget: float, delta: float) -> int:
-    """How many of so many rounds the budget has room for, after what was spent before."""
+    """How many of these rounds the budget has room for, after what was spent before."""
 
-    def fits(count: int, way: Way) -> bool:
-        return epsilon({**spent, release: spent.get(release, 0) + count}, delta=delta, way=way) <= budget
+    def fits(count: int, *ways: Way) -> bool:
+        spending = {**spent, release: spent.get(release, 0) + count}
+        return any(epsilon(spending, delta=delta, way=way) <= budget for way in ways)
 
     low, high = 0, rounds + 1  # `low` is known to fit, or is nothing
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle, "coarse") else (low, middle)
-    while low < rounds and fits(low + 1, "pld"):
+    while low < rounds and fits(low + 1, "rdp", "pld"):
         low += 1
     return low
 

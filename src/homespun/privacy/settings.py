@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 from typing import Annotated, Any, Literal, TypeAlias
@@ -20,8 +20,8 @@ Sampler: TypeAlias = Literal["shuffled", "uniform", "poisson"]
 
 
 class Privacy(Settings):
-    """User-level differential privacy of what clients send. Neighbours differ by one user, added or removed; with local
-    noise, by what one user sent."""
+    """User-level differential privacy of what clients send. Neighbouring data sets have the same public list of users;
+    one user's examples are replaced by none (zero-out)."""
 
     noise: Literal["central", "local"] = "central"  # the server's, on the sum; or every client's, on its own update
     clip: PositiveFinite | dict[str, PositiveFinite] = 1.0  # longest update; or norms of groups, by glob
@@ -30,8 +30,9 @@ class Privacy(Settings):
     noise_multiplier: PositiveFinite | None = None  # ... the noise itself, in clip norms
     delta: float = Field(default=1e-5, gt=0.0, lt=1.0)
     amplification: bool = True  # count on users not knowing who was drawn; needs sampler = "poisson"
-    budget: PositiveFinite | None = None  # what the data set may cost over all runs
-    ledger: str | None = None  # where that is written down; None: beside the data
+    budget: PositiveFinite | None = None  # what the data set may cost over all runs; set once, with delta
+    ledger: str | None = None  # where that is written down, one place for a data set; None: beside the data
+    public_filters: bool = False  # what filters that count all users' examples left is public; else they are refused
     insecure: bool = False  # draw noise and cohorts from the run's seed, to repeat them: this protects nobody
 
     @field_validator("clip", mode="before")
@@ -66,6 +67,16 @@ class Plan:
         return self.settings.noise == "local"
 
 
+def require_public(settings: Privacy, *, looks_across: Sequence[str]) -> None:
+    """Raise where filters that count all users' examples were used, and what they left is not stated to be public."""
+    if looks_across and not settings.public_filters:
+        raise SettingsError(
+            f"privacy: {' and '.join(looks_across)} count the examples of all users, so that one user's examples "
+            "decide which examples of others take part, and no noise hides that. Filter by a fixed list beforehand, or "
+            "state that what is left is public: privacy.public_filters=true."
+        )
+
+
 def require_promise(settings: Privacy, *, users: int, sampler: Sampler, shared: Collection[str]) -> None:
     """Raise where a run with so many users could not keep what these settings say."""
     require_delta(settings.delta, users=users)
@@ -92,9 +103,9 @@ def clip_of(settings: Privacy) -> Clip:
 def make_plan(settings: Privacy, *, users: int, cohort: int, sampler: Sampler, rounds: int) -> Plan:
     """What a run with so many users and rounds releases; with an epsilon, after a search that takes seconds."""
     rate = 1.0 if settings.noise == "local" or not settings.amplification else cohort / users
-    # Of a sum, a user more or less moves one clip norm; but where the cohort's size is fixed, somebody takes the place
-    # of whoever is gone, which moves two. And a single update is seen to be there; what is hidden is which it was, and
-    # two of them may lie two clip norms apart.
+    # Zero-out: a user's update or nothing in its place moves a sum, and a single update, by one clip norm. Cohorts of a
+    # fixed size and local noise are counted with two: more than zero-out asks for, and then epsilon also holds where
+    # one user's examples are replaced by any others, since two updates may lie two clip norms apart.
     replaced = sampler != "poisson" and cohort < users
     moved = 2 if settings.noise == "local" or replaced else 1
     multiplier = settings.noise_multiplier

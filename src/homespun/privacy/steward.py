@@ -1,4 +1,4 @@
-"""What a private run may tell, in one place: each release is written into the ledger first, then made."""
+"""What a private run may release, in one place: each release is written into the ledger first, then made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import ceil, sqrt
 from homespun.core.messages import Broadcast, Update
 from homespun.privacy.accounting import Release
 from homespun.privacy.guard import Guard
-from homespun.privacy.ledger import Ledger
+from homespun.privacy.ledger import Ledger, LedgerError
 from homespun.privacy.mechanism import released_centrally
 from homespun.privacy.noise import secure_normal, seeded_normal
 from homespun.privacy.settings import Plan
@@ -23,6 +23,8 @@ class Steward:
     # With noise of their own and everybody once a turn, the rounds of a turn are of different people, and cost what one
     # of them costs.
     rounds_per_release: int = 1
+    committed: int = 0  # rounds of the run that are on disk
+    public: tuple[str, ...] = ()  # filters of the data whose outcome is stated to be public
     _last: int | None = None  # the round that was paid for last, or that a turn had paid for
 
     @property
@@ -36,6 +38,9 @@ class Steward:
 
     def before_work(self, broadcast: Broadcast) -> None:
         """What homes noise themselves is told when it leaves them."""
+        if self._last is None:  # before minutes of work, of which nothing could be released
+            self.require_budget()
+            self._require_paid()
         if self.plan.local:
             self._debit(broadcast.round)
 
@@ -62,10 +67,27 @@ class Steward:
         in_turn = self._last is not None and round > self._last and round % self.rounds_per_release
         if not in_turn or self.ledger.debits(run=self.run, since_reset=True) == 0:
             insecure = self.plan.settings.insecure
-            self.ledger.debit(self.plan.release, run=self.run, budget=self.plan.budget, insecure=insecure)
+            plan = self.plan
+            self.ledger.debit(plan.release, run=self.run, budget=plan.budget, insecure=insecure, public=self.public)
         self._last = round
 
     def spending(self, *, rounds: int) -> dict[Release, int]:
-        """What so many rounds have told of anybody, those included that a kill undid."""
-        releases = ceil(rounds / self.rounds_per_release)
-        return {self.plan.release: max(releases, self.ledger.debits(run=self.run))}
+        """What this many rounds have released of any user, those included that a kill undid."""
+        return {self.plan.release: max(self._releases(rounds), self.ledger.debits(run=self.run))}
+
+    def require_budget(self) -> None:
+        """Raise where the data set has another budget than this run is to keep to."""
+        self.ledger.require_budget(self.plan.budget, delta=self.plan.settings.delta)
+
+    def _require_paid(self) -> None:
+        """Raise where fewer releases are written down than were made."""
+        made, debited = self._releases(self.committed), self.ledger.debits(run=self.run)
+        if debited < made:
+            raise LedgerError(
+                f"{self.ledger.path}: this run has made {made} releases in {self.committed} rounds, and the ledger has "
+                f"{debited} of them. Lines are missing, or it is not the ledger that the run began with. Restore it "
+                "from a copy."
+            )
+
+    def _releases(self, rounds: int) -> int:
+        return ceil(rounds / self.rounds_per_release)
