@@ -139,8 +139,13 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         },
         "personal": {state: known("personal", state) for state in runs[0].get("personal") or {}},
         "rounds": len(runs[0]["rounds"]),
-        "seconds_per_round": _spread([float(np.mean([r["seconds"] for r in run["rounds"]])) for run in runs]),
+        "seconds_per_round": _spread([_seconds(run["rounds"]) for run in runs]),
     }
+
+
+def _seconds(rounds: Sequence[Mapping[str, Any]]) -> float:
+    """Of a round, on average; NaN for a private run, which does not say."""
+    return float(np.mean([np.nan if entry["seconds"] is None else entry["seconds"] for entry in rounds]))
 
 
 def positions(run: Run) -> dict[str, list[int]] | None:

@@ -118,7 +118,7 @@ class RoundRecord:
     clients: int
     examples: int
     loss: float  # mean over the examples trained on, as they were met
-    seconds: float
+    seconds: float  # NaN under privacy
     down_bytes: Mapping[str, int]  # by role, the whole cohort
     up_bytes: Mapping[str, int]
     refused: int = 0  # updates that were not taken
@@ -316,7 +316,8 @@ class Run:
             examples=max(0, int(update.statistics["examples"])),
             loss=update.statistics["loss"] / max(1.0, update.statistics["examples"]) if told else nan,
             refused=len(outcome.refused) if self.plan is None else 0,  # it would say how many came
-            seconds=time.perf_counter() - started,
+            # the more came, the longer it takes
+            seconds=time.perf_counter() - started if self.plan is None else nan,
             **traffic(
                 self.state,
                 clients,
@@ -387,7 +388,12 @@ class Run:
 
     def commit(self) -> None:
         if self._records or self.vault.state is None:
-            self.vault.commit(round=self.state.round, state=state_to_bytes(self.state), records=self._records)
+            self.vault.commit(
+                round=self.state.round,
+                state=state_to_bytes(self.state),
+                records=self._records,
+                shows_round=not self.cohorts.secret,  # of a row, it says when the user was drawn last
+            )
             self._records = []
 
     def history(self) -> list[dict[str, Any]]:

@@ -214,13 +214,21 @@ class Vault:
         self._refuse_quarantined(rows)
         self._staged.update(rows)
 
-    def commit(self, *, round: int, state: bytes | None = None, records: Sequence[Mapping[str, Any]] = ()) -> None:
+    def commit(
+        self,
+        *,
+        round: int,
+        state: bytes | None = None,
+        records: Sequence[Mapping[str, Any]] = (),
+        shows_round: bool = True,
+    ) -> None:
         """Write the staged rows, the state and the records up to `round` in one transaction.
 
-        Without a state, the server's state stays as it was. When this fails the last commit is intact and
+        Without a state, the server's state stays as it was. A row has the round, or without `shows_round` 0: where
+        cohorts are secret, nothing says when a user was drawn. When this fails the last commit is intact and
         the rows stay staged, so that a later call may succeed.
         """
-        lines = [json.dumps(record).encode() for record in records]
+        lines, shown = [json.dumps(record).encode() for record in records], round if shows_round else 0
         with self._transaction() as db:
             head = self._head()
             if round < head.round:
@@ -228,7 +236,7 @@ class Vault:
             db.executemany(
                 "INSERT INTO private (user, round, sha256, data) VALUES (?, ?, ?, ?) ON CONFLICT (user)"
                 " DO UPDATE SET round = excluded.round, sha256 = excluded.sha256, data = excluded.data",
-                ((key, round, digest(key, round, data), data) for key, data in self._staged.items()),
+                ((key, shown, digest(key, shown, data), data) for key, data in self._staged.items()),
             )
             known = ((digest(key),) for key in self._staged)
             db.executemany("INSERT OR IGNORE INTO known VALUES (?)", known)

@@ -108,7 +108,7 @@ def vault_list(
     quarantine: Annotated[bool, typer.Option("--quarantine", help="Entries set aside as damaged.")] = False,
     json_output: Json = False,
 ) -> None:
-    """Who has private parameters in this run.
+    """Who has private parameters in this run. Where cohorts are secret, no round is shown.
 
     Example: homespun vault list runs/furl-dialects
     """
@@ -116,12 +116,13 @@ def vault_list(
     from homespun.vault import Vault
 
     with Vault.open(folder, read_only=True) as vault:
-        if quarantine:
-            rows: list[tuple[object, ...]] = [(one.user, one.round, one.reason) for one in vault.quarantined()]
-            header = ("user", "round", "reason")
-        else:
+        header: tuple[str, ...] = ("user", "round", "reason" if quarantine else "bytes")
+        rows: list[tuple[object, ...]] = [(one.user, one.round, one.reason) for one in vault.quarantined()]
+        if not quarantine:
             rows = [(one.user, one.round, one.size_bytes) for one in vault.entries(limit=limit)]
-            header = ("user", "round", "bytes")
+        privacy = (vault.identity.get("run") or {}).get("privacy") or {}
+        if privacy.get("noise") == "central" and not privacy.get("insecure"):
+            header, rows = (header[0], header[2]), [(row[0], row[2]) for row in rows]
         count = vault.count
     if json_output:
         print_json({"users": count, "entries": [dict(zip(header, row, strict=True)) for row in rows]})
