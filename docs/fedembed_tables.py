@@ -12,6 +12,7 @@ from typing import Any
 from homespun.report.cells import MISSING, Cell, Column, Table, mean, table
 from homespun.report.groups import by_share, share_scores
 from homespun.report.outcomes import title_of
+from homespun.spending import together
 
 PRIVATE = "-private"
 PRIVACY = {"": "none", PRIVATE: "Gaussian"}
@@ -154,9 +155,22 @@ def privacy_text(results: Mapping[str, Any]) -> str:
         if (private := run.get("privacy"))
     }
     return "; ".join(
-        f"epsilon {epsilon:g} at delta {delta:g} (noise {noise:g} times the clip norm, clip {clip})"
+        f"epsilon {epsilon:g} at delta {delta:g} for one run (noise {noise:g} times the clip norm, clip {clip})"
         for epsilon, delta, noise, clip in sorted(found)
     )
+
+
+def together_text(*several: Mapping[str, Any] | None) -> str:
+    """What private runs cost together, of one configuration, of each table and of all: the same images are in all."""
+    found = [results for results in several if results is not None]
+    runs = [[run for one in results["configurations"].values() for run in one["runs"]] for results in found]
+    first = [one["runs"] for key, one in found[0]["configurations"].items() if key.endswith(PRIVATE)][:1]
+    sets = [*first, runs[0], *([[run for some in runs for run in some]] if len(runs) > 1 else [])]
+    costs = [cost for some in sets if (cost := together(some, users=found[0]["data"]["users"])) and cost["runs"] > 1]
+    if not costs:
+        return ""
+    said = ", ".join(dict.fromkeys(f"{cost['runs']} runs {cost['epsilon']:.1f}" for cost in costs))
+    return f" Together they cost more, since the same images are in all of them: {said}."
 
 
 def clip_text(clip: Mapping[str, float]) -> str:

@@ -34,6 +34,7 @@ from homespun.report.groups import assignment_table
 from homespun.report.outcomes import folds_of, metric_of, over_seeds, seeds_of
 from homespun.report.samples import KNOWN, WITHHELD, configuration_table, served_table
 from homespun.report.tables import central_tables, escape, markdown_table
+from homespun.report.traffic import together_text
 from homespun.results import RESULTS_FILE, read_results
 from homespun.vault import VAULT_FILE
 
@@ -56,7 +57,8 @@ def results_of(name: str) -> str:
     results = read_results(RUNS / name)
     text = metric_of(results) == PERPLEXITY
     parts = [*language_parts(results), settings_text(results)] if text else label_parts(results)
-    return "\n\n".join([*parts, about(results)])
+    spent = [escape(made)] if (made := together_text(results)) else []
+    return "\n\n".join([*parts, *spent, about(results)])
 
 
 def label_parts(results: Mapping[str, Any]) -> list[str]:
@@ -200,7 +202,8 @@ def preferences_of(name: str) -> str:
         f"**Table {tables[0]}**: macro-F1, the mean over sub-populations; in brackets the paper's. "
         + over_seeds(balanced),
         markdown_table(fedembed_tables.scores(name, balanced, imbalanced)),
-        f"Gaussian: {fedembed_tables.privacy_text(balanced) or 'not run'}.",
+        f"Gaussian: {fedembed_tables.privacy_text(balanced) or 'not run'}."
+        + fedembed_tables.together_text(balanced, imbalanced),
         f"Seconds a round, one processor of a busy machine: {fedembed_tables.seconds_text(balanced)}.",
     ]
     if imbalanced is not None:

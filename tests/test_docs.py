@@ -114,10 +114,13 @@ def preferences(name, scores):
             for seed in (0, 1)
         ]
 
-    private = {"epsilon": 7.99, "delta": 1e-5, "noise_multiplier": 0.77, "clip": {"*": 1.0}}
+    private = {
+        "epsilon": 7.99, "delta": 1e-5, "noise_multiplier": 0.77, "clip": {"*": 1.0}, "rate": 0.1, "releases": 40,
+        "counted_noise": 0.77,
+    }  # fmt: skip
     return {
         "name": name,
-        "data": {"groups": {"a": 50, "b": 25, "c": 25}},
+        "data": {"groups": {"a": 50, "b": 25, "c": 25}, "users": 100},
         "configurations": {
             "prototype": {"title": "FedEmbed-Prototype", "runs": runs(scores)},
             "new": {"title": "New", "runs": runs([0.5, 0.5, 0.5])},
@@ -136,8 +139,12 @@ def test_fedembeds_tables_stand_beside_the_papers(generate):
         ["New", "0.55 ± 0.07 (–)", "– (–)", "0.55 ± 0.07 (–)", "– (–)"],
     ]
     assert fedembed_tables.privacy_text(balanced) == (
-        "epsilon 7.99 at delta 1e-05 (noise 0.77 times the clip norm, clip 1)"
+        "epsilon 7.99 at delta 1e-05 for one run (noise 0.77 times the clip norm, clip 1)"
     )
+    assert fedembed_tables.together_text(balanced, imbalanced) == (
+        " Together they cost more, since the same images are in all of them: 2 runs 10.7, 4 runs 15.0."
+    )
+    assert fedembed_tables.together_text({**balanced, "configurations": {}}, None) == ""
     by_size = imbalanced | {"data": {"groups": {"a": 20, "b": 8, "c": 4}}}
     found = fedembed_tables.shares("voices", by_size, "")
     assert [cell.text for cell in found.rows[0]] == [

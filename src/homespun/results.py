@@ -24,6 +24,7 @@ from homespun.files import SCHEMA, DataSettings, read_json, versions, write_json
 from homespun.judging import tested_part
 from homespun.maps import map_users
 from homespun.run import Run
+from homespun.spending import together
 from homespun.training import results
 
 RESULTS_FILE = "results.json"
@@ -51,7 +52,7 @@ def assemble(
     configurations: Mapping[str, tuple[str, list[dict[str, Any]]]],
     controls: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    runs_of = {key: runs for key, (_, runs) in configurations.items()}
+    runs_of, users = {key: runs for key, (_, runs) in configurations.items()}, data.get("users", 0)
     seeds = [run["seed"] for run in next(iter(runs_of.values()))]
     return {
         "schema": SCHEMA,
@@ -59,9 +60,16 @@ def assemble(
         "versions": versions(),
         "data": data,
         "configurations": {
-            key: {"title": title, "method": runs[0]["method"], "summary": summary(runs), "runs": runs}
+            key: {
+                "title": title,
+                "method": runs[0]["method"],
+                "summary": summary(runs),
+                "privacy": together(runs, users=users),
+                "runs": runs,
+            }
             for key, (title, runs) in configurations.items()
         },
+        "privacy": together([run for runs in runs_of.values() for run in runs], users=users),
         "controls": {"runs": list(controls), "summary": control_summary(controls, seeds)},
         "differences": differences(runs_of, controls),
         "from_samples": from_samples(runs_of),

@@ -32,7 +32,7 @@ from homespun.evaluation.language import TextEvaluation
 from homespun.files import DataSettings, read_json
 from homespun.judging import adapted_from, evaluate, evaluate_newcomers, tested_part
 from homespun.opening import SETTINGS_FILE, open_run
-from homespun.privacy.accounting import epsilon
+from homespun.privacy.accounting import ADJACENCY, bounds
 from homespun.run import RoundRecord, Run, RunSettings
 
 LENGTH = {"rounds", "epochs"}  # one of them says how long a run is: whoever gives one replaces the other
@@ -241,20 +241,25 @@ def embeddings_of(run: Run) -> list[str]:
 
 def privacy_of(run: Run) -> dict[str, Any] | None:
     """What differential privacy the run had, and what its rounds cost; None: it had none."""
-    if run.plan is None:
+    if run.plan is None or run.steward is None:
         return None
     settings, delta = run.plan.settings, run.plan.settings.delta
     ((release, rounds),) = run.spending.items()
+    cost = bounds(run.spending, delta=delta)
     return {
+        "adjacency": ADJACENCY,
+        "public_filters": list(run.steward.public),
         "noise": settings.noise,
         "clip": run.plan.clip.norms,
         "statistics_clip": run.plan.clip.statistics,
         "noise_multiplier": run.plan.noise_multiplier,
         "rate": release.rate,
+        "counted_noise": release.noise_multiplier,  # in units of what one user moves
         "releases": rounds,
         "delta": delta,
-        "epsilon": epsilon(run.spending, delta=delta),
-        "epsilon_rdp": epsilon(run.spending, delta=delta, way="rdp"),
+        "epsilon": cost.epsilon,
+        "epsilon_pld": cost.pld,
+        "epsilon_rdp": cost.rdp,
         "insecure": settings.insecure,
     }
 

@@ -129,6 +129,30 @@ def test_the_report_says_what_privacy_there_was_and_stamps_what_is_none() -> Non
     assert texts(privacy_table(found))[0][1] == "local noise, 1.73 clip norms"  # three groups: the root of three
 
 
+def test_beside_epsilon_the_report_says_what_it_covers_and_what_all_runs_cost() -> None:
+    found = text_results()
+    private = {
+        "noise": "central", "clip": {"*": 1.0}, "statistics_clip": None, "noise_multiplier": 0.769, "rate": 0.1,
+        "releases": 40, "delta": 1e-5, "epsilon": 7.998, "epsilon_rdp": 8.6, "insecure": False,
+        "public_filters": ["most_frequent_labels"],
+    }  # fmt: skip
+    five = {"runs": 5, "runs_without_privacy": 0, "delta": 1e-5, "epsilon": 16.856, "epsilon_rdp": 18.706}
+    personal = found["configurations"]["personal"]
+    personal |= {"runs": [{**run, "privacy": private} for run in personal["runs"]], "privacy": five}
+    one = privacy_table(found)
+    assert one is not None and len(one.columns) == 6 and "zero-out" in one.note and "the same list of users" in one.note
+    assert "scores, curves, maps" in one.note and "without noise" in one.note
+    assert texts(one)[0][5].endswith("; public: what most_frequent_labels left")
+    found["privacy"] = {**five, "runs": 55, "runs_without_privacy": 12, "epsilon": 74.474, "epsilon_rdp": 92.584}
+    several = privacy_table(found)
+    assert several is not None and texts(several)[0][6] == "16.856 at delta 1e-05 (RDP 18.706)"
+    assert (texts(several)[-1][0], texts(several)[-1][6]) == (
+        "All 55 private runs", "74.474 at delta 1e-05 (RDP 92.584)",
+    )  # fmt: skip
+    assert "All 55 private runs together cost epsilon 74.474" in several.note
+    assert "The 12 runs without privacy have no bound." in several.note
+
+
 def test_rounds_without_a_client_say_nothing_of_what_one_sends() -> None:
     found = text_results()
     (first, *_) = found["configurations"]["personal"]["runs"][0]["rounds"]

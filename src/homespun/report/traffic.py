@@ -26,6 +26,19 @@ MEANINGS = {
 }
 EVERYTHING = "all training examples"
 INSECURE = "INSECURE: noise and cohorts came from the seed and protect nobody"
+ZERO_OUT = (
+    "Adjacency is zero-out: neighbouring data sets have the same list of users, which is public, as are labels and "
+    "contexts, and all examples of one user are replaced by none. Epsilon is that of all rounds of a run; of several "
+    "seeds, the costliest."
+)
+UNNOISED = (
+    "It covers the shared model and nothing else on this page: scores, curves, maps, counts of examples and the data's "
+    "fingerprint are computed from users' data without noise and are not for release."
+)
+NOISED = (
+    "Noise is on every number that is released, also on keyed rows that nobody used, so a sum does not say who belongs "
+    "where; in the clear it would. Private parameters need none: they are never released."
+)
 PROMISE = (
     "Private parameters are never uploaded: the message a client sends has no place for them. This means "
     "'never uploaded', not 'cannot be inferred': who sees a single client's update in the clear can "
@@ -115,28 +128,47 @@ def privacy_table(results: Mapping[str, Any]) -> Table | None:
     """By role, what was released with which privacy; None where no configuration has any."""
     rows = []
     for key, configuration in results.get("configurations", {}).items():
-        # every seed has the same promise; one that was killed and went on has told more
+        # every seed has the same promise; one that was killed and resumed has released more
         private = [run["privacy"] for run in configuration["runs"] if run.get("privacy")]
         found = max(private, key=lambda run: run["epsilon"], default=None)
         if found is None:
-            rows.append([title_of(results, key), "as they are", "as they are", "never", MISSING, MISSING])
+            rows.append([title_of(results, key), "as they are", "as they are", "never", MISSING, MISSING, MISSING])
             continue
         groups = len(found["clip"]) + (found["statistics_clip"] is not None)  # each has more noise the more there are
         noised = f"{found['noise']} noise, {found['noise_multiplier'] * sqrt(groups):.3g} clip norms"
-        cost = f"{found['epsilon']:.3f} at delta {found['delta']:g} (RDP {found['epsilon_rdp']:.3f})"
         statistics = "not sent" if found["statistics_clip"] is None else noised
         stamp = f"{found['releases']} releases, counted with {found['rate']:.2%} of the users drawn"
+        stamp += f"; public: what {' and '.join(found['public_filters'])} left" if found.get("public_filters") else ""
         stamp = INSECURE if found["insecure"] else stamp
-        rows.append([title_of(results, key), noised, statistics, "never", cost, stamp])
+        title, all_its_runs = title_of(results, key), _cost(configuration.get("privacy"))
+        rows.append([title, noised, statistics, "never", _cost(found), stamp, all_its_runs])
+    whole = results.get("privacy") or {}
     if all(row[4] == MISSING for row in rows):
         return None
-    names = ("Configuration", "Federated and keyed", "Loss and examples", "Private", "Epsilon", "How")
-    note = (
-        "Of one user, added or removed (with local noise: of what one user sent), over all rounds of a run. Noise is "
-        "on every number that is told, also on keyed rows that nobody used, so a sum does not say who belongs where; "
-        "in the clear it would. Private parameters need none: they are never told. Of several seeds, the costliest."
-    )
-    return table([Column(name) for name in names], rows, caption="Differential privacy", note=note)
+    names = ["Configuration", "Federated and keyed", "Loss and examples", "Private", "Epsilon", "How"]
+    if whole.get("runs", 1) > 1:
+        names.append("Epsilon of all its runs")
+        rows.append([f"All {whole['runs']} private runs", *[MISSING] * 5, _cost(whole)])
+    made = [row[: len(names)] for row in rows]
+    note = " ".join(part for part in (together_text(results), ZERO_OUT, UNNOISED, NOISED) if part)
+    return table([Column(name) for name in names], made, caption="Differential privacy", note=note)
+
+
+def _cost(found: Mapping[str, Any] | None) -> str:
+    if not found:
+        return MISSING
+    return f"{found['epsilon']:.3f} at delta {found['delta']:g} (RDP {found['epsilon_rdp']:.3f})"
+
+
+def together_text(results: Mapping[str, Any]) -> str:
+    """What all private runs cost together, where there are several: the same people's data are in all of them."""
+    found = results.get("privacy") or {}
+    if found.get("runs", 1) < 2:
+        return ""
+    plain = found["runs_without_privacy"]
+    rest = f" The {plain} runs without privacy have no bound." if plain > 1 else ""
+    rest = " The run without privacy has no bound." if plain == 1 else rest
+    return f"All {found['runs']} private runs together cost epsilon {_cost(found)}.{rest}"
 
 
 def released_table(results: Mapping[str, Any]) -> Table:
