@@ -20,7 +20,7 @@ from homespun.core.method import Task, build, load_method
 from homespun.engines.cohort import CohortEngine
 from homespun.engines.engine import Client
 from homespun.privacy.guard import Guard
-from homespun.privacy.mechanism import Clip
+from homespun.privacy.mechanism import Clip, in_types_of
 
 SEED = 0
 SETTINGS = {
@@ -71,8 +71,9 @@ class Cohort:
             Client(user_name(user), private={"user.embedding": self.embeddings[user]}, data=self.data[user])
             for user in cohort
         ]
-        outcome = self.engine.work(self.state.broadcast(), clients)
-        self.state = self.built.method.server(self.state, outcome.update)
+        broadcast = self.state.broadcast()
+        outcome = self.engine.work(broadcast, clients)
+        self.state = self.built.method.server(self.state, in_types_of(broadcast, outcome.update))
         for user in cohort:
             self.embeddings[user] = outcome.private[user_name(user)]["user.embedding"]
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.stats import kstest
 
-from homespun.privacy.noise import noise_like, secure_normal, seeded_normal
+from homespun.privacy.noise import grid_of, secure_normal, seeded_normal, with_noise
 
 MILLION = 1_000_000
 
@@ -36,7 +36,35 @@ def test_secure_noise_never_repeats_and_seeded_noise_always_does():
     assert secure_normal(0).shape == (0,) and secure_normal(7).shape == (7,)
 
 
-def test_noise_has_the_shape_and_type_of_what_it_is_added_to():
-    found = noise_like(torch.zeros(200, 5, dtype=torch.float32), seeded_normal(0), deviation=3.0)
-    assert found.shape == (200, 5) and found.dtype == torch.float32
-    assert float(found.std()) == pytest.approx(3.0, rel=0.1)
+def test_noise_is_added_in_float64_and_then_rounded_to_its_own_grid():
+    values = torch.tensor([[0.1, -7.3], [1e-30, 1000.0]])
+    found = with_noise(values, seeded_normal(0), deviation=3.0)
+    drawn = torch.from_numpy(3.0 * seeded_normal(0)(4)).reshape(2, 2)
+    grid = 2.0**-15
+    assert found.dtype == torch.float64
+    assert torch.equal(found, ((values.double() + drawn) / grid).round() * grid)
+    # float32 holds 2^24 steps of it exactly, here 512, and rounds what is larger: a function of the release alone
+    small = found.abs() <= 512
+    assert small.tolist() == [[True, True], [True, False]]
+    assert torch.equal(found[small], found[small].float().double())
+
+
+@pytest.mark.parametrize(
+    ("deviation", "grid"), [(1.0, 2.0**-16), (1.999, 2.0**-16), (2.0, 2.0**-15), (3.0, 2.0**-15), (0.075, 2.0**-20)]
+)
+def test_the_grid_is_a_power_of_two_near_a_65536th_of_the_standard_deviation(deviation, grid):
+    assert grid_of(deviation) == grid
+
+
+def test_a_zero_has_no_sign():
+    found = with_noise(torch.tensor([-1e-9, 1e-9]), lambda count: np.zeros(count), deviation=1.0)
+    assert found.tolist() == [0.0, 0.0] and not torch.signbit(found).any()
+
+
+def test_rounding_adds_nothing_to_the_mean_or_the_deviation():
+    """A sum far below the grid's step still arrives: the noise decides to which side it is rounded."""
+    step = grid_of(1.0)
+    found = with_noise(torch.full((MILLION,), 0.25 * step), seeded_normal(7), deviation=1.0)
+    drawn = torch.from_numpy(seeded_normal(7)(MILLION))
+    assert float((found - drawn).mean()) == pytest.approx(0.25 * step, rel=0.01)
+    assert float(found.std()) == pytest.approx(float(drawn.std()), rel=1e-6)

@@ -573,7 +573,9 @@ def test_every_method_can_be_private(tmp_path, method, settings, noise):
         assert sum(run.spending.values()) == 1
     # where sub-populations are found is the server's own: counts that may be noise move nothing there
     places = ("places.", "centroids", "members", "probe")
-    still = [name for name in start if bool((then[name] == start[name]).any()) and not name.startswith(places)]
+    # on the grid of releases, one number of 160,000 has noise of zero
+    still = {name: int((then[name] == start[name]).sum()) for name in start if not name.startswith(places)}
+    still = {name: count for name, count in still.items() if count > start[name].numel() / 1000}
     assert not still
 
 

@@ -76,7 +76,7 @@ class CohortEngine:
         else:
             header = {"kind": "work", "work": work, "guard": None if self.guard is None else self.guard.to_dict()}
             outcomes = self._distribute(broadcast, chunks, header=header, read=_read_outcome)
-        return merged(outcomes, empty_update(self.built, broadcast))
+        return merged(outcomes, empty_update(self.built, broadcast, self.guard))
 
     def predict(self, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
         order = sorted(range(len(clients)), key=lambda position: -clients[position].examples)

@@ -9,7 +9,7 @@ from typing import Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from homespun.core import seeds, tree
+from homespun.core import seeds
 from homespun.core.intake import Intake
 from homespun.core.messages import Broadcast, Rows, Update
 from homespun.core.method import Batch, Built
@@ -65,14 +65,19 @@ def in_user_order(clients: Sequence[Client]) -> list[Client]:
     return sorted(clients, key=lambda client: client.user)
 
 
-def empty_update(built: Built, broadcast: Broadcast) -> Update:
-    """The sum over nobody."""
+def empty_update(built: Built, broadcast: Broadcast, guard: Guard | None = None) -> Update:
+    """The sum over no clients. Under a guard it is of float64, and so is what is added to it: the rounding errors of a
+    sum depend on every client, and noise has to hide them too."""
     none = torch.zeros(0, dtype=torch.int64)
+
+    def in_sum(tensor: Tensor) -> Tensor:
+        return torch.zeros_like(tensor, dtype=None if guard is None else torch.float64)
+
     return Update(
         round=broadcast.round,
-        federated=tree.zeros_like(broadcast.federated),
+        federated={name: in_sum(value) for name, value in broadcast.federated.items()},
         keyed={
-            name: Rows(none, table[:0].clone(), torch.zeros(0, dtype=torch.float64))
+            name: Rows(none, in_sum(table[:0]), torch.zeros(0, dtype=torch.float64))
             for name, table in broadcast.keyed.items()
         },
         statistics=dict.fromkeys(built.method.statistics, 0.0),
@@ -85,7 +90,7 @@ def intake(built: Built, broadcast: Broadcast, guard: Guard | None = None) -> In
     return Intake(
         broadcast,
         built.method.statistics,
-        empty_update(built, broadcast),
+        empty_update(built, broadcast, guard),
         elects=built.method.candidates,
         weight=None if guard is None else 1.0,
     )

@@ -6,6 +6,11 @@ that noise of z C_g sqrt(G) on group g is the same mechanism with noise multipli
 
 Everybody weighs 1, and a central sum is divided by the cohort that is expected, not by the one that came: how many
 came is somebody's secret too. For the same reason all rows of a keyed parameter get noise, touched or not.
+
+Clipped updates are added in float64. The sum of n of them is off by at most n^2 2^-53 clip norms, with a user and
+without, which is less than the part of a clip norm that `BELOW` leaves free while n is at most 60,000. A sum of float32
+would be off by up to n^2 2^-24: by 5 % of a clip norm with 900 clients. Noise is added in float64 too, and what is
+released lies on a grid that the noise decides (see `noise`).
 """
 
 from __future__ import annotations
@@ -20,10 +25,11 @@ from torch import Tensor
 from homespun.core.errors import SettingsError, raise_faults
 from homespun.core.messages import Broadcast, Rows, Update
 from homespun.core.roles import first_match
-from homespun.privacy.noise import Normal, noise_like
+from homespun.privacy.noise import Normal, with_noise
 
-# Clipped a little below the norm, so that rounding to float32 does not carry an update above it.
+# Clipped a little below the norm, so that rounding does not carry an update, or what it adds to a sum, above it.
 BELOW = 1 - 1e-6
+BLOCK = 2**18  # numbers that are converted to float64 at a time, so that the copy stays in the cache
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ def clipped(update: Update, clip: Clip) -> Update:
 def clipped_sum(
     gradients: Mapping[str, Tensor], clip: Clip, *, times: Mapping[str, float] | None = None
 ) -> dict[str, Tensor]:
-    """The sum of many clients' clipped updates; what is not there is zero.
+    """The sum of many clients' clipped updates, in float64; what is not there is zero.
 
     An update is a gradient, each tensor [clients, ...], times a number, if one is given for its name: they are large,
     and are gone over no more than twice.
@@ -111,10 +117,9 @@ def clipped_sum(
     }
     found = {}
     for name, tensor in stored.items():
-        factor = (times[name] * factors[clip.group_of(name)]).to(tensor.dtype)
-        # Smaller numbers have fewer digits, and rounding them could carry an update above the norm. It is dropped.
-        factor = factor.where(factor.abs() >= torch.finfo(factor.dtype).tiny, 0)
-        total = (factor @ tensor.flatten(1)).view(tensor.shape[1:])
+        factor = times[name] * factors[clip.group_of(name)]
+        columns = tensor.flatten(1).split(max(1, BLOCK // len(tensor)), dim=1)
+        total = torch.cat([factor @ some.double() for some in columns]).view(tensor.shape[1:])
         found[name] = total.permute(*_back(whole[name])).view(gradients[name].shape[1:])
     return found
 
@@ -166,22 +171,36 @@ def noised(update: Update, broadcast: Broadcast, clip: Clip, *, noise_multiplier
 
     deviations = clip.deviations(_tensors(update), noise_multiplier=noise_multiplier)
 
-    def with_noise(name: str, tensor: Tensor) -> Tensor:
-        return tensor + noise_like(tensor, normal, deviation=deviations[name])
+    def told(name: str, tensor: Tensor) -> Tensor:
+        return with_noise(tensor, normal, deviation=deviations[name])
 
     statistics = dict(update.statistics)
     if clip.statistics is not None:
         deviation = clip.deviation(clip.statistics, noise_multiplier=noise_multiplier)
-        statistics = {name: value + deviation * float(normal(1)[0]) for name, value in statistics.items()}
-    return replace(
+        exact = {name: torch.tensor(value, dtype=torch.float64) for name, value in statistics.items()}
+        statistics = {name: float(with_noise(value, normal, deviation=deviation)) for name, value in exact.items()}
+    noisy = replace(
         update,
         # by name, so that a seeded source gives the same noise in every process
-        federated={name: with_noise(name, tensor) for name, tensor in sorted(update.federated.items())},
+        federated={name: told(name, tensor) for name, tensor in sorted(update.federated.items())},
         keyed={
-            name: replace(rows, values=with_noise(name, rows.values))
+            name: replace(rows, values=told(name, rows.values))
             for name, rows in sorted(whole_tables(update, broadcast).items())
         },
         statistics=statistics,
+    )
+    return in_types_of(broadcast, noisy)
+
+
+def in_types_of(broadcast: Broadcast, update: Update) -> Update:
+    """A sum of float64 in the types that the parameters have."""
+    return replace(
+        update,
+        federated={name: tensor.to(broadcast.federated[name].dtype) for name, tensor in update.federated.items()},
+        keyed={
+            name: replace(rows, values=rows.values.to(broadcast.keyed[name].dtype))
+            for name, rows in update.keyed.items()
+        },
     )
 
 
@@ -190,7 +209,7 @@ def whole_tables(update: Update, broadcast: Broadcast) -> dict[str, Rows]:
     found = {}
     for name, table in broadcast.keyed.items():
         rows = update.keyed[name]
-        values = torch.zeros_like(table).index_copy_(0, rows.index, rows.values)
+        values = rows.values.new_zeros(table.shape).index_copy_(0, rows.index, rows.values)
         weight = torch.full((len(table),), update.weight, dtype=torch.float64)
         found[name] = Rows(torch.arange(len(table)), values, weight)
     return found

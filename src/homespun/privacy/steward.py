@@ -9,7 +9,7 @@ from homespun.core.messages import Broadcast, Update
 from homespun.privacy.accounting import Release
 from homespun.privacy.guard import Guard
 from homespun.privacy.ledger import Ledger, LedgerError
-from homespun.privacy.mechanism import released_centrally
+from homespun.privacy.mechanism import in_types_of, released_centrally
 from homespun.privacy.noise import secure_normal, seeded_normal
 from homespun.privacy.settings import Plan
 
@@ -48,8 +48,9 @@ class Steward:
         """The cohort's sum as it may be told, and how much noise is on it."""
         plan = self.plan
         deviations = plan.clip.deviations([*total.federated, *total.keyed], noise_multiplier=plan.noise_multiplier)
-        if plan.local:  # everybody added their own
-            return replace(total, noise={name: sqrt(total.clients) * one for name, one in deviations.items()})
+        if plan.local:  # every client added its own
+            noise = {name: sqrt(total.clients) * one for name, one in deviations.items()}
+            return replace(in_types_of(broadcast, total), noise=noise)
         self._debit(broadcast.round)
         noisy = released_centrally(
             total,
