@@ -1,7 +1,8 @@
 """Updates as they arrive: what does not answer the broadcast is refused, the rest is summed.
 
-One bad update, by accident or on purpose, must not change the state nor end the round for everybody else. It is refused
-whole, before anything is clipped or added, and remembered with the reason.
+One bad update, by accident or on purpose, must not change the state nor end the round for the other clients. It is
+refused whole, before anything is clipped or added, and remembered with the reason. Under differential privacy zeros
+take its place: a missing update would say, without noise, that training failed on this client's data.
 """
 
 from __future__ import annotations
@@ -32,22 +33,25 @@ class Intake:
     total: Update
     elects: Sequence[str] = ()  # parameters that a candidate has steps for
     weight: float | None = None  # that everybody has to have; None: each its own
+    instead: Update | None = None  # taken in the place of an update that is refused; None: nothing is
     taken: set[str] = field(default_factory=set)
     refused: dict[str, str] = field(default_factory=dict)
 
     def take(self, user: str, update: Update, *, shaped: Callable[[Update], Update] = lambda update: update) -> bool:
         """Add one client's update, after `shaped` (clipping, for instance); False if it was refused."""
-        reason = refusal(update, self.broadcast, statistics=self.statistics, elects=self.elects)
         if user in self.taken:
-            reason = "a second update in one round"
+            self.refused[user] = "a second update in one round"
+            return False
+        reason = refusal(update, self.broadcast, statistics=self.statistics, elects=self.elects)
         if reason is None and self.weight not in (None, update.weight):
             reason = f"a weight of {update.weight} where everybody's is {self.weight:g}"
         if reason is not None:
             self.refused[user] = reason
-            return False
-        self.total = self.total + shaped(update)
-        self.taken.add(user)
-        return True
+        counted = update if reason is None else self.instead
+        if counted is not None:
+            self.total = self.total + shaped(counted)
+            self.taken.add(user)
+        return reason is None
 
 
 def refusal(
@@ -130,7 +134,7 @@ def _is_finite(value: float) -> bool:
 
 
 def refused_error(who: str, refused: Mapping[str, str], *, round: int) -> MessageError:
-    """For a round that cannot go on without those who were refused."""
+    """For a round that cannot continue without the clients that were refused."""
     reasons = "; ".join(reason for reason, _ in Counter(refused.values()).most_common(3))
     return MessageError(
         f"round {round}: {who} were refused, because of {reasons}. The model stays as it was. Where local training "

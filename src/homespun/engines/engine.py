@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeAlias
 
 import torch
@@ -38,9 +38,10 @@ class Client:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A cohort's work: the summed update for the server, and what stays at each home.
+    """A cohort's work: the summed update for the server, and what stays at each client.
 
-    Whoever was refused is in neither: a home whose training went wrong keeps what it had.
+    A refused client is not in `private`: it keeps what it had before its training failed. It is not in the sum either;
+    under a guard its update counts as zero.
     """
 
     update: Update
@@ -93,6 +94,7 @@ def intake(built: Built, broadcast: Broadcast, guard: Guard | None = None) -> In
         empty_update(built, broadcast, guard),
         elects=built.method.candidates,
         weight=None if guard is None else 1.0,
+        instead=None if guard is None else replace(empty_update(built, broadcast), weight=1.0, clients=1),
     )
 
 
