@@ -253,6 +253,10 @@ def privacy_of(run: Run) -> dict[str, Any] | None:
         "clip": run.plan.clip.norms,
         "statistics_clip": run.plan.clip.statistics,
         "noise_multiplier": run.plan.noise_multiplier,
+        "noise_norms": {
+            "parameters": run.plan.noise_multiplier * run.plan.clip.noise,
+            "statistics": run.plan.noise_multiplier * run.plan.clip.statistics_noise,
+        },
         "rate": release.rate,
         "counted_noise": release.noise_multiplier,  # in units of what one user moves
         "releases": rounds,

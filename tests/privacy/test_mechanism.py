@@ -108,7 +108,7 @@ def test_an_update_too_long_to_measure_is_dropped():
 
 @pytest.mark.parametrize(("clip", "expected"), [(Clip({"*": 2.0}), {"a": 6.0, "b": 6.0, "rows": 6.0}), (
     Clip({"a": 2.0, "*": 1.0}, statistics=4.0),
-    {"a": 6.0 * sqrt(3), "b": 3.0 * sqrt(3), "rows": 3.0 * sqrt(3), "statistics": 12.0 * sqrt(3)},
+    {"a": 6.0 * sqrt(20 / 9), "b": 3.0 * sqrt(20 / 9), "rows": 3.0 * sqrt(20 / 9), "statistics": 12.0 * sqrt(10)},
 )])  # fmt: skip
 def test_noise_is_the_multiplier_times_the_norm_in_every_group_and_row(clip, expected):
     draws = [noised(update(), BROADCAST, clip, noise_multiplier=3.0, normal=seeded_normal(seed)) for seed in range(800)]
@@ -122,6 +122,30 @@ def test_noise_is_the_multiplier_times_the_norm_in_every_group_and_row(clip, exp
     assert found["rows"].std(axis=(0, 2)) == pytest.approx([expected["rows"]] * 4, rel=0.12)  # touched or not
 
 
+@pytest.mark.parametrize(
+    ("clip", "parameters", "statistics"),
+    [
+        (Clip({"*": 1.0}), {"a": 1.0, "b": 1.0}, None),
+        (Clip({"a": 3.0, "*": 1.0}), {"a": 3 * sqrt(2), "b": sqrt(2)}, None),  # two groups, as much noise as ever
+        (Clip({"*": 1.0}, statistics=2.0), {"a": sqrt(10 / 9), "b": sqrt(10 / 9)}, 2 * sqrt(10)),
+        (Clip({"a": 3.0, "*": 1.0}, statistics=2.0), {"a": 3 * sqrt(20 / 9), "b": sqrt(20 / 9)}, 2 * sqrt(10)),
+    ],
+)
+@pytest.mark.parametrize("noise_multiplier", [1.0, 0.7])
+def test_statistics_have_a_tenth_of_the_budget_and_parameters_the_rest(clip, parameters, statistics, noise_multiplier):
+    """By hand, for a multiplier of 1: 0.9 of the squares divided by 10/9, and 2^2 by 40, are 1 together."""
+    found = clip.deviations(["a", "b"], noise_multiplier=noise_multiplier)
+    assert found == pytest.approx({name: noise_multiplier * one for name, one in parameters.items()})
+    norms_of = {"a": clip.norms[clip.group_of("a")], "b": clip.norms[clip.group_of("b")]}
+    in_groups = {clip.group_of(name): (norms_of[name] / found[name]) ** 2 for name in found}
+    moved = sum(in_groups.values())  # what one user can move, in standard deviations, squared
+    if statistics is not None:
+        told = clip.statistics_deviation(noise_multiplier=noise_multiplier)
+        assert told == pytest.approx(noise_multiplier * statistics)
+        moved += (2.0 / told) ** 2
+    assert 1 / sqrt(moved) == pytest.approx(noise_multiplier, rel=1e-12)
+
+
 def test_every_number_that_is_told_lies_on_the_grid_of_its_noise():
     """Parameters, rows and statistics, each in steps of 2^-16 of the power of two below its standard deviation."""
     clip = Clip({"a": 2.0, "*": 1.0}, statistics=40.0)
@@ -133,7 +157,7 @@ def test_every_number_that_is_told_lies_on_the_grid_of_its_noise():
     for name, deviation in deviations.items():
         steps = tensors[name].double() / grid_of(deviation)
         assert torch.equal(steps, steps.round()) and (steps.abs() > 100).any()
-    grid = grid_of(clip.deviation(40.0, noise_multiplier=1.0))
+    grid = grid_of(clip.statistics_deviation(noise_multiplier=1.0))
     assert all((value / grid).is_integer() and value for value in found.statistics.values())
 
 

@@ -28,6 +28,7 @@ from homespun.privacy.mechanism import Clip, clipped, clipped_statistics, clippe
 from homespun.privacy.noise import secure_normal, seeded_normal
 from homespun.privacy.settings import Privacy, make_plan
 from homespun.run import RunSettings
+from homespun.training import privacy_of
 
 PRIVATE = {"noise_multiplier": 1.5, "clip": 0.05, "insecure": True, "delta": 0.01}
 
@@ -296,6 +297,18 @@ def test_a_server_is_told_how_much_noise_there_is(tmp_path):
             total = LoopEngine(run.built, 0).work(start, run.clients(range(9))).update
             told = run.steward.released(total, start).noise
         assert told == {name: pytest.approx(expected) for name in [*start.federated, *start.keyed]}
+
+
+def test_statistics_cost_parameters_a_twentieth_more_noise_and_no_epsilon(tmp_path):
+    """1.5 times the root of 10/9 in the place of 1.5, and not times the root of two."""
+    costs = {}
+    for clip in (None, 4.0):
+        with opened(tmp_path, name=f"statistics {clip}", privacy={"statistics_clip": clip}) as run:
+            list(run.rounds())
+            costs[clip] = privacy_of(run)
+    assert costs[None]["epsilon"] == costs[4.0]["epsilon"]
+    assert costs[None]["noise_norms"]["parameters"] == 1.5
+    assert costs[4.0]["noise_norms"] == pytest.approx({"parameters": 1.581139, "statistics": 4.743416})
 
 
 # An attack: somebody with the worst possible update, and an observer who knows everything but whether they took part

@@ -127,6 +127,8 @@ def test_the_report_says_what_privacy_there_was_and_stamps_what_is_none() -> Non
     assert "which hides nothing" in markdown(found) and "is hidden by noise" not in markdown(found)
     run["privacy"] |= {"clip": {"head.*": 0.5, "*": 1.0}, "statistics_clip": 1.0, "noise_multiplier": 1.0}
     assert texts(privacy_table(found))[0][1] == "local noise, 1.73 clip norms"  # three groups: the root of three
+    run["privacy"]["noise_norms"] = {"parameters": 1.4907, "statistics": 3.1623}
+    assert texts(privacy_table(found))[0][1:3] == ["local noise, 1.49 clip norms", "local noise, 3.16 clip norms"]
 
 
 def test_beside_epsilon_the_report_says_what_it_covers_and_what_all_runs_cost() -> None:

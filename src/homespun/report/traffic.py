@@ -134,9 +134,8 @@ def privacy_table(results: Mapping[str, Any]) -> Table | None:
         if found is None:
             rows.append([title_of(results, key), "as they are", "as they are", "never", MISSING, MISSING, MISSING])
             continue
-        groups = len(found["clip"]) + (found["statistics_clip"] is not None)  # each has more noise the more there are
-        noised = f"{found['noise']} noise, {found['noise_multiplier'] * sqrt(groups):.3g} clip norms"
-        statistics = "not sent" if found["statistics_clip"] is None else noised
+        noised, of_statistics = (f"{found['noise']} noise, {norms:.3g} clip norms" for norms in _noise(found))
+        statistics = "not sent" if found["statistics_clip"] is None else of_statistics
         stamp = f"{found['releases']} releases, counted with {found['rate']:.2%} of the users drawn"
         stamp += f"; public: what {' and '.join(found['public_filters'])} left" if found.get("public_filters") else ""
         stamp = INSECURE if found["insecure"] else stamp
@@ -169,6 +168,15 @@ def together_text(results: Mapping[str, Any]) -> str:
     rest = f" The {plain} runs without privacy have no bound." if plain > 1 else ""
     rest = " The run without privacy has no bound." if plain == 1 else rest
     return f"All {found['runs']} private runs together cost epsilon {_cost(found)}.{rest}"
+
+
+def _noise(privacy: Mapping[str, Any]) -> tuple[float, float]:
+    """On parameters and on statistics, in clip norms. Results that do not say so are of runs in which all groups had
+    equal shares."""
+    if "noise_norms" in privacy:
+        return privacy["noise_norms"]["parameters"], privacy["noise_norms"]["statistics"]
+    groups = len(privacy["clip"]) + (privacy["statistics_clip"] is not None)
+    return (privacy["noise_multiplier"] * sqrt(groups),) * 2
 
 
 def released_table(results: Mapping[str, Any]) -> Table:
