@@ -131,8 +131,11 @@ def test_one_step_a_round_is_algorithm_1_where_the_two_can_be_compared(federatio
     torch.testing.assert_close(trained["user.embedding"], embedding, atol=1e-5, rtol=1e-5)
 
 
-def test_with_the_global_head_alone_only_its_gradient_moves_the_embedding(federation):
-    built = made(federation, assignment="type", trained_by="common")
+@pytest.mark.parametrize(("trained_by", "logits"), [("common", slice(-2, None)), ("assigned", slice(0, 2))])
+@pytest.mark.parametrize("kinds_head", [True, False])
+def test_with_one_head_alone_only_its_gradient_moves_the_embedding(federation, trained_by, logits, kinds_head):
+    """The assigned head's is algorithm 1, line 20, as written."""
+    built = made(federation, assignment="type", trained_by=trained_by, kinds_head=kinds_head)
     somebody = client(built, federation)
     given = built.parameters(built.start().broadcast(), somebody.private)
     embedding = somebody.private["user.embedding"].clone().requires_grad_()
@@ -144,8 +147,35 @@ def test_with_the_global_head_alone_only_its_gradient_moves_the_embedding(federa
     built.method.loss(predict, {**given, "user.embedding": embedding}, data).mean().backward()
     alone = somebody.private["user.embedding"].clone().requires_grad_()
     output = predict({**given, "user.embedding": alone}, data)
-    functional.cross_entropy(output[:, -2:], data["label"]).backward()
+    functional.cross_entropy(output[:, logits], data["label"]).backward()
     torch.testing.assert_close(embedding.grad, alone.grad)
+
+
+def test_which_head_moves_the_embedding_changes_no_gradient_of_what_is_shared(federation):
+    sent = {}
+    for trained_by in ("all", "common", "assigned"):
+        built = made(federation, assignment="type", trained_by=trained_by)
+        outcome = LoopEngine(built, 0).work(built.start().broadcast(), [client(built, federation)])
+        sent[trained_by] = outcome.update
+        engines = [
+            outcome,
+            CohortEngine(built, 0, workers=0).work(built.start().broadcast(), [client(built, federation)]),
+        ]
+        embeddings = [one.private[federation.users[0]]["user.embedding"] for one in engines]
+        torch.testing.assert_close(*embeddings, atol=1e-5, rtol=1e-4)
+    for trained_by in ("common", "assigned"):
+        for name, value in sent["all"].federated.items():
+            torch.testing.assert_close(sent[trained_by].federated[name], value, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("assignment", ["prototype", "som", "personal"])
+def test_a_new_user_is_personalized_by_the_head_that_trains_embeddings(federation, assignment):
+    moved = {}
+    for trained_by in ("all", "assigned"):
+        built = made(federation, assignment=assignment, trained_by=trained_by, personalize_steps=3)
+        somebody, start = client(built, federation), built.start().broadcast()
+        moved[trained_by], _ = train_client(built, start, somebody, work="personalize", seed=0)
+    assert not torch.equal(moved["all"]["user.embedding"], moved["assigned"]["user.embedding"])
 
 
 def test_the_triplet_loss_by_hand():

@@ -44,7 +44,8 @@ class Settings(Common):
     assignment: Literal["prototype", "som", "type", "personal"] = "prototype"
     heads: PositiveInt | None = None  # sub-populations; None: as many as there are kinds
     kinds_head: bool = True  # the k-way head of section 3.1
-    trained_by: Literal["all", "common"] = "all"  # the heads whose gradients move the embedding
+    # The heads whose gradients move the embedding; "assigned" is algorithm 1, line 20, as written
+    trained_by: Literal["all", "common", "assigned"] = "all"
     over: Denominator = "cohort"  # a head's gradient is averaged over everybody, or over those who used it
     sends: Literal["touched", "all"] = "touched"  # only the head that was used, or zeros for the others too
 
@@ -72,13 +73,14 @@ RUN = {"rounds": 200, "cohort": 100}
 
 def loss(predict: Predict, parameters: Tree, batch: Batch, *, kinds: int, trained_by: str) -> Tensor:
     """The assigned head, the k-way head and the global head together."""
-    output = own = predict(parameters, batch)
-    if trained_by == "common" and torch.is_grad_enabled():  # the other heads' gradients do not reach the embedding
-        own = predict({**parameters, "user.embedding": parameters["user.embedding"].detach()}, batch)
-    total = cross_entropy(own[..., :CLASSES], batch["label"])
+    output = still = predict(parameters, batch)
+    if trained_by != "all" and torch.is_grad_enabled():  # the other heads' gradients do not reach the embedding
+        still = predict({**parameters, "user.embedding": parameters["user.embedding"].detach()}, batch)
+    assigned, common = (output if trained_by == head else still for head in ("assigned", "common"))
+    total = cross_entropy(assigned[..., :CLASSES], batch["label"])
     if kinds:
-        total = total + cross_entropy(own[..., CLASSES : CLASSES + kinds], batch["kind"])
-    return total + cross_entropy(output[..., -CLASSES:], batch["label"])
+        total = total + cross_entropy(still[..., CLASSES : CLASSES + kinds], batch["kind"])
+    return total + cross_entropy(common[..., -CLASSES:], batch["label"])
 
 
 # Which head: functions of the parameters that a home sees, with any leading axes.
