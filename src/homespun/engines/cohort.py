@@ -26,7 +26,7 @@ from homespun.core.errors import WorkerError
 from homespun.core.messages import Broadcast, pack, prefixed, strip, unpack, update_from_tensors
 from homespun.core.method import Built, Stackable
 from homespun.core.tree import Tree
-from homespun.engines.engine import Client, Outcome, Work, empty_update, in_user_order
+from homespun.engines.engine import Client, Outcome, Work, empty_update, in_user_order, require_own_roles
 from homespun.engines.stacked import merged, predict_together
 from homespun.engines.summed import work_cohort
 from homespun.engines.worker import clients_to_tensors
@@ -67,6 +67,7 @@ class CohortEngine:
     guard: Guard | None = None
 
     def work(self, broadcast: Broadcast, clients: Sequence[Client], *, work: Work = "phases") -> Outcome:
+        require_own_roles(broadcast, self.built)
         chunks = chunked(by_size(in_user_order(clients)), self._chunk)
         if self.workers == 0:
             outcomes = [
@@ -79,6 +80,7 @@ class CohortEngine:
         return merged(outcomes, empty_update(self.built, broadcast, self.guard))
 
     def predict(self, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
+        require_own_roles(broadcast, self.built)
         order = sorted(range(len(clients)), key=lambda position: -clients[position].examples)
         chunks = chunked([clients[position] for position in order], self._chunk)
         if self.workers == 0:

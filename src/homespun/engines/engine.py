@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from homespun.core import seeds
+from homespun.core.errors import MessageError, raise_faults
 from homespun.core.intake import Intake
 from homespun.core.messages import Broadcast, Rows, Update
 from homespun.core.method import Batch, Built
@@ -59,6 +60,30 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def require_own_roles(broadcast: Broadcast, built: Built) -> None:
+    """Raise unless the broadcast has exactly this client's federated and keyed parameters, in their shapes and dtypes.
+
+    Called where a broadcast reaches clients. A client sends what its own partition calls shared; a server that lists a
+    private parameter as federated would otherwise get it back.
+    """
+    faults = []
+    for role, sent in ((Role.FEDERATED, broadcast.federated), (Role.KEYED, broadcast.keyed)):
+        own = built.partition.select(built.initial, role)
+        missing = sorted(own.keys() - sent.keys())
+        faults += [f"it lacks {role.value} {missing}"] if missing else []
+        for name in sorted(sent):
+            if name not in own:
+                here = built.partition.roles.get(name)
+                faults.append(f"it has {name!r} as {role.value}, which is {here.value if here else 'unknown'} here")
+            elif sent[name].shape != own[name].shape:
+                shapes = tuple(sent[name].shape), tuple(own[name].shape)
+                faults.append(f"it has {name!r} of shape {shapes[0]} where {shapes[1]} was expected")
+            elif sent[name].dtype != own[name].dtype:
+                faults.append(f"it has {name!r} of {sent[name].dtype} where {own[name].dtype} was expected")
+    if faults:
+        raise_faults(MessageError, f"broadcast of round {broadcast.round}: refused, nothing is sent back", faults)
 
 
 def in_user_order(clients: Sequence[Client]) -> list[Client]:
@@ -116,11 +141,14 @@ def client_update(
 ) -> Update:
     """What one client sends: weight times delta, of touched rows only where a parameter is keyed.
 
-    Under a guard everybody weighs 1; what it makes of the update comes later, when the update is taken in.
+    The client's own partition says what may be sent, not the broadcast. Under a guard every client weighs 1; the guard
+    clips and noises later, when the update is taken in.
     """
     weight = built.method.weight(client.examples) if guard is None else 1.0
-    keyed = {}
+    roles, keyed = built.partition.roles, {}
     for name, table in broadcast.keyed.items():
+        if roles.get(name) is not Role.KEYED:
+            continue
         touched = touched_rows(built, client, name, moved=trained[name] != table)
         keyed[name] = Rows(
             touched,
@@ -129,7 +157,11 @@ def client_update(
         )
     return Update(
         round=broadcast.round,
-        federated={name: weight * (trained[name] - value) for name, value in broadcast.federated.items()},
+        federated={
+            name: weight * (trained[name] - value)
+            for name, value in broadcast.federated.items()
+            if roles.get(name) is Role.FEDERATED
+        },
         keyed=keyed,
         statistics=statistics,
         weight=weight,

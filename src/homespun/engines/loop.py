@@ -23,6 +23,7 @@ from homespun.engines.engine import (
     in_user_order,
     intake,
     kept_at_home,
+    require_own_roles,
     take,
     with_columns,
     with_released,
@@ -37,6 +38,7 @@ class LoopEngine:
     guard: Guard | None = None
 
     def work(self, broadcast: Broadcast, clients: Sequence[Client], *, work: Work = "phases") -> Outcome:
+        require_own_roles(broadcast, self.built)
         arrived, private = intake(self.built, broadcast, self.guard), {}
         for client in in_user_order(clients):
             trained, statistics = train_client(self.built, broadcast, client, work=work, seed=self.seed)
@@ -50,6 +52,7 @@ class LoopEngine:
         return Outcome(arrived.total, private, arrived.refused)
 
     def predict(self, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
+        require_own_roles(broadcast, self.built)
         return [predict_client(self.built, broadcast, client) for client in clients]
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from homespun.core.messages import Broadcast, pack, prefixed, strip, unpack, upd
 from homespun.core.method import Built, Task, build, load_method
 from homespun.core.method_files import MethodFile
 from homespun.core.tree import Tree
-from homespun.engines.engine import Client
+from homespun.engines.engine import Client, require_own_roles
 from homespun.engines.stacked import predict_together
 from homespun.engines.summed import work_cohort
 from homespun.privacy.guard import guard_from
@@ -62,6 +62,7 @@ def setup(header: dict[str, Any]) -> tuple[Built, int]:
 
 
 def answer(built: Built, seed: int, broadcast: Broadcast, header: dict[str, Any], tensors: Tree) -> bytes:
+    require_own_roles(broadcast, built)
     clients = clients_from_tensors(header["users"], tensors)
     if header["kind"] == "predict":
         outputs = predict_together(built, broadcast, clients)

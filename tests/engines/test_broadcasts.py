@@ -1,0 +1,119 @@
+"""A client goes by its own partition: a broadcast that asks for anything else is refused, in every engine."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from homespun.core.errors import MessageError, WorkerError
+from homespun.core.messages import pack
+from homespun.core.method import Task, build, load_method
+from homespun.data.dialects import Dialects
+from homespun.data.dialects import Settings as DialectSettings
+from homespun.engines.cohort import CohortEngine, WorkerPool
+from homespun.engines.engine import Client, client_update
+from homespun.engines.loop import LoopEngine
+from homespun.engines.worker import answer, clients_to_tensors
+from homespun.methods.furl import SMALL
+
+FEDERATION = Dialects(DialectSettings(users=4, examples=10))
+BUILT = build(load_method("furl", SMALL, Task(classes=8, population=4)), seed=0)
+TABLE = build(load_method("furl", {**SMALL, "users": "table"}, Task(classes=8, population=4)), seed=0)
+
+
+def client(built=BUILT):
+    user = FEDERATION.users[0]
+    return Client(user, built.new_private(user, seed=0), built.method.encode(FEDERATION.examples(0)))
+
+
+def asking(built=BUILT, **more):
+    start = built.start().broadcast()
+    return replace(start, federated={**start.federated, **more})
+
+
+def greedy():
+    """A server that lists the private embedding among the federated parameters, with zeros to subtract."""
+    return asking(**{"user.embedding": torch.zeros_like(BUILT.initial["user.embedding"])})
+
+
+def wrong_broadcasts():
+    start, table = BUILT.start().broadcast(), TABLE.start().broadcast()
+    bias = start.federated["output.bias"]
+    return {
+        "a private parameter": (BUILT, greedy(), "'user.embedding' as federated, which is private here"),
+        "a private one as keyed": (
+            BUILT,
+            replace(start, keyed={"user.embedding": torch.zeros(1, 1)}),
+            "'user.embedding' as keyed, which is private here",
+        ),
+        "an unknown one": (BUILT, asking(spy=torch.zeros(1)), "'spy' as federated, which is unknown here"),
+        "one left out": (
+            BUILT,
+            replace(start, federated={name: start.federated[name] for name in start.federated if "bias" not in name}),
+            "lacks federated .*'output.bias'",
+        ),
+        "a shape": (BUILT, asking(**{"output.bias": bias[:1]}), r"'output.bias' of shape \(1,\) where \(8,\)"),
+        "a dtype": (BUILT, asking(**{"output.bias": bias.double()}), "'output.bias' of torch.float64 where"),
+        "a role": (
+            TABLE,
+            replace(table, federated={**table.federated, **table.keyed}, keyed={}),
+            "'user.table' as federated, which is keyed here",
+        ),
+    }
+
+
+WRONG = wrong_broadcasts()
+ENGINES = {
+    "loop": LoopEngine,
+    "cohort": lambda built, seed: CohortEngine(built, seed, workers=0),
+}
+
+
+@pytest.mark.parametrize(("built", "broadcast", "reason"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_a_broadcast_with_other_names_roles_shapes_or_types_is_refused(engine, built, broadcast, reason):
+    with pytest.raises(MessageError, match=reason):
+        engine(built, 0).work(broadcast, [client(built)])
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+def test_whoever_personalizes_or_predicts_refuses_it_too(engine):
+    with pytest.raises(MessageError, match="private here"):
+        engine(BUILT, 0).work(greedy(), [client()], work="personalize")
+    with pytest.raises(MessageError, match="private here"):
+        engine(BUILT, 0).predict(greedy(), [client()])
+
+
+@pytest.mark.parametrize("kind", ["work", "predict"])
+def test_a_worker_does_not_rely_on_its_parent(kind):
+    header = {"kind": kind, "work": "phases", "guard": None, "users": [client().user]}
+    with pytest.raises(MessageError, match="private here"):
+        answer(BUILT, 0, greedy(), header, clients_to_tensors([client()]))
+
+
+@pytest.mark.system
+def test_a_worker_process_sends_nothing_back_to_such_a_server():
+    with pytest.raises(MessageError, match="private here"):
+        CohortEngine(BUILT, 0, workers=1).work(greedy(), [client()])
+    pool = WorkerPool(1)
+    header = {"kind": "work", "work": "phases", "guard": None, "users": [client().user]}
+    pool.prepare(BUILT, 0)
+    pool.broadcast(greedy())
+    with pytest.raises(WorkerError, match=r"MessageError: .*private here"):
+        pool.run([pack(header, clients_to_tensors([client()]))])
+    pool.close()
+
+
+def test_all_faults_are_named_at_once():
+    both = asking(spy=torch.zeros(1), **{"user.embedding": torch.zeros(1)})
+    with pytest.raises(MessageError, match=r"2 faults(.|\n)*'spy'(.|\n)*'user.embedding'"):
+        LoopEngine(BUILT, 0).work(both, [client()])
+
+
+def test_an_update_has_no_place_for_a_private_parameter_whatever_the_broadcast_lists():
+    """Without the check at the boundary, too: weight 1 times (embedding - 0) would be the embedding, bit for bit."""
+    one = replace(client(), data={name: column[:1] for name, column in client().data.items()})
+    trained = BUILT.parameters(BUILT.start().broadcast(), one.private)
+    sent = client_update(BUILT, greedy(), one, trained=trained, statistics={"loss": 0.0, "examples": 1.0})
+    assert "user.embedding" not in sent.federated and "user.embedding" not in sent.keyed
+    assert set(sent.federated) == set(BUILT.start().federated)
