@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from homespun.core.intake import Intake
-from homespun.core.messages import Broadcast, Rows, Update
+from homespun.core.messages import Broadcast, Elected, Rows, Update
 
 BROADCAST = Broadcast(3, federated={"w": torch.zeros(2)}, keyed={"t": torch.zeros(4, 1)})
 
@@ -27,9 +27,12 @@ def empty():
 
 
 BAD = {
-    "NaN": ({"federated": {"w": torch.tensor([1.0, nan])}}, "NaN, infinity or numbers beyond 1e\\+30 in 'w'"),
+    "NaN": ({"federated": {"w": torch.tensor([1.0, nan])}}, "NaN, infinity or numbers beyond 2e\\+09 in 'w'"),
     "infinity": ({"federated": {"w": torch.tensor([1.0, -inf])}}, "NaN, infinity .* in 'w'"),
-    "finite, but their sum would not be": ({"federated": {"w": torch.tensor([1.0, 3e38])}}, "beyond 1e\\+30 in 'w'"),
+    "finite, but their sum would not be": ({"federated": {"w": torch.tensor([1.0, 3e38])}}, "beyond 2e\\+09 in 'w'"),
+    "a step of 9e29": ({"federated": {"w": torch.tensor([1.0, 9e29])}}, "beyond 2e\\+09 in 'w'"),
+    "a row's step of 9e29": ({"keyed": {"t": rows(values=((9e29,),))}}, "beyond 2e\\+09 in 't'"),
+    "a step without weight": ({"weight": 0.0, "keyed": {"t": rows(weight=(0.0,))}}, "beyond 0 in 'w'"),
     "NaN in a row": ({"keyed": {"t": rows(values=((nan,),))}}, "NaN, infinity .* in 't'"),
     "NaN in a statistic": ({"statistics": {"loss": nan}}, "NaN, infinity .* in its statistics"),
     "a huge statistic": ({"statistics": {"loss": 1e308}}, "beyond 1e\\+300 in its statistics"),
@@ -46,7 +49,23 @@ BAD = {
     "huge weight": ({"weight": 1e12}, "a weight of 1000000000000.0"),
     "negative weight": ({"weight": -1.0}, "a weight of -1.0"),
     "no weight": ({"weight": None}, "a weight of None"),
-    "weight in words": ({"weight": "1"}, "a weight of 1"),
+    "weight in words": ({"weight": "1"}, "a weight of '1'"),
+    "weight of a billion examples": ({"weight": 1e9}, "a weight of 1000000000.0"),
+    "weight of 400 digits": ({"weight": 10**400}, "a weight of more than 18 digits"),
+    "weight of 5,000 digits": ({"weight": 10**5000}, "a weight of more than 18 digits"),
+    "complex weight": ({"weight": 2 + 0j}, r"a weight of \(2\+0j\)"),
+    "round of 5,000 digits": ({"round": 10**5000}, "an update of round more than 18 digits"),
+    "clients of 5,000 digits": ({"clients": 10**5000}, "an update of more than 18 digits clients"),
+    "statistic of 400 digits": ({"statistics": {"loss": 10**400}}, "beyond 1e\\+300 in its statistics"),
+    "complex weights of rows": (
+        {"keyed": {"t": replace(rows(), weight=torch.tensor([2 + 0j]))}},
+        "weights of rows of 't'",
+    ),
+    "weights of rows that are integers": (
+        {"keyed": {"t": replace(rows(), weight=torch.tensor([2]))}},
+        "weights of rows of 't'",
+    ),
+    "rows that are no tensors": ({"keyed": {"t": Rows([1], [[1.0]], [2.0])}}, "rows of 't' that are no tensors"),
     "statistic in words": ({"statistics": {"loss": "low"}}, "statistics that are no numbers"),
     "no tensor": ({"federated": {"w": [1.0, 2.0]}}, "'w' that is no tensor"),
     "NaN weight": ({"weight": nan}, "a weight of nan"),
@@ -99,3 +118,20 @@ def test_fewer_examples_than_none_are_refused():
     intake = replace(empty(), statistics=["examples"])
     assert not intake.take("ann", replace(GOOD, statistics={"examples": -3.0}))
     assert intake.refused == {"ann": "-3 examples"}
+
+
+def test_a_candidates_steps_are_bounded_like_anybodys():
+    intake = replace(empty(), elects=["w"])
+    for steps in (9e29, nan):
+        candidate = Elected(-1.0, {"w": torch.tensor([0.0, steps])})
+        assert not intake.take("ann", replace(GOOD, elected=candidate))
+        assert "beyond 1e+09 in 'w'" in intake.refused["ann"]
+    for score in (-(10**400), nan, 0.5, "high"):
+        assert not intake.take("ann", replace(GOOD, elected=Elected(score, {"w": torch.zeros(2)})))
+        assert "a score of" in intake.refused["ann"]
+    assert intake.take("ann", replace(GOOD, elected=Elected(-1.0, {"w": torch.zeros(2)})))
+
+
+def test_the_largest_weight_and_step_are_taken():
+    heavy = replace(GOOD, weight=1e8, keyed={"t": rows(weight=(1e8,))}, federated={"w": torch.tensor([1e17, 0.0])})
+    assert empty().take("ann", heavy)

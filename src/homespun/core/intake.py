@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import inf
 
 import torch
 from torch import Tensor
 
 from homespun.core.errors import MessageError
-from homespun.core.messages import Broadcast, Elected, Rows, Update
+from homespun.core.messages import LARGEST_NUMBER, Broadcast, Elected, Rows, Update
 from homespun.core.tree import Tree
 
-HEAVIEST = 1e9  # a client that claims more examples than this has none
-# Finite numbers must not have a sum that is not: of float32, and of statistics, which are float64
-LARGEST, LARGEST_STATISTIC = 1e30, 1e300
+HEAVIEST = 1e8  # no client has that many examples
+LARGEST_STEP = 1e9  # of one number, per unit of weight: no parameter moves that far, and sums of many stay finite
 
 
 @dataclass
@@ -59,21 +58,21 @@ def refusal(
 ) -> str | None:
     """Why one client's update cannot be taken; None if it can."""
     if update.round != broadcast.round:
-        return f"an update of round {update.round} in round {broadcast.round}"
+        return f"an update of round {_shown(update.round)} in round {broadcast.round}"
     if update.clients != 1:
-        return f"an update of {update.clients} clients at once"
-    if not _is_weight(update.weight):
-        return f"a weight of {update.weight}"
+        return f"an update of {_shown(update.clients)} clients at once"
+    if not (_is_finite(update.weight) and 0 <= update.weight <= HEAVIEST):
+        return f"a weight of {_shown(update.weight)}"
     if set(update.statistics) != set(statistics):
         return f"statistics {sorted(update.statistics)} where {sorted(statistics)} were declared"
     if not all(isinstance(value, int | float) for value in update.statistics.values()):
         return "statistics that are no numbers"
-    if not all(abs(value) <= LARGEST_STATISTIC for value in update.statistics.values()):
-        return f"NaN, infinity or numbers beyond {LARGEST_STATISTIC:g} in its statistics"
+    if not all(map(_is_finite, update.statistics.values())):
+        return f"NaN, infinity or numbers beyond {LARGEST_NUMBER:g} in its statistics"
     if update.statistics.get("examples", 0) < 0:
         return f"{update.statistics['examples']:g} examples"
     return (
-        _wrong_tensors(update.federated, broadcast.federated)
+        _wrong_tensors(update.federated, broadcast.federated, largest=LARGEST_STEP * update.weight)
         or _wrong_rows(update.keyed, broadcast.keyed, weight=update.weight)
         or _wrong_candidate(update.elected, {name: broadcast.federated[name] for name in elects})
     )
@@ -83,15 +82,18 @@ def _wrong_candidate(found: Elected | None, expected: Tree) -> str | None:
     if found is None or not expected:
         return None if (found is None) == (not expected) else "a candidate where none, or none where one, was expected"
     if not (_is_finite(found.score) and found.score <= 0):
-        return f"a score of {found.score}"
-    return _wrong_tensors(found.steps, expected)
+        return f"a score of {_shown(found.score)}"
+    return _wrong_tensors(found.steps, expected, largest=LARGEST_STEP)
 
 
-def _wrong_tensors(found: Tree, expected: Tree) -> str | None:
+def _wrong_tensors(found: Tree, expected: Tree, *, largest: float) -> str | None:
     missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
     if missing or extra:
         return f"parameters missing {missing}, unexpected {extra}"
-    wrong = (_wrong_tensor(name, found[name], like=value, shape=value.shape) for name, value in expected.items())
+    wrong = (
+        _wrong_tensor(name, found[name], like=value, shape=value.shape, largest=largest)
+        for name, value in expected.items()
+    )
     return next((reason for reason in wrong if reason is not None), None)
 
 
@@ -101,36 +103,44 @@ def _wrong_rows(found: Mapping[str, Rows], expected: Tree, *, weight: float) -> 
         return f"keyed parameters missing {missing}, unexpected {extra}"
     for name, table in expected.items():
         rows = found[name]
+        if not all(isinstance(part, Tensor) for part in (rows.index, rows.values, rows.weight)):
+            return f"rows of {name!r} that are no tensors"
         index = rows.index
         if index.dtype != torch.int64 or index.dim() != 1 or bool((index[1:] <= index[:-1]).any()):
             return f"rows of {name!r} that are not ascending numbers"
         if len(index) and (int(index[0]) < 0 or int(index[-1]) >= len(table)):
             return f"rows of {name!r} that are not there"
-        reason = _wrong_tensor(name, rows.values, like=table, shape=(len(index), *table.shape[1:]))
+        shape = (len(index), *table.shape[1:])
+        reason = _wrong_tensor(name, rows.values, like=table, shape=shape, largest=LARGEST_STEP * weight)
         if reason is not None:
             return reason
-        if rows.weight.shape != index.shape or any(found != weight for found in rows.weight.tolist()):
-            return f"weights of rows of {name!r} that are none"
+        own = rows.weight
+        if own.dtype != torch.float64 or own.shape != index.shape or any(one != weight for one in own.tolist()):
+            return f"weights of rows of {name!r} that are not the update's weight as float64"
     return None
 
 
-def _wrong_tensor(name: str, found: Tensor, *, like: Tensor, shape: Sequence[int]) -> str | None:
+def _wrong_tensor(name: str, found: Tensor, *, like: Tensor, shape: Sequence[int], largest: float) -> str | None:
     if not isinstance(found, Tensor):
         return f"{name!r} that is no tensor"
     if tuple(found.shape) != tuple(shape):
         return f"{name!r} of shape {tuple(found.shape)} where {tuple(shape)} was expected"
     if found.dtype != like.dtype:
         return f"{name!r} of {found.dtype} where {like.dtype} was expected"
-    largest = float(torch.linalg.vector_norm(found, ord=inf)) if found.numel() else 0.0
-    return None if largest <= LARGEST else f"NaN, infinity or numbers beyond {LARGEST:g} in {name!r}"
-
-
-def _is_weight(weight: float) -> bool:
-    return _is_finite(weight) and 0 <= weight <= HEAVIEST
+    most = float(torch.linalg.vector_norm(found, ord=inf)) if found.numel() else 0.0
+    return None if most <= largest else f"NaN, infinity or numbers beyond {largest:g} in {name!r}"
 
 
 def _is_finite(value: float) -> bool:
-    return isinstance(value, int | float) and isfinite(value)
+    # comparing is exact for integers of any size; isfinite would overflow
+    return isinstance(value, int | float) and -LARGEST_NUMBER <= value <= LARGEST_NUMBER
+
+
+def _shown(value: object) -> str:
+    """A value that arrived, short enough for an error; Python refuses to print integers of 5,000 digits."""
+    if isinstance(value, int) and abs(value) >= 10**18:
+        return "more than 18 digits"
+    return repr(value)[:40]
 
 
 def refused_error(who: str, refused: Mapping[str, str], *, round: int) -> MessageError:

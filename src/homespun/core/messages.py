@@ -19,6 +19,8 @@ from homespun.core import tree
 from homespun.core.errors import MessageError
 from homespun.core.tree import Tree
 
+LARGEST_NUMBER = 1e300  # of a number in a header: a sum of many stays finite in float64
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -114,12 +116,28 @@ def require_valid(update: Update, broadcast: Broadcast, *, statistics: Sequence[
         raise MessageError(f"keyed parameters: expected {sorted(broadcast.keyed)}, got {sorted(update.keyed)}")
     if set(update.statistics) != set(statistics):
         raise MessageError(f"statistics: declared {sorted(statistics)}, got {sorted(update.statistics)}")
+    for name, value in broadcast.federated.items():
+        _require_type(name, update.federated[name], like=value)
+    for name, table in broadcast.keyed.items():
+        rows = update.keyed[name]
+        _require_type(name, rows.values, like=table)
+        if tuple(rows.values.shape) != (len(rows.index), *table.shape[1:]):
+            raise MessageError(
+                f"rows of {name!r}: {len(rows.index)} of a table {tuple(table.shape)}, got {tuple(rows.values.shape)}"
+            )
+        if len(rows.index) and int(rows.index[-1]) >= len(table):  # they ascend
+            raise MessageError(f"{name!r} has no row {int(rows.index[-1])}")
     broken = _not_finite({**update.federated, **{name: rows.values for name, rows in update.keyed.items()}})
     if broken:
         raise MessageError(
             f"round {update.round}: {', '.join(broken)} became infinite or NaN in local training. "
             "Lower the learning rate, the clients' or the server's."
         )
+
+
+def _require_type(name: str, found: Tensor, *, like: Tensor) -> None:
+    if found.dtype != like.dtype:
+        raise MessageError(f"{name!r} is {found.dtype}, not {like.dtype}")
 
 
 def require_finite(state: ServerState) -> None:
@@ -144,12 +162,40 @@ def pack(header: Mapping[str, Any], tensors: Tree) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A message's header and tensors. What is wrong with them is a MessageError, here and in every decoder below."""
     try:
         (length,) = struct.unpack_from("<Q", data)
         header = json.loads(data[8 : 8 + length])
-    except (struct.error, UnicodeDecodeError, json.JSONDecodeError):
+    except (struct.error, ValueError, RecursionError):  # ValueError: no JSON, no UTF-8, a number of too many digits
         raise MessageError("not a homespun message: its header cannot be read") from None
+    if not isinstance(header, dict):
+        raise MessageError(f"not a homespun message: its header is a {type(header).__name__}, not an object")
     return header, tree.from_bytes(data[8 + length :])
+
+
+def _count(header: Mapping[str, Any], name: str) -> int:
+    """A field that counts something: a whole number from 0 to 2^53, which every JSON reader has exactly."""
+    value = header.get(name)
+    if type(value) is not int or not 0 <= value <= 2**53:
+        raise MessageError(f"its {name} is not a whole number from 0 to 2^53")
+    return value
+
+
+def _number(header: Mapping[str, Any], name: str) -> float:
+    """A field that is a finite number."""
+    value: Any = header.get(name)
+    # comparing is exact for integers of any size; isfinite would overflow
+    if type(value) not in (int, float) or not -LARGEST_NUMBER <= value <= LARGEST_NUMBER:
+        raise MessageError(f"its {name!r} is not a finite number")
+    return value
+
+
+def _require_places(tensors: Tree, *places: str) -> None:
+    """Every tensor is under one of these prefixes."""
+    for name in tensors:
+        place, _, rest = name.partition("/")
+        if place not in places or not rest:
+            raise MessageError(f"a tensor {name!r}, which this kind of message has no place for")
 
 
 def prefixed(prefix: str, tensors: Tree) -> dict[str, Tensor]:
@@ -168,8 +214,12 @@ def broadcast_to_bytes(broadcast: Broadcast) -> bytes:
 
 
 def broadcast_from_bytes(data: bytes) -> Broadcast:
-    header, tensors = unpack(data)
-    return Broadcast(header["round"], strip("federated", tensors), strip("keyed", tensors))
+    return broadcast_from_tensors(*unpack(data))
+
+
+def broadcast_from_tensors(header: Mapping[str, Any], tensors: Tree) -> Broadcast:
+    _require_places(tensors, "federated", "keyed")
+    return Broadcast(_count(header, "round"), strip("federated", tensors), strip("keyed", tensors))
 
 
 def update_to_tensors(update: Update) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -190,17 +240,37 @@ def update_to_tensors(update: Update) -> tuple[dict[str, Any], dict[str, Tensor]
 
 
 def update_from_tensors(header: Mapping[str, Any], tensors: Tree) -> Update:
-    rows = strip("keyed", tensors)
-    names = sorted({name.rpartition("/")[0] for name in rows})
+    _require_places(tensors, "federated", "keyed", "elected")
+    keyed, steps = strip("keyed", tensors), strip("elected", tensors)
+    statistics = header.get("statistics")
+    if not isinstance(statistics, dict):
+        raise MessageError("its statistics are not an object of names and numbers")
+    if steps and "score" not in header:
+        raise MessageError("a candidate's steps without a score")
     return Update(
-        round=header["round"],
+        round=_count(header, "round"),
         federated=strip("federated", tensors),
-        keyed={name: Rows(**strip(name, rows)) for name in names},
-        statistics=header["statistics"],
-        weight=header["weight"],
-        clients=header["clients"],
-        elected=Elected(header["score"], strip("elected", tensors)) if "score" in header else None,
+        keyed={name: _rows(name, strip(name, keyed)) for name in sorted({key.rpartition("/")[0] for key in keyed})},
+        statistics={name: _number(statistics, name) for name in statistics},
+        weight=_number(header, "weight"),
+        clients=_count(header, "clients"),
+        elected=Elected(_number(header, "score"), steps) if "score" in header else None,
     )
+
+
+def _rows(name: str, tensors: Tree) -> Rows:
+    """Rows whose index, values and weights fit each other."""
+    if not name or tensors.keys() != {"index", "values", "weight"}:
+        raise MessageError(f"rows of {name!r} have {sorted(tensors)}, not index, values and weight")
+    rows = Rows(**tensors)
+    index, weight = rows.index, rows.weight
+    if index.dtype != torch.int64 or index.dim() != 1 or bool((index.diff() <= 0).any()) or bool((index < 0).any()):
+        raise MessageError(f"rows of {name!r} are not ascending int64 row numbers")
+    if rows.values.dim() == 0 or len(rows.values) != len(index):
+        raise MessageError(f"rows of {name!r}: {len(index)} row numbers for values of shape {tuple(rows.values.shape)}")
+    if weight.dtype != torch.float64 or weight.shape != index.shape or not bool(torch.isfinite(weight).all()):
+        raise MessageError(f"rows of {name!r} do not have one finite float64 weight each")
+    return rows
 
 
 def update_to_bytes(update: Update) -> bytes:
@@ -222,8 +292,9 @@ def state_to_bytes(state: ServerState) -> bytes:
 
 def state_from_bytes(data: bytes) -> ServerState:
     header, tensors = unpack(data)
+    _require_places(tensors, "federated", "keyed", "optimizer")
     return ServerState(
-        round=header["round"],
+        round=_count(header, "round"),
         federated=strip("federated", tensors),
         keyed=strip("keyed", tensors),
         optimizer=strip("optimizer", tensors),

@@ -62,6 +62,9 @@ def from_bytes(data: bytes) -> dict[str, Tensor]:
         return _load_safetensors(data)
     except SafetensorError as error:
         raise MessageError(f"not a tree of tensors: {error}") from None
+    except (KeyError, ValueError, TypeError, RuntimeError, AssertionError) as error:
+        # The header is sound, but torch has no such type or shape; safetensors passes on what torch raised.
+        raise MessageError(f"not a tree of tensors: torch cannot hold one of them ({error!r})") from None
 
 
 def byte_count(tree: Tree) -> int:

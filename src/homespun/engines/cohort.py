@@ -139,7 +139,8 @@ def _read_outcome(chunk: Sequence[Client], header: dict[str, Any], tensors: Tree
         for position, client in enumerate(chunk)
         if client.user not in refused
     }
-    return Outcome(update_from_tensors(header, tensors), private, refused)
+    sent = {name: tensor for name, tensor in tensors.items() if not name.startswith("private/")}
+    return Outcome(update_from_tensors(header, sent), private, refused)
 
 
 def _read_outputs(chunk: Sequence[Client], header: dict[str, Any], tensors: Tree) -> list[Tensor]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from homespun.core.messages import Broadcast, pack, prefixed, strip, unpack, update_to_tensors
+from homespun.core.messages import Broadcast, broadcast_from_tensors, pack, prefixed, strip, unpack, update_to_tensors
 from homespun.core.method import Built, Task, build, load_method
 from homespun.core.method_files import MethodFile
 from homespun.core.tree import Tree
@@ -96,7 +96,7 @@ def _answer_all(connection: Connection) -> None:
             if header["kind"] == "setup":
                 built, seed = setup(header)
             elif header["kind"] == "broadcast":
-                broadcast = Broadcast(header["round"], strip("federated", tensors), strip("keyed", tensors))
+                broadcast = broadcast_from_tensors(header, tensors)
             else:
                 assert built is not None and broadcast is not None
                 connection.send_bytes(answer(built, seed, broadcast, header, tensors))

@@ -1,0 +1,119 @@
+"""Whatever is wrong with a message, decoding it raises MessageError and nothing else."""
+
+import json
+import struct
+
+import pytest
+import torch
+
+from homespun.core import tree
+from homespun.core.errors import MessageError
+from homespun.core.messages import broadcast_from_bytes, pack, state_from_bytes, unpack, update_from_bytes
+
+INDEX, VALUES = torch.tensor([0, 2]), torch.ones(2, 1)
+WEIGHT = torch.full((2,), 3.0, dtype=torch.float64)
+HEADER = {"round": 3, "statistics": {"loss": 0.5}, "weight": 3.0, "clients": 1}
+TENSORS = {
+    "federated/w": torch.ones(2),
+    "keyed/t/index": INDEX,
+    "keyed/t/values": VALUES,
+    "keyed/t/weight": WEIGHT,
+}
+
+
+def framed(header: bytes, tensors: bytes) -> bytes:
+    return struct.pack("<Q", len(header)) + header + tensors
+
+
+def update(*, without=(), tensors=None, **changes):
+    kept = {name: tensor for name, tensor in TENSORS.items() if name not in without}
+    return pack({**HEADER, **changes}, {**kept, **(tensors or {})})
+
+
+def without_field(name):
+    return pack({key: value for key, value in HEADER.items() if key != name}, TENSORS)
+
+
+def with_type(name: str) -> bytes:
+    """A tensor of a type that safetensors knows and torch does not."""
+    head = json.dumps({"federated/w": {"dtype": name, "shape": [2], "data_offsets": [0, 1]}}).encode()
+    return framed(json.dumps({"round": 3}).encode(), struct.pack("<Q", len(head)) + head + b"\0")
+
+
+BAD_UPDATES = {
+    "no round": without_field("round"),
+    "no statistics": without_field("statistics"),
+    "no weight": without_field("weight"),
+    "no clients": without_field("clients"),
+    "a round in words": update(round="3"),
+    "a round that is true": update(round=True),
+    "a round before the first": update(round=-1),
+    "a broken round": update(round=3.5),
+    "a round of 400 digits": update(round=10**400),
+    "statistics as a list": update(statistics=[0.5]),
+    "a statistic in words": update(statistics={"loss": "low"}),
+    "a statistic that is nothing": update(statistics={"loss": None}),
+    "a statistic of 400 digits": update(statistics={"loss": 10**400}),
+    "a statistic that is NaN": update(statistics={"loss": float("nan")}),
+    "a weight in words": update(weight="3"),
+    "a weight of 400 digits": update(weight=10**400),
+    "an infinite weight": update(weight=float("inf")),
+    "half a client": update(clients=0.5),
+    "rows without an index": update(without=["keyed/t/index"]),
+    "rows without weights": update(without=["keyed/t/weight"]),
+    "rows with something else": update(tensors={"keyed/t/age": INDEX.clone()}),
+    "rows without a name": update(tensors={"keyed/index": INDEX.clone()}),
+    "rows that are floats": update(tensors={"keyed/t/index": INDEX.float()}),
+    "rows in two dimensions": update(tensors={"keyed/t/index": INDEX[None].clone()}),
+    "rows that descend": update(tensors={"keyed/t/index": torch.tensor([2, 0])}),
+    "a row before the first": update(tensors={"keyed/t/index": torch.tensor([-1, 0])}),
+    "fewer values than rows": update(tensors={"keyed/t/values": torch.ones(1, 1)}),
+    "a value without rows": update(tensors={"keyed/t/values": torch.tensor(1.0)}),
+    "complex row weights": update(tensors={"keyed/t/weight": WEIGHT.to(torch.complex64)}),
+    "more weights than rows": update(tensors={"keyed/t/weight": torch.cat([WEIGHT, WEIGHT])}),
+    "row weights that are NaN": update(tensors={"keyed/t/weight": WEIGHT * float("nan")}),
+    "steps without a score": update(tensors={"elected/w": torch.ones(2)}),
+    "a score in words": update(score="best", tensors={"elected/w": torch.ones(2)}),
+    "a place that messages do not have": update(tensors={"private/user.embedding": torch.ones(2)}),
+    "a tensor without a place": update(tensors={"w": torch.ones(2)}),
+}
+BAD_FRAMES = {
+    "a header that is a list": framed(b"[3]", tree.to_bytes({})),
+    "a header that is null": framed(b"null", tree.to_bytes({})),
+    "a header nested 100,000 deep": framed(b"[" * 100_000, tree.to_bytes({})),
+    "a number of 5,000 digits": framed(b'{"round": ' + b"9" * 5000 + b"}", tree.to_bytes({})),
+    "a header longer than the message": struct.pack("<Q", 2**63) + b"{}",
+    "a type that torch does not have": with_type("F4"),
+    "another such type": with_type("F8_E8M0"),
+    "tensors that are cut off": pack({"round": 3}, TENSORS)[:-1],
+    "an empty tensor of a full shape": framed(
+        b'{"round": 3}', struct.pack("<Q", 64) + b'{"w":{"dtype":"F32","shape":[],"data_offsets":[0,0]}}'.ljust(64)
+    ),
+}
+
+
+@pytest.mark.parametrize("data", BAD_UPDATES.values(), ids=BAD_UPDATES)
+def test_a_malformed_update(data):
+    with pytest.raises(MessageError):
+        update_from_bytes(data)
+
+
+@pytest.mark.parametrize("data", BAD_FRAMES.values(), ids=BAD_FRAMES)
+@pytest.mark.parametrize("decode", [unpack, update_from_bytes, broadcast_from_bytes, state_from_bytes])
+def test_a_malformed_frame(decode, data):
+    with pytest.raises(MessageError):
+        decode(data)
+
+
+@pytest.mark.parametrize("decode", [broadcast_from_bytes, state_from_bytes])
+@pytest.mark.parametrize("header", [{}, {"round": None}, {"round": -1}, {"round": 10**400}, {"round": 3.0}])
+def test_a_broadcast_or_state_without_a_round(decode, header):
+    with pytest.raises(MessageError, match="round"):
+        decode(pack(header, {"federated/w": torch.ones(2)}))
+
+
+@pytest.mark.parametrize("decode", [broadcast_from_bytes, state_from_bytes])
+@pytest.mark.parametrize("name", ["private/user.embedding", "w", "federated/"])
+def test_a_broadcast_or_state_with_a_tensor_out_of_place(decode, name):
+    with pytest.raises(MessageError):
+        decode(pack({"round": 3}, {name: torch.ones(2)}))
