@@ -10,10 +10,12 @@ from homespun.core.messages import pack
 from homespun.core.method import Task, build, load_method
 from homespun.data.dialects import Dialects
 from homespun.data.dialects import Settings as DialectSettings
-from homespun.engines.cohort import CohortEngine, WorkerPool
+from homespun.engines.cohort import CohortEngine
 from homespun.engines.engine import Client, client_update
+from homespun.engines.exchange import clients_to_tensors
 from homespun.engines.loop import LoopEngine
-from homespun.engines.worker import answer, clients_to_tensors
+from homespun.engines.pool import WorkerPool, broadcast_message, setup_message
+from homespun.engines.worker import answer
 from homespun.methods.furl import SMALL
 
 FEDERATION = Dialects(DialectSettings(users=4, examples=10))
@@ -97,10 +99,9 @@ def test_a_worker_process_sends_nothing_back_to_such_a_server():
         CohortEngine(BUILT, 0, workers=1).work(greedy(), [client()])
     pool = WorkerPool(1)
     header = {"kind": "work", "work": "phases", "guard": None, "users": [client().user]}
-    pool.prepare(BUILT, 0)
-    pool.broadcast(greedy())
+    job = {"setup": setup_message(BUILT, 0), "broadcast": broadcast_message(greedy())}
     with pytest.raises(WorkerError, match=r"MessageError: .*private here"):
-        pool.run([pack(header, clients_to_tensors([client()]))])
+        pool.run([pack(header, clients_to_tensors([client()]))], **job)
     pool.close()
 
 

@@ -1,45 +1,17 @@
-"""Engines give the same numbers, whatever the number of processes, and a dead worker is an error, not a hang."""
-
-import signal
-import socket
-import subprocess
-import sys
-import time
-from multiprocessing.connection import Connection
+"""Engines give the same numbers, whatever the number of processes."""
 
 import numpy as np
 import pytest
 import torch
+from small_cohort import built, clients
 
 from homespun.core import tree
-from homespun.core.errors import WorkerError
-from homespun.core.method import Adam, Phase, Sgd, Task, build, load_method
-from homespun.data.dialects import Dialects
-from homespun.data.dialects import Settings as DialectSettings
-from homespun.engines.cohort import CohortEngine, WorkerPool, chunked, shared_pool
+from homespun.core.method import Adam, Phase, Sgd
+from homespun.engines.cohort import CohortEngine, chunked
 from homespun.engines.engine import Client, client_update
 from homespun.engines.loop import LoopEngine, torch_optimizer
 from homespun.engines.stacked import Stepper, pad_rows, stack_data
-from homespun.engines.worker import serve
 from homespun.methods.furl import SMALL
-
-FEDERATION = Dialects(DialectSettings(users=12, examples=10, ragged=0.9))
-
-
-def built(method="furl", **settings):
-    task = Task(classes=8, population=12)
-    return build(load_method(method, {**SMALL, **settings}, task), seed=0)
-
-
-def clients(made, positions=range(12)):
-    return [
-        Client(
-            FEDERATION.users[position],
-            private=made.new_private(FEDERATION.users[position], seed=0),
-            data=made.method.encode(FEDERATION.examples(position)),
-        )
-        for position in positions
-    ]
 
 
 def differences(one, other):
@@ -179,35 +151,6 @@ def test_strange_user_names_reach_the_workers_and_come_back():
     assert set(outcome.private) == set(names)
 
 
-@pytest.mark.system
-def test_a_file_named_like_a_library_in_the_current_folder_does_no_harm(tmp_path):
-    (tmp_path / "struct.py").write_text("raise SystemExit('imported from the current folder')")
-    pool = WorkerPool(1)  # in tmp_path: see conftest
-    made = built()
-    pool.prepare(made, 0)
-    pool.broadcast(made.start().broadcast())
-    assert pool.run([]) == [] and pool.alive
-    time.sleep(3.0)
-    assert pool.alive
-    pool.close()
-
-
-@pytest.mark.system
-def test_a_dead_worker_is_a_typed_error_and_the_next_round_works():
-    made = built(local_epochs=400)
-    engine = CohortEngine(made, 0, workers=2)
-    pool = shared_pool(2)
-    killer = subprocess.Popen(
-        [sys.executable, "-c", f"import os,time; time.sleep(1.0); os.kill({pool.processes[0].pid}, 9)"]
-    )
-    with pytest.raises(WorkerError, match="a worker process is gone"):
-        for _ in range(200):
-            engine.work(made.start().broadcast(), clients(made))
-    killer.wait()
-    quick = built()
-    assert CohortEngine(quick, 0, workers=2).work(quick.start().broadcast(), clients(quick)).update.clients == 12
-
-
 @pytest.mark.parametrize("workers", [None, 0, pytest.param(2, marks=pytest.mark.system)])
 def test_a_home_whose_training_went_wrong_is_left_out_and_keeps_what_it_had(workers):
     made = built()
@@ -220,50 +163,6 @@ def test_a_home_whose_training_went_wrong_is_left_out_and_keeps_what_it_had(work
     assert lost.user not in found.private and len(found.private) == 11
     without = engine.work(start, [*everybody[:3], *everybody[4:]])
     assert found.update.clients == 11 and differences(without, found) < 1e-6
-
-
-@pytest.mark.system
-def test_an_error_in_a_worker_names_its_cause():
-    made = built()
-    broken = clients(made)
-    broken[3] = Client(broken[3].user, broken[3].private, {k: v for k, v in broken[3].data.items() if k != "text"})
-    with pytest.raises(WorkerError, match="KeyError"):
-        CohortEngine(made, 0, workers=2).work(made.start().broadcast(), broken)
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("after_s", [0.1, 3.0])  # while they start, and when they wait for work
-def test_workers_die_with_their_parent(sign, after_s):
-    script = (
-        "import time; from homespun.engines.cohort import WorkerPool; pool = WorkerPool(2);"
-        "print(*[process.pid for process in pool.processes], flush=True); time.sleep(60)"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    pids = [int(pid) for pid in parent.stdout.readline().split()]
-    time.sleep(after_s)
-    assert all(alive(pid) for pid in pids)
-    parent.send_signal(sign)
-    parent.wait()
-    deadline = time.monotonic() + 10
-    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(alive(pid) for pid in pids)
-
-
-@pytest.mark.system
-def test_closing_a_pool_ends_its_processes():
-    pool = WorkerPool(1)
-    pool.close()
-    assert not alive(pool.processes[0].pid) and not pool.alive
 
 
 def test_a_clients_update_by_hand():
@@ -280,11 +179,3 @@ def test_a_clients_update_by_hand():
     rows = update.keyed["user.table"]
     assert (rows.index.tolist(), rows.weight.tolist()) == ([2], [3.0])
     assert torch.allclose(rows.values, torch.full((1, SMALL["user_dim"]), 1.5))
-
-
-def test_a_worker_whose_caller_is_gone_ends_without_a_word():
-    """After Ctrl-C nobody waits for an answer that is under way."""
-    ours, theirs = socket.socketpair()
-    with Connection(ours.detach()) as caller:
-        caller.send_bytes(b"whatever needs an answer, if only an error")
-    serve(theirs.detach())

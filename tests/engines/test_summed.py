@@ -10,8 +10,8 @@ from homespun.core.method import Task, build, load_method
 from homespun.engines import summed
 from homespun.engines.cohort import CohortEngine
 from homespun.engines.engine import Client
+from homespun.engines.exchange import clients_from_tensors, clients_to_tensors
 from homespun.engines.loop import LoopEngine
-from homespun.engines.worker import clients_from_tensors, clients_to_tensors
 from homespun.privacy.guard import Guard
 from homespun.privacy.mechanism import Clip
 

@@ -1,0 +1,118 @@
+"""What an engine and its worker processes send each other: clients one way, outcomes and outputs the other.
+
+Users are addressed by their position in a chunk: a user's name is data and never part of a tensor's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from homespun.core.errors import MessageError
+from homespun.core.messages import (
+    Broadcast,
+    pack,
+    prefixed,
+    require_valid,
+    strip,
+    update_from_tensors,
+    update_to_tensors,
+)
+from homespun.core.method import Built
+from homespun.core.roles import SHARED, Role
+from homespun.core.tree import Tree
+from homespun.engines.engine import Client, Outcome
+
+
+def clients_to_tensors(clients: Sequence[Client]) -> dict[str, Tensor]:
+    """What all clients have in the same form goes as one tensor, its rows one client after the other: a tensor of a
+    message costs as much time as a client's work where that is little."""
+    found: dict[str, Tensor] = {}
+    for kind in ("private", "data"):
+        trees: list[Tree] = [getattr(client, kind) for client in clients]
+        for name in sorted({name for tree in trees for name in tree}):
+            values = [tree[name] for tree in trees if name in tree]
+            forms = {(value.dtype, value.dim(), value.shape[1:]) for value in values}
+            if len(values) == len(clients) and len(forms) == 1 and values[0].dim():
+                found[f"rows/{kind}/{name}"] = torch.tensor([len(value) for value in values])
+                found[f"joined/{kind}/{name}"] = torch.cat(values)
+            else:
+                found |= {f"{kind}/{place}/{name}": tree[name] for place, tree in enumerate(trees) if name in tree}
+    return found
+
+
+def clients_from_tensors(users: Sequence[str], tensors: Tree) -> list[Client]:
+    parts = {name: joined.split(tensors[f"rows/{name}"].tolist()) for name, joined in strip("joined", tensors).items()}
+    apart = {name: value for name, value in tensors.items() if not name.startswith(("joined/", "rows/"))}
+
+    def of(kind: str, place: int) -> dict[str, Tensor]:
+        own = {name.partition("/")[2]: each[place] for name, each in parts.items() if name.startswith(f"{kind}/")}
+        return {**own, **strip(f"{kind}/{place}", apart)}
+
+    return [Client(user, of("private", place), of("data", place)) for place, user in enumerate(users)]
+
+
+def outcome_to_bytes(outcome: Outcome, users: Sequence[str]) -> bytes:
+    header, tensors = update_to_tensors(outcome.update)
+    places = {user: position for position, user in enumerate(users)}
+    for user, kept in outcome.private.items():
+        tensors |= prefixed(f"private/{places[user]}", kept)
+    header["refused"] = {places[user]: reason for user, reason in outcome.refused.items()}
+    return pack(header, tensors)
+
+
+def outcome_from_reply(
+    header: Mapping[str, Any], tensors: Tree, *, built: Built, broadcast: Broadcast, clients: Sequence[Client]
+) -> Outcome:
+    """A chunk's outcome; MessageError unless it answers this broadcast and these clients."""
+    sent = {name: tensor for name, tensor in tensors.items() if not name.startswith("private/")}
+    update = update_from_tensors(header, sent)
+    require_valid(update, broadcast, statistics=built.method.statistics)
+    refused, kept = _refused(header.get("refused"), clients), strip("private", tensors)
+    private = {
+        client.user: strip(str(position), kept) for position, client in enumerate(clients) if client.user not in refused
+    }
+    if sum(map(len, private.values())) != len(kept):
+        raise MessageError("a reply with private parameters of a client that it was not asked about, or refused")
+    for client in clients:
+        if client.user in private:
+            _require_kept(private[client.user], built, client)
+    return Outcome(update, private, refused)
+
+
+def _refused(found: Any, clients: Sequence[Client]) -> dict[str, str]:
+    places = {str(position): client.user for position, client in enumerate(clients)}
+    if not isinstance(found, dict) or not found.keys() <= places.keys():
+        raise MessageError("a reply that does not say which of its clients were refused")
+    return {places[position]: str(reason) for position, reason in found.items()}
+
+
+def _require_kept(kept: Tree, built: Built, client: Client) -> None:
+    """All private parameters, and copies of shared ones if any, each in the form the client had it."""
+    private, shared = set(built.partition.names(Role.PRIVATE)), set(built.partition.names(*SHARED))
+    if not private <= kept.keys() <= private | shared:
+        raise MessageError(f"a reply that keeps {sorted(kept)} at home, where {sorted(private)} are private")
+    before = {**built.initial, **client.private}
+    for name, value in kept.items():
+        if value.shape != before[name].shape or value.dtype != before[name].dtype:
+            raise MessageError(f"a reply with {name!r} of {tuple(value.shape)} {value.dtype}, which is another form")
+
+
+def outputs_to_bytes(outputs: Sequence[Tensor]) -> bytes:
+    return pack({}, {str(position): output for position, output in enumerate(outputs)})
+
+
+def outputs_from_reply(tensors: Tree, clients: Sequence[Client]) -> list[Tensor]:
+    """The model's outputs, one row for each of a client's examples."""
+    if tensors.keys() != {str(position) for position in range(len(clients))}:
+        raise MessageError(f"a reply with outputs {sorted(tensors)} for {len(clients)} clients")
+    outputs = [tensors[str(position)] for position in range(len(clients))]
+    for output, client in zip(outputs, clients, strict=True):
+        if not output.is_floating_point() or output.dim() == 0 or len(output) != client.examples:
+            raise MessageError(
+                f"a reply with an output of {tuple(output.shape)} {output.dtype} for {client.examples} examples"
+            )
+    return outputs
