@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
+from homespun.core.threads import one_thread
 from homespun.data.splits import sample_users
 from homespun.run import Run
 from homespun.training import embeddings_of, user_vectors
@@ -42,6 +44,7 @@ def recovered(counts: np.ndarray) -> float:
     return float(counts.max(axis=0).sum() / counts.sum())
 
 
+@one_thread()
 def _chosen(run: Run, positions: list[int]) -> tuple[str, np.ndarray] | None:
     assert run.method.columns is not None
     names = [run.federation.users[position] for position in positions]
@@ -65,4 +68,5 @@ def _clustered(run: Run, positions: list[int], *, clusters: int) -> tuple[str, n
     from sklearn.cluster import KMeans  # takes a second, and only finished runs need it
 
     means = KMeans(n_clusters=clusters, n_init=10, random_state=run.settings.seed)
-    return "by k-means afterwards", means.fit_predict(vectors)
+    with threadpool_limits(limits=1):  # the same clusters, whatever the number of threads
+        return "by k-means afterwards", means.fit_predict(vectors)

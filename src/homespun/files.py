@@ -23,6 +23,7 @@ from homespun.core.settings import Settings
 from homespun.data import Columns, builtin_names, load_federation
 from homespun.data.federation import Federation
 from homespun.disk import write_whole
+from homespun.machine import machine
 
 SCHEMA = 1  # of settings.json and results.json
 
@@ -55,8 +56,8 @@ class DataSettings(Settings):
 
 
 def versions() -> dict[str, str]:
-    names = ("homespun", "torch", "numpy")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+    """What a run was trained with: versions, and the type of the CPU."""
+    return {"python": platform.python_version(), "homespun": version("homespun"), **machine()}
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = 1) -> Path:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from homespun.core import seeds
 from homespun.core.errors import InputError, RunError
 from homespun.core.settings import Settings, parse
+from homespun.core.threads import one_thread
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples
 from homespun.data.names import match_name
@@ -90,6 +91,7 @@ def _is_known(run: Run, user: str | None) -> bool:
     return read_off or bool(run.kept([user]))
 
 
+@one_thread()
 def voice_of(run: Run, private: Tree, *, user: str | None, context: str | None = None) -> Voice:
     """The voice that these private parameters have in a context of this run."""
     pretrained, position = language_model_of(run), find_context(run, context)
@@ -131,6 +133,7 @@ def find_context(run: Run, context: str | None) -> int | None:
     return 0 if len(known) == 1 else None
 
 
+@one_thread()
 def private_of(run: Run, user: str | None) -> Tree:
     """What is kept of a user; of somebody new, where they begin.
 
@@ -152,6 +155,7 @@ def with_parameters(model: nn.Module, parameters: Tree) -> nn.Module:
     return copy.deepcopy(model, memo=others)
 
 
+@one_thread()
 def continuations(voice: Voice, opening: str, sampling: Sampling) -> list[str]:
     """What follows the opening, as often as asked for."""
     try:

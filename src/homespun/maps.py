@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from homespun.data.federation import Federation
 from homespun.data.splits import sample_users
@@ -25,10 +26,11 @@ def map_users(run: Run) -> dict[str, Any] | None:
     from sklearn.decomposition import PCA  # takes a second, and only finished runs need it
     from sklearn.manifold import TSNE
 
-    vectors = fewest_coordinates(vectors)
-    perplexity = min(30.0, (len(vectors) - 1) / 3)
-    flat = TSNE(perplexity=perplexity, random_state=run.settings.seed, init="pca").fit_transform(vectors)
-    spread = PCA(n_components=min(2, vectors.shape[1]), random_state=0).fit_transform(vectors)
+    with threadpool_limits(limits=1):  # the same map, whatever the number of threads
+        vectors = fewest_coordinates(vectors)
+        perplexity = min(30.0, (len(vectors) - 1) / 3)
+        flat = TSNE(perplexity=perplexity, random_state=run.settings.seed, init="pca").fit_transform(vectors)
+        spread = PCA(n_components=min(2, vectors.shape[1]), random_state=0).fit_transform(vectors)
     if spread.shape[1] == 1:
         spread = np.column_stack([spread, np.zeros(len(spread))])
     return {

@@ -44,12 +44,14 @@ from homespun.core.messages import (
 from homespun.core.method import Batch, Built, Method, Phase, optimizers
 from homespun.core.roles import SHARED, Role
 from homespun.core.settings import Settings
+from homespun.core.threads import one_thread
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples, Federation
 from homespun.data.splits import Split, original, part, part_sizes, pooled, sample_users, split
 from homespun.engines.cohort import CohortEngine, default_workers
 from homespun.engines.engine import Client, Engine
 from homespun.engines.loop import LoopEngine
+from homespun.machine import machine_records
 from homespun.privacy.accounting import Release
 from homespun.privacy.finding import ledger_of, ledger_of_unprotected, ledger_to_read
 from homespun.privacy.ledger import BudgetError, Ledger
@@ -286,6 +288,7 @@ class Run:
             for name, position in zip(names, positions, strict=True)
         ]
 
+    @one_thread()
     def step(self) -> RoundRecord:
         """One round: nothing of it is on disk before `commit`."""
         started = time.perf_counter()
@@ -372,6 +375,8 @@ class Run:
 
     def rounds(self) -> Iterator[RoundRecord]:
         """The remaining rounds. A round is on disk, whole, when the next one is asked for."""
+        if self.state.round < self.total_rounds:
+            self._records += machine_records(self.history(), round=self.state.round, folder=self.vault.path.parent)
         while self.state.round < self.total_rounds:
             try:
                 record = self.step()

@@ -25,6 +25,7 @@ from homespun.core.method_files import MethodFile, gathered, module_from_file
 from homespun.core.roles import Partition, Role, Rules, first_match, partition
 from homespun.core.server import FedAvg, ServerRule
 from homespun.core.settings import Settings, parse
+from homespun.core.threads import one_thread
 from homespun.core.tree import Tree
 
 Batch: TypeAlias = dict[str, Tensor]  # every tensor has one row per example
@@ -190,6 +191,7 @@ class Built:
         return private
 
 
+@one_thread()
 def build(method: Method, *, seed: int) -> Built:
     """Build the model from the run's seed and check that its roles are total and exclusive."""
     with torch.random.fork_rng(devices=[]):

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from homespun.core.messages import Broadcast, pack
 from homespun.core.method import Built, Stackable
+from homespun.core.threads import one_thread
 from homespun.engines.engine import Client, Outcome, Work, empty_update, in_user_order, require_own_roles
 from homespun.engines.exchange import clients_to_tensors, outcome_from_reply, outputs_from_reply
 from homespun.engines.pool import Reply, broadcast_message, setup_message, shared_pool
@@ -42,6 +43,7 @@ class CohortEngine:
     workers: int = field(default_factory=default_workers)
     guard: Guard | None = None
 
+    @one_thread()
     def work(self, broadcast: Broadcast, clients: Sequence[Client], *, work: Work = "phases") -> Outcome:
         require_own_roles(broadcast, self.built)
         chunks = chunked(by_size(in_user_order(clients)), self._chunk)
@@ -59,6 +61,7 @@ class CohortEngine:
             ]
         return merged(outcomes, empty_update(self.built, broadcast, self.guard))
 
+    @one_thread()
     def predict(self, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
         require_own_roles(broadcast, self.built)
         order = sorted(range(len(clients)), key=lambda position: -clients[position].examples)

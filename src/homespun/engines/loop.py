@@ -14,6 +14,7 @@ from homespun.core.batches import plan_batches
 from homespun.core.messages import Broadcast
 from homespun.core.method import Adam, Batch, Built, Optimizer, Phase, optimizers
 from homespun.core.roles import SHARED
+from homespun.core.threads import one_thread
 from homespun.core.tree import Tree
 from homespun.engines.engine import (
     Client,
@@ -37,6 +38,7 @@ class LoopEngine:
     seed: int
     guard: Guard | None = None
 
+    @one_thread()
     def work(self, broadcast: Broadcast, clients: Sequence[Client], *, work: Work = "phases") -> Outcome:
         require_own_roles(broadcast, self.built)
         arrived, private = intake(self.built, broadcast, self.guard), {}
@@ -51,6 +53,7 @@ class LoopEngine:
             private[client.user] = kept_at_home(self.built, broadcast, trained, work=work)
         return Outcome(arrived.total, private, arrived.refused)
 
+    @one_thread()
     def predict(self, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
         require_own_roles(broadcast, self.built)
         return [predict_client(self.built, broadcast, client) for client in clients]
