@@ -32,8 +32,11 @@ class DataSettings(Settings):
     """How a federation is loaded."""
 
     source: str
+    """A file, a built-in corpus, or the name of a Hugging Face data set."""
     columns: dict[Literal["user", "context", "text", "label"], str] = Field(default_factory=dict)
+    """Columns of a file by what they hold: user, context, text, label."""
     settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the corpus; `homespun data settings CORPUS` lists them."""
 
     @property
     def folder(self) -> Path | None:

@@ -34,12 +34,19 @@ class Sampling(Settings):
     """How a continuation is drawn."""
 
     samples: PositiveInt = 1
+    """Continuations to draw."""
     max_tokens: PositiveInt = 40
-    temperature: NonNegativeFloat = 1.0  # 0: always the likeliest token
-    top_k: NonNegativeInt = 0  # only so many of the likeliest tokens; 0: all
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)  # only the likeliest tokens that have this much together
+    """Tokens of a continuation at most."""
+    temperature: NonNegativeFloat = 1.0
+    """Below 1 likelier tokens, above 1 less likely ones. 0: always the likeliest."""
+    top_k: NonNegativeInt = 0
+    """Draw from this many of the likeliest tokens. 0: from all."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Draw from the likeliest tokens that together have this probability."""
     seed: NonNegativeInt = 0
-    until: Literal["sentence", "end"] = "sentence"  # the sentence is over, or the model ends the text
+    """The same seed gives the same texts."""
+    until: Literal["sentence", "end"] = "sentence"
+    """Stop at the end of the sentence, or only where the model ends the text."""
 
     @model_validator(mode="after")
     def _one_likeliest(self) -> Sampling:

@@ -69,22 +69,37 @@ COUNTED_USERS = 1000  # as many users' examples are counted to know how long an 
 class RunSettings(Settings):
     """How a federation is trained, whatever the method."""
 
-    rounds: PositiveInt | None = None  # either rounds ...
-    epochs: PositiveFloat | None = None  # ... or epochs: every training example used once
+    rounds: PositiveInt | None = None
+    """Rounds to train. Give either rounds or epochs; without both, `homespun train` takes 10 epochs."""
+    epochs: PositiveFloat | None = None
+    """Instead of rounds: how often every training example is used."""
     cohort: PositiveInt | Literal["all"] = 10
-    # Everyone once an epoch; so many drawn anew every round; or everybody drawn or not, independently of the others
+    """Clients in a round; with sampler = poisson, on average."""
     sampler: Sampler = "shuffled"
+    """How cohorts are drawn: every client once an epoch in a new order; a new draw of equal size every round; or every
+    client independently of the others, which privacy with amplification needs."""
     seed: NonNegativeInt = 0
+    """All random draws derive from it."""
     fractions: tuple[PositiveFloat, NonNegativeFloat, NonNegativeFloat] = (0.8, 0.1, 0.1)
-    withheld: float = Field(default=0.0, ge=0.0, lt=1.0)  # share of users who never take part
-    fold: NonNegativeInt | None = None  # which of them: fold after fold, everybody is withheld once; None: at random
+    """Shares of a user's examples for training, evaluation and testing."""
+    withheld: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Share of the users who never take part. They are tested as new users after training."""
+    fold: NonNegativeInt | None = None
+    """Which users are withheld: over all folds, each user once. Not set: a random draw."""
     engine: Literal["cohort", "loop"] = "cohort"
-    workers: NonNegativeInt | None = None  # None: one per core; 0: in this process
-    evaluate_every: PositiveInt | None = None  # rounds; None: about 20 times a run
-    evaluate_users: PositiveInt = 1000  # at most so many users, drawn once
-    evaluate_examples: PositiveInt | None = None  # at most so many of each user's examples, evenly spaced; None: all
-    commit_every: PositiveInt = 1  # rounds between commits to disk
-    privacy: Privacy | None = None  # differential privacy of what clients send; None: none
+    """How clients are trained: many at a time, or one after another in this process (slow, for comparison)."""
+    workers: NonNegativeInt | None = None
+    """Worker processes. 0: everything in this process. Not set: one for each CPU core."""
+    evaluate_every: PositiveInt | None = None
+    """Rounds between two evaluations on the evaluation part. Not set: about 20 evaluations in a run."""
+    evaluate_users: PositiveInt = 1000
+    """Users in an evaluation at most, drawn once for the run; of new users, as many again."""
+    evaluate_examples: PositiveInt | None = None
+    """Examples of each user in an evaluation at most, evenly spaced. Not set: all."""
+    commit_every: PositiveInt = 1
+    """Rounds between two commits to disk. A killed run repeats the rounds since the last commit."""
+    privacy: Privacy | None = None
+    """Differential privacy of what clients send, as in privacy.epsilon=8. Not set: no differential privacy."""
 
     @field_validator("fractions")
     @classmethod

@@ -34,7 +34,9 @@ class Outer(Settings):
 def test_a_dot_goes_inside():
     values = parse_overrides(["rate=1", "inner.clip=2.5"])
     assert parse(Outer, values, where="run") == Outer(rate=1, inner=Inner(clip=2.5))
-    with pytest.raises(SettingsError, match=r"unknown setting 'inner.clp'. Did you mean 'clip'\? Known: clip\."):
+    with pytest.raises(
+        SettingsError, match=r"unknown setting 'inner.clp'. Did you mean 'inner.clip'\? Known: inner.clip\."
+    ):
         parse(Outer, parse_overrides(["inner.clp=1"]), where="run")
     with pytest.raises(SettingsError, match="inner was given as a whole"):
         parse_overrides(["inner=1", "inner.clip=2"])

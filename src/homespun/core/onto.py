@@ -25,9 +25,12 @@ START = 0  # seed of the values that a personal part starts from; everybody's ar
 
 
 class OntoSettings(Settings):
-    of: str = "preference"  # the method whose network, loss and examples these are
-    inner: dict[str, Any] = Field(default_factory=dict)  # its settings
-    head: tuple[str, ...] = ()  # globs of the part that is somebody's own; none: what that method calls its head
+    of: str = "preference"
+    """The method whose network, loss and examples are used."""
+    inner: dict[str, Any] = Field(default_factory=dict)
+    """Settings of that method, as in inner.rate=0.1."""
+    head: tuple[str, ...] = ()
+    """Globs of the parameters that are personal. Empty: what that method calls its head."""
 
     @field_validator("head", mode="before")
     @classmethod

@@ -1,10 +1,18 @@
-"""Typed settings: one small class per concern, unknown keys refused with the nearest match."""
+"""Typed settings: one small class per concern, unknown keys refused with the nearest match.
+
+A setting's meaning is the docstring below its field; `homespun settings` and docs/settings.md show it. Where the
+method's paper states a value, the annotation has it too:
+
+    local_steps: Annotated[PositiveInt, Paper(10)] = 10
+    '''Gradient steps that a client takes in a round.'''
+"""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeVar, get_args
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -14,7 +22,7 @@ from homespun.core.errors import SettingsError, nearest, raise_faults
 class Settings(BaseModel):
     """Base of every settings class: immutable, and nothing it does not know."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     # Fields that are younger than runs on disk. At its default such a field changes nothing, so a run trained before it
     # existed is still the same run.
@@ -27,36 +35,65 @@ class Settings(BaseModel):
         return {name: value for name, value in found.items() if name not in unset}
 
 
+@dataclass(frozen=True)
+class Paper:
+    """The value that the method's paper states for a setting, or a few words where it states several."""
+
+    value: Any
+
+
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
-def parse(kind: type[AnySettings], values: Mapping[str, Any], *, where: str) -> AnySettings:
-    """Settings from plain values; every fault is reported at once, by name."""
+def parse(
+    kind: type[AnySettings], values: Mapping[str, Any], *, where: str, listed_by: str | None = None
+) -> AnySettings:
+    """Settings from plain values; every fault is reported at once, by name.
+
+    `listed_by` is the command that lists all settings with their meanings. Without one, an unknown name gets a list.
+    """
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
-        raise_faults(SettingsError, where, [_fault(kind, dict(item)) for item in error.errors()])
+        raise_faults(SettingsError, where, [_fault(kind, dict(item), listed_by) for item in error.errors()])
 
 
-def _fault(kind: type[Settings], item: Mapping[str, Any]) -> str:
+def _fault(kind: type[Settings], item: Mapping[str, Any], listed_by: str | None) -> str:
     name = ".".join(str(part) for part in item["loc"]) or "settings"
     if item["type"] == "extra_forbidden":
-        *groups, last = map(str, item["loc"])
-        known = sorted(_inside(kind, groups).model_fields)
-        return f"unknown setting {name!r}.{nearest(last, known)} Known: {', '.join(known)}."
+        *groups, _ = map(str, item["loc"])
+        known = sorted(".".join([*groups, one]) for one in group_of(kind, groups).model_fields)
+        return unknown_setting(name, known, listed_by=listed_by)
     said = item["msg"].removeprefix("Value error, ")
     got = f" (got {item['input']!r})" if item["loc"] else ""  # of several settings together there is too much
     return f"{name}: {said[0].lower()}{said[1:]}{got}"
 
 
-def _inside(kind: type[BaseModel], groups: Sequence[str]) -> type[BaseModel]:
-    """The settings class of a group within settings."""
+def unknown_setting(name: str, known: Sequence[str], *, listed_by: str | None) -> str:
+    """What is said of a name that no setting has."""
+    rest = f"Known: {', '.join(known)}." if listed_by is None else f"`{listed_by}` lists all settings."
+    return f"unknown setting {name!r}.{nearest(name, known)} {rest}"
+
+
+def group_of(kind: type[BaseModel], groups: Sequence[str]) -> type[BaseModel]:
+    """The settings class of a group within settings; the keys of a table between them are the user's own."""
     for group in groups:
-        annotation = kind.model_fields[group].annotation
-        for option in (annotation, *get_args(annotation)):
-            if isinstance(option, type) and issubclass(option, BaseModel):
-                kind = option
+        field = kind.model_fields.get(group)
+        if field is not None:
+            kind = settings_class(field.annotation) or _class_in_table(field.annotation) or kind
     return kind
+
+
+def settings_class(annotation: Any) -> type[BaseModel] | None:
+    """The settings class that a field holds, if it is a group of settings."""
+    if get_origin(annotation) in (dict, list, tuple):
+        return None
+    options = (annotation, *get_args(annotation))
+    return next((one for one in options if isinstance(one, type) and issubclass(one, BaseModel)), None)
+
+
+def _class_in_table(annotation: Any) -> type[BaseModel] | None:
+    return settings_class(get_args(annotation)[1]) if get_origin(annotation) is dict else None
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:

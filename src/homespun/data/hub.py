@@ -21,7 +21,9 @@ class Settings(Filters):
     """The filters of a file, and which part of the data set."""
 
     subset: str | None = None
+    """Configuration of the data set. Not set: its default."""
     split: str = "train"
+    """Split of the data set."""
 
 
 def available() -> bool:

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 
 from homespun.core.errors import DataError, SettingsError
 from homespun.core.seeds import numpy_generator
-from homespun.core.settings import Settings
+from homespun.core.settings import Paper, Settings
 from homespun.data.federation import Examples, Images
 from homespun.data.names import NumberedNames
 
@@ -32,14 +32,20 @@ TRAIN, EVAL, TEST = range(3)
 class Population(Settings):
     """Who is there, and how much each of them has."""
 
-    users: PositiveInt = 300
+    users: Annotated[PositiveInt, Paper("9000 (MNIST)")] = 300
+    """Users; each likes one kind of image."""
     balance: Literal["balanced", "imbalanced"] = "balanced"
-    train: PositiveInt = 20  # examples of a user; half of them liked
-    validation: NonNegativeInt = 4  # to choose settings by; of the training pool, and never trained on
-    test: PositiveInt = 10
-    # The paper's own draw: test examples from the training pool too, where others may train on them
-    overlap: bool = False
+    """Whether sub-populations are equally large, or as different in size as in the paper."""
+    train: Annotated[PositiveInt, Paper(20)] = 20
+    """Training examples of a user; half of them liked."""
+    validation: Annotated[NonNegativeInt, Paper(0)] = 4
+    """Examples of a user for the evaluation part; drawn from the training pool and never trained on."""
+    test: Annotated[PositiveInt, Paper(10)] = 10
+    """Test examples of a user; half of them liked."""
+    overlap: Annotated[bool, Paper(True)] = False
+    """Whether test examples are drawn from the training pool too, where other users may train on them."""
     seed: NonNegativeInt = 0
+    """Draws the users and their examples."""
 
 
 @dataclass(frozen=True)

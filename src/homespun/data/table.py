@@ -19,11 +19,16 @@ from homespun.data.names import ListedNames
 class Filters(Settings):
     """Which examples and users of a corpus take part, applied in this order."""
 
-    most_frequent_labels: int | None = Field(default=None, ge=1)  # keep examples with one of these
-    min_context_examples: int | None = Field(default=None, ge=1)  # leave out examples of contexts with fewer
-    min_examples: int | None = Field(default=None, ge=1)  # leave out users with fewer
-    max_examples: int | None = Field(default=None, ge=1)  # leave out users with more
-    max_users: int | None = Field(default=None, ge=1)  # keep the first of those who are left
+    most_frequent_labels: int | None = Field(default=None, ge=1)
+    """Keep the examples with one of this many most frequent labels. Not set: all."""
+    min_context_examples: int | None = Field(default=None, ge=1)
+    """Leave out examples of contexts with fewer examples."""
+    min_examples: int | None = Field(default=None, ge=1)
+    """Leave out users with fewer examples."""
+    max_examples: int | None = Field(default=None, ge=1)
+    """Leave out users with more examples."""
+    max_users: int | None = Field(default=None, ge=1)
+    """Keep this many of the remaining users, the first ones of the file."""
 
     @property
     def looks_across(self) -> tuple[str, ...]:

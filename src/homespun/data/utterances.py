@@ -21,14 +21,14 @@ from functools import cache
 from importlib.metadata import version
 from math import exp
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from pydantic import Field, ValidationError
 
 from homespun.core.errors import DataError, InputError, SettingsError
 from homespun.core.seeds import numpy_generator
-from homespun.core.settings import Settings
+from homespun.core.settings import Paper, Settings
 from homespun.data import speech
 from homespun.disk import open_file, sync, write_whole
 
@@ -55,24 +55,37 @@ PACE_SPREAD = 0.06  # standard deviation of the pace's logarithm
 class Request(Settings):
     """Which set is wanted. Of two sets of one seed the smaller one's utterances are also the larger one's."""
 
-    utterances: int = Field(default=UTTERANCES, ge=FEWEST)
+    utterances: Annotated[int, Paper(UTTERANCES)] = Field(default=UTTERANCES, ge=FEWEST)
+    """Utterances in the set."""
     seed: int = Field(default=0, ge=0)
+    """Draws voices, sentences, pitch and pace."""
 
 
 class Contents(Settings):
     """What `voices.json` says: a column has one entry for every row of the spectrograms."""
 
     format: Literal[1] = Field(default=SCHEMA, alias="schema")
+    """Version of this file's format."""
     request: Request
-    training: int  # rows; the others are for testing, and nobody says the same sentence in both
+    """What was asked for."""
+    training: int
+    """Rows for training; the others are for testing. No sentence is in both."""
     voice: list[int]
+    """Voice of every row."""
     sentence: list[str]
-    pitch: list[int]  # in espeak-ng's steps, 50 is the voice's own
-    pace: list[float]  # as a factor
-    voices: list[dict[str, dict[str, float]]]  # mixture and parameters of each
+    """What is said in every row."""
+    pitch: list[int]
+    """Pitch of every row in espeak-ng's steps; 50 is the voice's own."""
+    pace: list[float]
+    """Pace of every row, as a factor."""
+    voices: list[dict[str, dict[str, float]]]
+    """Mixture and parameters of every voice."""
     spectrogram: dict[str, int]
+    """How spectrograms are computed."""
     versions: dict[str, str]
-    sha256: str = ""  # of the spectrograms; empty while they are being made
+    """Versions of the software that made the set."""
+    sha256: str = ""
+    """Hash of the spectrograms. Empty while they are being made."""
 
     def to_json(self) -> str:
         return json.dumps(self.model_dump(by_alias=True), indent=1, ensure_ascii=False) + "\n"

@@ -13,11 +13,13 @@ from typing import Literal
 from homespun.core.method import Method, Task
 from homespun.methods import furl
 
+PAPER_RUN = {"epochs": furl.PAPER_RUN["epochs"]}
 SMALL = furl.SMALL
 
 
 class Settings(furl.Settings):
     users: Literal["table", "none"] = "table"
+    """Whether the model has user embeddings, in a table on the server."""
 
 
 def method(settings: Settings, task: Task) -> Method:

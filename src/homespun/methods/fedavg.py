@@ -11,11 +11,13 @@ from typing import Literal
 from homespun.core.method import Method, Task
 from homespun.methods import furl
 
+PAPER_RUN = furl.PAPER_RUN
 SMALL = furl.SMALL
 
 
 class Settings(furl.Settings):
     users: Literal["none"] = "none"
+    """FedAvg has no user embeddings."""
 
 
 def method(settings: Settings, task: Task) -> Method:

@@ -22,7 +22,7 @@ Deviations: see docs/methods/fedembed.md, numbered there.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -33,6 +33,7 @@ from homespun.core.messages import Broadcast, Elected
 from homespun.core.method import WHOLE, Adam, Batch, Method, Optimizer, Phase, Predict, Sgd, Task
 from homespun.core.roles import Role, Rules
 from homespun.core.server import Denominator, server_rule
+from homespun.core.settings import Paper
 from homespun.core.tree import Tree
 from homespun.methods.preference import Common, cross_entropy, embedding_size, encode, new_embedding
 from homespun.models.places import MapServer, map_step, nearest
@@ -40,30 +41,48 @@ from homespun.models.preference import CLASSES, PreferenceModel
 
 
 class Settings(Common):
-    embedding_rate: NonNegativeFloat | None = None  # None: 0.003 with prototypes, otherwise 0.05
+    embedding_rate: Annotated[NonNegativeFloat | None, Paper(0.001)] = None
+    """Learning rate of local Adam, for the personal embedding. Not set: 0.003 with prototypes, otherwise 0.05."""
     assignment: Literal["prototype", "som", "type", "personal"] = "prototype"
-    heads: PositiveInt | None = None  # sub-populations; None: as many as there are kinds
-    kinds_head: bool = True  # the k-way head of section 3.1
-    # The heads whose gradients move the embedding; "assigned" is algorithm 1, line 20, as written
-    trained_by: Literal["all", "common", "assigned"] = "all"
-    over: Denominator = "cohort"  # a head's gradient is averaged over everybody, or over those who used it
-    sends: Literal["touched", "all"] = "touched"  # only the head that was used, or zeros for the others too
+    """How a user gets a head: by the nearest prototype, by a self-organizing map, by the known sub-population, or one
+    of their own."""
+    heads: PositiveInt | None = None
+    """Sub-populations, each with a head. Not set: as many as the corpus has kinds."""
+    kinds_head: Annotated[bool, Paper(True)] = True
+    """Whether the k-way head of section 3.1 predicts the kind of an example."""
+    trained_by: Annotated[Literal["all", "common", "assigned"], Paper("assigned")] = "all"
+    """The heads whose gradients move the personal embedding: all, the global head alone, or the assigned head alone
+    (algorithm 1, line 20, as written)."""
+    over: Annotated[Denominator, Paper("cohort")] = "cohort"
+    """A head's gradient is averaged over the whole cohort, or over the clients that use the head."""
+    sends: Literal["touched", "all"] = "touched"
+    """Whether a client sends the head that it uses, or zeros for the other heads too."""
 
     # Prototypes (3.3.2)
-    margin: NonNegativeFloat = 1.0  # alpha of equation 1
+    margin: Annotated[NonNegativeFloat, Paper(1.0)] = 1.0
+    """Margin of the triplet loss, alpha in equation 1."""
     triplet_rate: NonNegativeFloat = 0.1
-    triplet_steps: PositiveInt = 10
+    """Learning rate of the triplet loss."""
+    triplet_steps: Annotated[PositiveInt, Paper(1)] = 10
+    """Gradient steps on the triplet loss in a round."""
 
     # Map (3.3.1)
-    map_step: Literal["best", "mean"] = "best"  # the best-scoring client's step, or everybody's mean
+    map_step: Annotated[Literal["best", "mean"], Paper("best")] = "best"
+    """What moves the map: the step of the client that fits it best, or the mean over all clients' steps."""
     map_rate: PositiveFloat = 0.5
-    map_radius: PositiveFloat = 1.0  # of the neighbourhood, at the start; it halves ...
-    map_halves: PositiveInt = 10  # ... every so many rounds
-    map_every: PositiveInt = 10  # rounds until the map that was learned takes the place of the one in use
+    """Learning rate of the map."""
+    map_radius: PositiveFloat = 1.0
+    """Radius of a node's neighbourhood at the start."""
+    map_halves: PositiveInt = 10
+    """Rounds in which the radius halves."""
+    map_every: PositiveInt = 10
+    """Rounds until the learned map replaces the map in use."""
 
     # A head of one's own (assignment = "personal")
     own_rate: NonNegativeFloat = 0.03
+    """Learning rate of a user's own head, with assignment = personal."""
     own_steps: PositiveInt = 10
+    """Gradient steps on that head in a round."""
 
 
 SMALL = {"personalize_steps": 2, "own_steps": 2}

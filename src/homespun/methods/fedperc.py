@@ -21,7 +21,7 @@ Deviations: see docs/methods/fedperc.md, numbered there.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -33,6 +33,7 @@ from homespun.core.messages import Broadcast
 from homespun.core.method import Adam, Batch, Method, Phase, Predict, Task
 from homespun.core.roles import Role, Rules
 from homespun.core.server import Denominator, ServerName, server_rule
+from homespun.core.settings import Paper
 from homespun.core.tree import Tree
 from homespun.models.language import PreferenceModel, Prefix
 from homespun.models.pretrained import BaseName, load_pretrained, require_layers, with_lora
@@ -42,41 +43,65 @@ from homespun.models.utterances import UtteranceLength, encode
 class Settings(core_settings.Settings):
     added_later = ("start",)
 
-    base: BaseName = "tiny"  # tiny, smollm2, a folder, or a name on the hub
-    prefix: Prefix = "personal x context"  # what stands before an utterance; the other kinds are controls
-    start: str = ""  # the token whose embedding the prefix starts as; empty: the model's own BOS
-    virtual_tokens: PositiveInt = 1
-    length: UtteranceLength = 64  # tokens read of an utterance
-    lora: NonNegativeInt = 0  # rank of an adapter that is trained with everybody; 0: none
-    layers: str = ""  # layers of the language model that are trained with everybody, as a glob; empty: none
+    base: Annotated[BaseName, Paper("DistilGPT2")] = "tiny"
+    """The pre-trained language model: tiny, smollm2, a folder, or a name on the Hugging Face hub."""
+    prefix: Annotated[Prefix, Paper("personal x context")] = "personal x context"
+    """What stands before an utterance. The others are controls: the context's embedding alone, one embedding that all
+    users share, or the personal embedding alone."""
+    start: str = ""
+    """Token whose embedding the prefix starts as. Empty: the model's own BOS."""
+    virtual_tokens: Annotated[PositiveInt, Paper(1)] = 1
+    """Embedding vectors in the prefix."""
+    length: UtteranceLength = 64
+    """Tokens of an utterance that are read; the rest is cut off."""
+    lora: NonNegativeInt = 0
+    """Rank of a LoRA adapter that all clients train. 0: no adapter."""
+    layers: str = ""
+    """Glob of the language model's parameters that all clients train. Empty: the model stays frozen."""
 
     # Local training (appendix B)
-    local_steps: PositiveInt = 10
-    batch: PositiveInt = 15
-    rate: NonNegativeFloat = 1e-3  # of the context's embedding
-    model_rate: NonNegativeFloat | None = None  # of the layers or the adapter that are trained; None: the same
-    personal_rate: NonNegativeFloat | None = None  # None: the same
-    proximal: NonNegativeFloat = 1.0
+    local_steps: Annotated[PositiveInt, Paper(10)] = 10
+    """Gradient steps that a client takes in a round, K in algorithm 1."""
+    batch: Annotated[PositiveInt, Paper(15)] = 15
+    """Utterances in a local batch."""
+    rate: Annotated[NonNegativeFloat, Paper(0.001)] = 1e-3
+    """Learning rate of local Adam, for the context embedding."""
+    model_rate: NonNegativeFloat | None = None
+    """Learning rate for `lora` or `layers`. Not set: the same as `rate`."""
+    personal_rate: Annotated[NonNegativeFloat | None, Paper(0.001)] = None
+    """Learning rate for the personal embedding. Not set: the same as `rate`."""
+    proximal: Annotated[NonNegativeFloat, Paper(1.0)] = 1.0
+    """FedProx's mu, on the shared parameters."""
 
-    # Where new users start: a prior that clients train for so many steps a round; the average of personal
-    # embeddings, which every client then tells of, clipped and noised; or where everybody started
-    prior: Literal["learned", "average", "none"] = "learned"
+    # Where new users start
+    prior: Annotated[Literal["learned", "average", "none"], Paper("average")] = "learned"
+    """Where a new user's embedding starts: at an embedding that all clients train, at the average of all personal
+    embeddings (every client then uploads its own, clipped and noised), or at ones."""
     prior_steps: PositiveInt = 2
-    average_clip: PositiveFloat = 1.0  # longest step away from the average so far that a client tells
-    average_noise: NonNegativeFloat = 0.1  # standard deviation of every number's noise
+    """Gradient steps that a client takes in a round on a learned prior."""
+    average_clip: PositiveFloat = 1.0
+    """Longest step away from the present average that a client uploads, with prior = average."""
+    average_noise: NonNegativeFloat = 0.1
+    """Standard deviation of the noise on every number of that step."""
 
     # The server
-    server: ServerName = "fedavg"
-    server_rate: NonNegativeFloat | None = None
-    over: Denominator = "cohort"  # a context's change is averaged over everybody, or over who was in it
+    server: Annotated[ServerName, Paper("fedadam")] = "fedavg"
+    """How the server applies the averaged update."""
+    server_rate: Annotated[NonNegativeFloat | None, Paper(1)] = None
+    """Learning rate of the server. Not set: 1 for fedavg, 0.01 for fedadam."""
+    over: Annotated[Denominator, Paper("cohort")] = "cohort"
+    """A context's update is averaged over the whole cohort, or over the clients with examples in that context."""
 
     # At home, after training
-    personalize_steps: PositiveInt = 15
-    home_pace: NonNegativeFloat = 1.0  # rates there are so many times those of training
+    personalize_steps: Annotated[PositiveInt, Paper(15)] = 15
+    """Gradient steps that a user takes at home after training."""
+    home_pace: Annotated[NonNegativeFloat, Paper(1)] = 1.0
+    """Factor on the learning rates at home after training."""
 
 
 # How the paper runs it (section 4.1, appendix B): everybody every round, 60/20/20, 55 epochs.
-RUN = {"epochs": 55, "cohort": "all", "fractions": (0.6, 0.2, 0.2)}
+PAPER_RUN = {"epochs": 55, "cohort": "all", "fractions": (0.6, 0.2, 0.2)}
+RUN = PAPER_RUN
 
 # Sizes at which the contract is checked in seconds
 SMALL = {"length": 12, "local_steps": 2, "batch": 3, "personalize_steps": 2}

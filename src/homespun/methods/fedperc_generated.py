@@ -34,6 +34,7 @@ from homespun.core.messages import Broadcast
 from homespun.core.method import Batch, Method, Phase, Predict, Sgd, Task
 from homespun.core.roles import Role
 from homespun.core.server import Denominator, FedAdam, ServerName, server_rule
+from homespun.core.settings import Paper
 from homespun.core.tree import Tree
 from homespun.methods import fedperc
 from homespun.models.generator import EmbeddingGenerator, with_evidence
@@ -43,29 +44,43 @@ from homespun.models.utterances import UtteranceLength, encode
 
 
 class Settings(core_settings.Settings):
-    base: BaseName = "tiny"  # tiny, smollm2, a folder, or a name on the hub
-    virtual_tokens: PositiveInt = 1
-    length: UtteranceLength = 64  # tokens read of an utterance
-    heads: PositiveInt = 4  # of the generators' attention
-    evidence: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (1, 5, 15, 0)  # utterances read, in turn
-    evidence_words: PositiveInt = 512  # at most so many tokens of them
+    base: Annotated[BaseName, Paper("DistilGPT2")] = "tiny"
+    """The pre-trained language model: tiny, smollm2, a folder, or a name on the Hugging Face hub."""
+    virtual_tokens: Annotated[PositiveInt, Paper(1)] = 1
+    """Embedding vectors in the prefix."""
+    length: UtteranceLength = 64
+    """Tokens of an utterance that are read; the rest is cut off."""
+    heads: PositiveInt = 4
+    """Attention heads of a generator."""
+    evidence: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (1, 5, 15, 0)
+    """How many other utterances a generator reads in training, in turn."""
+    evidence_words: PositiveInt = 512
+    """Tokens of these utterances that are read at most."""
 
     # Local training. A home has one person's text to learn reading from: ten steps there learn that person by heart.
     # So it takes one, and Adam is the server's.
-    local_steps: PositiveInt = 1
-    batch: PositiveInt = 15
-    rate: NonNegativeFloat = 1.0  # of gradient descent at home
-    proximal: NonNegativeFloat = 1.0
+    local_steps: Annotated[PositiveInt, Paper(10)] = 1
+    """Gradient steps that a client takes in a round, K in algorithm 2."""
+    batch: Annotated[PositiveInt, Paper(15)] = 15
+    """Utterances in a local batch."""
+    rate: Annotated[NonNegativeFloat, Paper("0.001, of Adam")] = 1.0
+    """Learning rate of local SGD."""
+    proximal: Annotated[NonNegativeFloat, Paper(1.0)] = 1.0
+    """FedProx's mu, on the shared parameters."""
 
     # The server
-    server: ServerName = "fedadam"
-    server_rate: NonNegativeFloat = 1e-3
-    over: Denominator = "cohort"  # a context's change is averaged over everybody, or over who was in it
+    server: Annotated[ServerName, Paper("fedadam")] = "fedadam"
+    """How the server applies the averaged update."""
+    server_rate: Annotated[NonNegativeFloat, Paper(1)] = 1e-3
+    """Learning rate of the server."""
+    over: Annotated[Denominator, Paper("cohort")] = "cohort"
+    """A context's update is averaged over the whole cohort, or over the clients with examples in that context."""
 
 
 # Gradients of generators are small, and at the start zero but for rounding, which Adam would blow up to whole steps.
 SMALLEST = 1e-5
 
+PAPER_RUN = fedperc.PAPER_RUN
 RUN = {**fedperc.RUN, "commit_every": 10}  # Adam's memory of the generators is 19 MB with `tiny`
 SMALL = {"length": 12, "local_steps": 2, "batch": 3, "evidence_words": 16}
 

@@ -28,8 +28,11 @@ from homespun.core.roles import Role
 
 class Settings(OntoSettings):
     head_steps: PositiveInt = 10
+    """Gradient steps on a client's own head in a round, before the representation is trained; tau_h."""
     head_rate: NonNegativeFloat = 0.03
-    home_steps: PositiveInt = 50  # on the head, of somebody who never took part
+    """Learning rate of these steps, alpha."""
+    home_steps: PositiveInt = 50
+    """Gradient steps on the head of a user who never took part."""
 
 
 SMALL = {"head_steps": 2, "home_steps": 2}

@@ -21,7 +21,7 @@ Deviations: see docs/methods/furl.md, numbered there.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from homespun.core.messages import Broadcast
 from homespun.core.method import Batch, Method, Phase, Predict, Sgd, Task
 from homespun.core.roles import Role, Rules
 from homespun.core.server import ServerName, ServerRule, server_rule
+from homespun.core.settings import Paper
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples
 from homespun.models.document import DocumentModel
@@ -43,31 +44,53 @@ CHARACTERS = 128  # ASCII; 0 is padding
 
 class Settings(core_settings.Settings):
     # The document model (figure 1)
-    length: PositiveInt = 40  # characters read of a text
+    length: PositiveInt = 40
+    """Characters of a text that are read; the rest is cut off."""
     character_dim: PositiveInt = 32
+    """Size of a character's embedding."""
     lstm_dim: PositiveInt = 64
-    pooling: Literal["final", "max"] = "final"  # what of the BiLSTM's states stands for the text
+    """Cells of the LSTM in each direction."""
+    pooling: Literal["final", "max"] = "final"
+    """What represents a text: the BiLSTM's final states, or each state's maximum over the text."""
     hidden_dim: PositiveInt = 128
+    """Units of the hidden layer."""
     users: Literal["private", "table", "none"] = "private"
-    user_dim: PositiveInt = 32  # the seed's sweeps found 4 (Sticker) and 32 (Subreddit)
-    user_scale: NonNegativeFloat = 0.1  # standard deviation of a new embedding
+    """Where user embeddings live: at the clients, in a table on the server, or nowhere."""
+    user_dim: Annotated[PositiveInt, Paper("4 (Sticker), 32 (Subreddit)")] = 32
+    """Size of a user embedding."""
+    user_scale: NonNegativeFloat = 0.1
+    """Standard deviation of a new user embedding."""
 
     # Local training (section 4.1)
-    local_epochs: PositiveInt = 1
+    local_epochs: Annotated[PositiveInt, Paper(1)] = 1
+    """Passes over a client's training examples in a round."""
     batch: PositiveInt = 8
+    """Examples in a local batch."""
     rate: NonNegativeFloat = 0.3
-    user_rate: NonNegativeFloat | None = None  # the user embedding's own rate; None: the same
-    proximal: NonNegativeFloat = 0.0  # FedProx's mu, on what is shared
+    """Learning rate of local SGD."""
+    user_rate: NonNegativeFloat | None = None
+    """Learning rate of the user embedding. Not set: the same as `rate`."""
+    proximal: NonNegativeFloat = 0.0
+    """FedProx's mu, on the shared parameters."""
 
     # The server
-    server: ServerName = "fedavg"
-    server_rate: PositiveFloat | None = None  # None: the rule's own, 1 for fedavg and 0.01 for fedadam
-    keeps: Literal["all", "share"] = "all"
+    server: Annotated[ServerName, Paper("fedavg")] = "fedavg"
+    """How the server applies the averaged update."""
+    server_rate: PositiveFloat | None = None
+    """Learning rate of the server. Not set: 1 for fedavg, 0.01 for fedadam."""
+    keeps: Annotated[Literal["all", "share"], Paper("all")] = "all"
+    """How much of its own training a private embedding keeps: all of it (equation 7), or the client's share of the
+    round's weight (equation 6)."""
 
     # A user who never took part
     personalize_epochs: PositiveInt = 20
-    personalize_rate: NonNegativeFloat | None = None  # None: the user embedding's rate
+    """Passes over a new user's examples."""
+    personalize_rate: NonNegativeFloat | None = None
+    """Learning rate for a new user's embedding. Not set: the rate of user embeddings in training."""
 
+
+# How the paper runs it (section 4.1)
+PAPER_RUN = {"epochs": "30 (Sticker), 40 (Subreddit)", "cohort": 10}
 
 # Sizes at which the contract is checked in seconds
 SMALL = {"length": 24, "character_dim": 8, "lstm_dim": 12, "hidden_dim": 16, "user_dim": 6}

@@ -22,7 +22,7 @@ from __future__ import annotations
 from homespun.core.method import Adam, Method, Phase, Task
 from homespun.core.roles import Role
 from homespun.core.server import server_rule
-from homespun.methods.fedperc import loss
+from homespun.methods import fedperc
 from homespun.models.heads import SMALLEST, HeadSettings, SharedHead
 from homespun.models.pretrained import load_pretrained
 from homespun.models.utterances import encode
@@ -32,9 +32,9 @@ class Settings(HeadSettings):
     pass
 
 
-# Everybody every round, 60/20/20, 55 epochs (section 4.1, appendix B). The server's state is a whole head, with FedAdam
-# three of them: it is not written every round.
-RUN = {"epochs": 55, "cohort": "all", "fractions": (0.6, 0.2, 0.2), "commit_every": 10}
+# The server's state is a whole head, with FedAdam three of them: it is not written every round.
+PAPER_RUN = fedperc.PAPER_RUN
+RUN = {**fedperc.RUN, "commit_every": 10}
 
 # Sizes at which the contract is checked in seconds
 SMALL = {"length": 12, "local_steps": 2, "batch": 3, "personalize_steps": 2}
@@ -52,7 +52,7 @@ def method(settings: Settings, task: Task) -> Method:
         build=lambda: SharedHead(pretrained, start=settings.start),
         rules=[("head.weight", Role.FEDERATED), ("backbone.*", Role.FROZEN)],
         encode=lambda examples: encode(examples.texts, examples.contexts, pretrained, length=settings.length, prefix=1),
-        loss=loss,
+        loss=fedperc.loss,
         phases=(Phase(trains=together, batch=settings.batch, steps=settings.local_steps, proximal=settings.proximal),),
         personalize=(Phase(trains=at_home, batch=settings.batch, steps=settings.personalize_steps),),
         server=server_rule(settings.server, rate=settings.server_rate, over=settings.over),

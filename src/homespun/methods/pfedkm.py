@@ -45,8 +45,10 @@ from homespun.models.places import somebody
 
 
 class Settings(OntoSettings):
-    clusters: PositiveInt | None = None  # None: as many as the corpus has contexts
-    gradient: Literal["at zero", "at heads"] = "at zero"  # of a head of zeros, or of the mean of all heads
+    clusters: PositiveInt | None = None
+    """Clusters of users, each with a head of its own. Not set: as many as the corpus has contexts."""
+    gradient: Literal["at zero", "at heads"] = "at zero"
+    """Where the gradient that users are clustered by is taken: at a head of zeros, or at the mean of all heads."""
 
 
 SMALL: dict[str, int] = {}

@@ -38,12 +38,19 @@ from homespun.models.copies import MODEL, own_name, with_copies, without_copies
 
 class Settings(OntoSettings):
     personal: Literal["head", "all"] = "head"
+    """Which parameters are personal: the head, as in FedEmbed's comparison, or all, as in pFedMe's paper."""
     tie: NonNegativeFloat = 0.1
+    """How strongly personal parameters are tied to the common ones, lambda."""
     own_steps: PositiveInt = 10
+    """Gradient steps on the personal parameters in a local round, K."""
     own_rate: NonNegativeFloat = 0.03
+    """Learning rate of these steps."""
     common_rate: PositiveFloat = 1.0
+    """Learning rate of the common parameters, eta."""
     local_rounds: PositiveInt = 1
-    home_steps: PositiveInt = 50  # of somebody who never took part
+    """Local rounds in a round, R, with personal = all."""
+    home_steps: PositiveInt = 50
+    """Gradient steps on the personal parameters of a user who never took part."""
 
 
 SMALL = {"own_steps": 2, "home_steps": 2}

@@ -15,6 +15,8 @@ Deviations: see docs/methods/fedembed.md, numbered there.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat
@@ -27,6 +29,7 @@ from homespun.core.messages import Broadcast
 from homespun.core.method import WHOLE, Adam, Batch, Method, Phase, Predict, Sgd, Task
 from homespun.core.roles import Role, Rules
 from homespun.core.server import ServerName, server_rule
+from homespun.core.settings import Paper
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples
 from homespun.models.preference import PreferenceModel
@@ -37,16 +40,23 @@ EMBEDDING = {(28, 28): 28, (200, 375): 200}  # sizes of the personal embedding, 
 class Common(core_settings.Settings):
     """What all methods over this network have."""
 
-    embedding_dim: NonNegativeInt | None = None  # None: the paper's, 28 for digits and 200 for speech
-    embedding_scale: PositiveFloat = 0.1  # a new embedding is uniform between minus this and this
-    server: ServerName = "fedadam"
-    server_rate: PositiveFloat | None = 0.01
-    personalize_steps: NonNegativeInt = 50  # at home, for somebody who never took part
+    embedding_dim: Annotated[NonNegativeInt | None, Paper("28 (MNIST), 200 (speech)")] = None
+    """Size of a personal embedding. Not set: 28 for digits, 200 for speech."""
+    embedding_scale: PositiveFloat = 0.1
+    """A new embedding is uniform between minus this and this."""
+    server: Annotated[ServerName, Paper("fedadam")] = "fedadam"
+    """How the server applies the averaged gradient."""
+    server_rate: Annotated[PositiveFloat | None, Paper(1)] = 0.01
+    """Learning rate of the server."""
+    personalize_steps: NonNegativeInt = 50
+    """Gradient steps on the embedding of a user who never took part."""
 
 
 class Settings(Common):
     embedding: bool = False
-    embedding_rate: NonNegativeFloat = 0.05  # of local Adam on the personal embedding
+    """Whether users have personal embeddings: the paper's Global+. Without: Global."""
+    embedding_rate: Annotated[NonNegativeFloat, Paper(0.001)] = 0.05
+    """Learning rate of local Adam, for the personal embedding."""
 
 
 SMALL = {"personalize_steps": 2}

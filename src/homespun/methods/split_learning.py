@@ -20,6 +20,8 @@ their own model head and the contexts that they use." Over the last hidden state
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from pydantic import NonNegativeFloat
 from torch import Tensor
@@ -28,19 +30,22 @@ from homespun.core.messages import Broadcast
 from homespun.core.method import Adam, Method, Phase, Task
 from homespun.core.roles import Role
 from homespun.core.server import server_rule
-from homespun.methods.fedperc import loss
+from homespun.core.settings import Paper
+from homespun.methods import fedperc
 from homespun.models.heads import SMALLEST, HeadSettings, SplitHeads, output_head
 from homespun.models.pretrained import load_pretrained
 from homespun.models.utterances import encode
 
 
 class Settings(HeadSettings):
-    personal_rate: NonNegativeFloat | None = None  # of the head of one's own; None: the context's
+    personal_rate: Annotated[NonNegativeFloat | None, Paper(0.001)] = None
+    """Learning rate for the user's own head. Not set: the same as `rate`."""
 
 
-# Everybody every round, 60/20/20, 55 epochs (section 4.1, appendix B). A head of one's own is 8 MB with `tiny`, so that
-# a commit writes 150 MB for 19 users: rarely, then. Whoever is interrupted loses nine rounds at most.
-RUN = {"epochs": 55, "cohort": "all", "fractions": (0.6, 0.2, 0.2), "commit_every": 10}
+# A head of one's own is 8 MB with `tiny`, so that a commit writes 150 MB for 19 users: it is every tenth round, and an
+# interrupted run loses nine rounds at most.
+PAPER_RUN = fedperc.PAPER_RUN
+RUN = {**fedperc.RUN, "commit_every": 10}
 
 # Sizes at which the contract is checked in seconds
 SMALL = {"length": 12, "local_steps": 2, "batch": 3, "personalize_steps": 2}
@@ -64,7 +69,7 @@ def method(settings: Settings, task: Task) -> Method:
         build=lambda: SplitHeads(pretrained, contexts=max(task.contexts, 1), start=settings.start),
         rules=[("personal.head", Role.PRIVATE), ("context.heads", Role.KEYED), ("backbone.*", Role.FROZEN)],
         encode=lambda examples: encode(examples.texts, examples.contexts, pretrained, length=settings.length, prefix=1),
-        loss=loss,
+        loss=fedperc.loss,
         phases=(Phase(trains=together, batch=settings.batch, steps=settings.local_steps, proximal=settings.proximal),),
         personalize=(Phase(trains=at_home, batch=settings.batch, steps=settings.personalize_steps),),
         new_private=new_private,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from homespun.core import settings as core_settings
 from homespun.core.errors import InputError
 from homespun.core.server import Denominator, ServerName
+from homespun.core.settings import Paper
 from homespun.models.pretrained import BaseName, Pretrained
 from homespun.models.utterances import UtteranceLength
 
@@ -36,24 +37,36 @@ class HeadSettings(core_settings.Settings):
 
     added_later = ("start",)
 
-    base: BaseName = "tiny"  # tiny, smollm2, a folder, or a name on the hub
-    start: str = ""  # the token before every text; empty: the model's own BOS
-    length: UtteranceLength = 64  # tokens read of an utterance
+    base: Annotated[BaseName, Paper("DistilGPT2")] = "tiny"
+    """The pre-trained language model: tiny, smollm2, a folder, or a name on the Hugging Face hub."""
+    start: str = ""
+    """Token before every text. Empty: the model's own BOS."""
+    length: UtteranceLength = 64
+    """Tokens of an utterance that are read; the rest is cut off."""
 
     # Local training (appendix B)
-    local_steps: PositiveInt = 10
-    batch: PositiveInt = 15
-    rate: NonNegativeFloat = 1e-3
-    proximal: NonNegativeFloat = 1.0
+    local_steps: Annotated[PositiveInt, Paper(10)] = 10
+    """Gradient steps that a client takes in a round."""
+    batch: Annotated[PositiveInt, Paper(15)] = 15
+    """Utterances in a local batch."""
+    rate: Annotated[NonNegativeFloat, Paper(0.001)] = 1e-3
+    """Learning rate of local Adam, for the shared head or heads."""
+    proximal: Annotated[NonNegativeFloat, Paper(1.0)] = 1.0
+    """FedProx's mu, on the shared parameters."""
 
     # The server
-    server: ServerName = "fedavg"
-    server_rate: NonNegativeFloat | None = None
-    over: Denominator = "cohort"  # a context's change is averaged over everybody, or over who was in it
+    server: Annotated[ServerName, Paper("fedadam")] = "fedavg"
+    """How the server applies the averaged update."""
+    server_rate: Annotated[NonNegativeFloat | None, Paper(1)] = None
+    """Learning rate of the server. Not set: 1 for fedavg, 0.01 for fedadam."""
+    over: Annotated[Denominator, Paper("cohort")] = "cohort"
+    """A context's update is averaged over the whole cohort, or over the clients with examples in that context."""
 
     # At home, after training
-    personalize_steps: PositiveInt = 15
-    home_pace: NonNegativeFloat = 1.0  # rates there are so many times those of training
+    personalize_steps: Annotated[PositiveInt, Paper(15)] = 15
+    """Gradient steps that a user takes at home after training."""
+    home_pace: Annotated[NonNegativeFloat, Paper(1)] = 1.0
+    """Factor on the learning rates at home after training."""
 
 
 class SharedHead(nn.Module):

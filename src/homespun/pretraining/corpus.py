@@ -35,12 +35,19 @@ class CorpusSettings(Settings):
     """How texts become sequences."""
 
     vocabulary: int = 8192
-    sequence: int = 128  # tokens a network reads at once
-    stretch: int = 40_000  # characters of a source, about, that are one voice and have one vector; see `network`
-    held_out: float = 0.01  # of the paragraphs
-    held_out_documents: int = 250  # of each source at most, so that measuring is quick
-    evaluated_sentences: int = 3_000  # drawn from all, for the perplexity on them
-    drop_overlap: bool = False  # also from the user's own files
+    """Tokens of the tokenizer."""
+    sequence: int = 128
+    """Tokens that the network reads at once."""
+    stretch: int = 40_000
+    """Characters of a source, about, that count as one voice and have one vector."""
+    held_out: float = 0.01
+    """Share of the paragraphs that are held out."""
+    held_out_documents: int = 250
+    """Held-out documents of each source at most, so that measuring is quick."""
+    evaluated_sentences: int = 3_000
+    """Sentences drawn from those that homespun evaluates on, for the perplexity on them."""
+    drop_overlap: bool = False
+    """Whether paragraphs of the user's own files that share words with evaluated sentences are dropped too."""
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,11 @@ class NetworkSettings(Settings):
     """The network's size."""
 
     layers: int = 4
+    """Transformer blocks."""
     width: int = 256
+    """Size of an embedding."""
     heads: int = 8
+    """Attention heads in a block."""
 
 
 def build_network(settings: NetworkSettings, *, vocabulary: int, positions: int, seed: int) -> Any:

@@ -35,8 +35,11 @@ class Request(Settings):
     """What a run is asked for."""
 
     settings: PretrainSettings = PretrainSettings()
-    without: tuple[str, ...] = ()  # sources of the table
-    texts: tuple[str, ...] = ()  # files of the user's own
+    """How the model is trained."""
+    without: tuple[str, ...] = ()
+    """Sources of the table that are left out."""
+    texts: tuple[str, ...] = ()
+    """Files of the user's own."""
 
     def command(self) -> str:
         """The command that asks for this."""

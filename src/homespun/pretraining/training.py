@@ -39,20 +39,35 @@ class PretrainSettings(Settings):
     """Everything a run is started with; the table of sources and their weights are recorded with the corpus."""
 
     seed: int = 0
-    minutes: PositiveFloat = 65.0  # of training; how many steps that is, is found out at the start
-    steps: PositiveInt | None = None  # instead of minutes
-    batch: PositiveInt = 8  # sequences a step
-    rate: PositiveFloat = 1.5e-3  # of learning, at its peak
-    warm_up: Share = 0.03  # share of the steps in which the rate rises
-    final_rate: Share = 0.05  # of the peak, where the cosine ends
-    betas: tuple[float, float] = (0.9, 0.98)  # the second is slow because a step reads little
+    """All random draws derive from it."""
+    minutes: PositiveFloat = 65.0
+    """Minutes to train; the number of steps is measured at the start."""
+    steps: PositiveInt | None = None
+    """Instead of minutes: steps to train."""
+    batch: PositiveInt = 8
+    """Sequences in a step."""
+    rate: PositiveFloat = 1.5e-3
+    """Learning rate at its peak."""
+    warm_up: Share = 0.03
+    """Share of the steps in which the learning rate rises."""
+    final_rate: Share = 0.05
+    """Learning rate at the end of the cosine, as a share of the peak."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """AdamW's betas."""
     decay: NonNegativeFloat = 0.1
+    """AdamW's weight decay."""
     clip: PositiveFloat = 1.0
-    voiceless: Share = 0.25  # sequences that are read without the vectors of their source and stretch
+    """Longest gradient (L2 norm)."""
+    voiceless: Share = 0.25
+    """Share of the sequences that are read without the vectors of their source and stretch."""
     checkpoint_minutes: NonNegativeFloat = 3.0
-    checkpoint_steps: PositiveInt | None = None  # instead of minutes
+    """Minutes between two checkpoints."""
+    checkpoint_steps: PositiveInt | None = None
+    """Instead of minutes: steps between two checkpoints."""
     corpus: CorpusSettings = CorpusSettings()
+    """How texts become sequences."""
     network: NetworkSettings = NetworkSettings()
+    """The network's size."""
 
 
 @dataclass(frozen=True)

@@ -23,17 +23,28 @@ class Privacy(Settings):
     """User-level differential privacy of what clients send. Neighbouring data sets have the same public list of users;
     one user's examples are replaced by none (zero-out)."""
 
-    noise: Literal["central", "local"] = "central"  # the server's, on the sum; or every client's, on its own update
-    clip: PositiveFinite | dict[str, PositiveFinite] = 1.0  # longest update; or norms of groups, by glob
-    statistics_clip: PositiveFinite | None = None  # of loss and examples; None: they are not sent
-    epsilon: PositiveFinite | None = None  # what all rounds may cost together, which says how much noise; or ...
-    noise_multiplier: PositiveFinite | None = None  # ... the noise itself, in clip norms
+    noise: Literal["central", "local"] = "central"
+    """Who adds the noise: the server to the sum of updates, or every client to its own update."""
+    clip: PositiveFinite | dict[str, PositiveFinite] = 1.0
+    """Longest update of a client (L2 norm); or one norm for each group of parameters, by glob."""
+    statistics_clip: PositiveFinite | None = None
+    """Longest vector of a client's statistics (loss, examples). Not set: clients do not send them."""
+    epsilon: PositiveFinite | None = None
+    """What all rounds may cost together; the noise follows from it. Give either epsilon or noise_multiplier."""
+    noise_multiplier: PositiveFinite | None = None
+    """The noise itself: its standard deviation in clip norms."""
     delta: float = Field(default=1e-5, gt=0.0, lt=1.0)
-    amplification: bool = True  # count on users not knowing who was drawn; needs sampler = "poisson"
-    budget: PositiveFinite | None = None  # what the data set may cost over all runs; set once, with delta
-    ledger: str | None = None  # where that is written down, one place for a data set; None: beside the data
-    public_filters: bool = False  # what filters that count all users' examples left is public; else they are refused
-    insecure: bool = False  # draw noise and cohorts from the run's seed, to repeat them: this protects nobody
+    """The delta that epsilon is for; it has to be less than one over the number of users."""
+    amplification: bool = True
+    """Whether the accounting uses that nobody knows who was drawn; needs sampler = poisson."""
+    budget: PositiveFinite | None = None
+    """What the data set may cost over all its runs, set once together with delta. Not set: the ledger's, if it has one."""
+    ledger: str | None = None
+    """File that records what was spent on the data set, one for each data set. Not set: beside the data."""
+    public_filters: bool = False
+    """Declare public what filters that count all users' examples left of the corpus. Otherwise they are refused."""
+    insecure: bool = False
+    """Draw noise and cohorts from the seed, so that a run can be repeated. This protects nobody."""
 
     @field_validator("clip", mode="before")
     @classmethod
