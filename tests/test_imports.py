@@ -39,6 +39,7 @@ ALLOWED = {
     "spending": {"core", "privacy"},
     "results": {"assignments", "controls", "core", "data", "evaluation", "files", "judging", "maps", "run", "spending", "training"},
     "experiment": {"core", "data", "files", "maps", "opening", "results", "run", "training", "vault"},
+    "catalogue": {"core", "data", "run", "training"},
     "contract": {"core", "data", "engines", "opening", "privacy", "run"},
     "bench": {"core"},
     "pretraining": {"core", "data", "disk", "files"},

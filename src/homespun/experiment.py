@@ -20,7 +20,7 @@ from pydantic import Field, PositiveInt, StringConstraints, model_validator
 
 from homespun.core.errors import RunError, SettingsError, nearest
 from homespun.core.identity import require_same_run
-from homespun.core.method import method_module
+from homespun.core.method import method_module, settings_command
 from homespun.core.settings import Settings, parse
 from homespun.core.trust import named_by_user
 from homespun.data.federation import Federation
@@ -51,8 +51,11 @@ ConfigurationName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0
 
 class Configuration(Settings):
     method: str
+    """A method, or a .py file with one."""
     title: str = ""
-    settings: dict[str, Any] = Field(default_factory=dict)  # of the method and of the run
+    """How tables call it. Empty: its name."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the method and of the run; `homespun settings METHOD` lists them."""
 
 
 class Draw(NamedTuple):
@@ -77,21 +80,34 @@ class Showcase(Settings):
     """Openings that people of one configuration continue; whoever is left out is chosen as `samples.showcase` says."""
 
     configuration: str
+    """The configuration whose first run is shown."""
     openings: tuple[str, ...] = Field(min_length=1)
-    person: str | None = None  # continues in every context
-    people: tuple[str, ...] | None = None  # continue in one
-    context: str | None = None  # that one
+    """Texts to continue."""
+    person: str | None = None
+    """Who continues them in every context. Not set: the first participant who never used one of the contexts."""
+    people: tuple[str, ...] | None = None
+    """Who continues them in one context. Not set: the first other participants."""
+    context: str | None = None
+    """That context. Not set: the one that the person uses most."""
     sampling: dict[str, Any] = Field(default_factory=dict)
+    """How continuations are drawn."""
 
 
 class Experiment(Settings):
     name: str
+    """Name of the experiment, and of its folder in runs/. Not set: the name of the file."""
     data: DataSettings
+    """The corpus."""
     seeds: tuple[int, ...] = (0,)
-    folds: PositiveInt | None = None  # of every seed; None: its newcomers are one random draw
-    settings: dict[str, Any] = Field(default_factory=dict)  # of every run
+    """Every configuration is trained once for each seed."""
+    folds: PositiveInt | None = None
+    """Runs of every seed; over them, each user is withheld once. Not set: one run, with a random draw of new users."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of every run."""
     configurations: dict[ConfigurationName, Configuration]
+    """What is compared, by name."""
     showcase: Showcase | None = None
+    """Texts for the report, continued by users of one configuration."""
 
     @model_validator(mode="after")
     def _shows_a_configuration(self) -> Experiment:
@@ -204,8 +220,9 @@ def check_settings(experiment: Experiment) -> None:
     for name, configuration in experiment.configurations.items():
         values = {**experiment.settings, **configuration.settings}
         run, method = separate_settings(configuration.method, values)
-        parse(RunSettings, run, where=f"configuration {name}")
-        parse(method_module(configuration.method).Settings, method, where=f"configuration {name}")
+        where, listed_by = f"configuration {name}", settings_command(configuration.method)
+        parse(RunSettings, run, where=where, listed_by=listed_by)
+        parse(method_module(configuration.method).Settings, method, where=where, listed_by=listed_by)
 
 
 def check_folds(experiment: Experiment, federation: Federation) -> None:

@@ -21,9 +21,9 @@ from homespun.core.errors import (
     nearest,
     raise_faults,
 )
-from homespun.core.method import method_module
+from homespun.core.method import method_module, settings_command
 from homespun.core.roles import Role
-from homespun.core.settings import parse
+from homespun.core.settings import parse, unknown_setting
 from homespun.core.trust import Names, allows, named_by_user, vouched_for
 from homespun.data import DEFAULT_COLUMNS, Columns, on_hub
 from homespun.data.federation import Federation
@@ -79,8 +79,8 @@ def separate_settings(method: str, values: Mapping[str, Any]) -> tuple[dict[str,
         raise MethodError(f"{method}: {', '.join(both)} would be a setting of both the method and the run. Rename it.")
     unknown = [name for name in values if name not in RunSettings.model_fields and name not in known]
     if unknown:
-        names = sorted({*RunSettings.model_fields, *known})
-        faults = [f"unknown setting {name!r}.{nearest(name, names)} Known: {', '.join(names)}." for name in unknown]
+        names, listed_by = sorted({*RunSettings.model_fields, *known}), settings_command(method)
+        faults = [unknown_setting(name, names, listed_by=listed_by) for name in unknown]
         raise_faults(SettingsError, f"training {method}", faults)
     given = LENGTH & set(values)
     usual = {name: value for name, value in usual_settings(method).items() if not given or name not in LENGTH}
@@ -114,7 +114,7 @@ def prepare(
         folder,
         method=method,
         federation=federation,
-        settings=parse(RunSettings, run_settings, where="run"),
+        settings=parse(RunSettings, run_settings, where="run", listed_by=settings_command(method)),
         method_settings=method_settings,
         data=data,
     )

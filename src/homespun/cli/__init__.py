@@ -16,7 +16,7 @@ from typing import Any
 import click
 import typer
 
-from homespun.cli import people, pretrain, training, voices
+from homespun.cli import people, pretrain, settings, training, voices
 from homespun.cli.corpora import data_app
 from homespun.cli.privacy import privacy_app
 from homespun.core.errors import HomespunError
@@ -30,7 +30,7 @@ app = typer.Typer(
 )
 for command in (training.train, training.compare, training.demo, training.evaluate, people.personalize, people.predict,
                 voices.generate, voices.export, training.report, training.check, training.bench,
-                pretrain.pretrain):  # fmt: skip
+                settings.settings, pretrain.pretrain):  # fmt: skip
     app.command()(command)
 app.add_typer(data_app, name="data")
 app.add_typer(people.vault_app, name="vault")

@@ -17,6 +17,7 @@ from homespun.cli.options import (
     data_settings_from,
     print_json,
 )
+from homespun.cli.settings import show_settings
 from homespun.terminal import say
 
 data_app = typer.Typer(help="Look at a corpus before training on it; make one of speech.", no_args_is_help=True)
@@ -85,6 +86,20 @@ def data_check(
         if isinstance(value, list):
             value = " ".join(value)
         say(f"{name.replace('_', ' '):28} {value}")
+
+
+@data_app.command("settings")
+def data_settings(
+    source: Annotated[str, typer.Argument(help="A built-in corpus or a file.")], json_output: Json = False
+) -> None:
+    """List the settings of a corpus: default, allowed values, meaning.
+
+    Example: homespun data settings dialects
+    """
+    from homespun.catalogue import corpus_settings
+
+    title = f"Corpus {source}: --data-set NAME=VALUE"
+    show_settings(corpus_settings(source), {"corpus": title}, about={"corpus": source}, json_output=json_output)
 
 
 @data_app.command("voices")

@@ -20,9 +20,14 @@ Trust = Annotated[
         help="A method file (.py), or a name on the Hugging Face hub, that the folder names and that may be used."
     ),
 ]
-Set = Annotated[list[str], typer.Option("--set", "-s", help="A setting of the method or the run: name=value.")]
+Set = Annotated[
+    list[str], typer.Option("--set", "-s", help="A setting: name=value. `homespun settings METHOD` lists them.")
+]
 Data = Annotated[str, typer.Option("--data", "-d", help="A file, or built in: dialects, digits, sotu, voices.")]
-DataSet = Annotated[list[str], typer.Option("--data-set", help="A setting of the corpus: name=value.")]
+DataSet = Annotated[
+    list[str],
+    typer.Option("--data-set", help="A setting of the corpus: name=value. `homespun data settings CORPUS` lists them."),
+]
 UserColumn = Annotated[str | None, typer.Option(help="Column with the user's id.")]
 ContextColumn = Annotated[str | None, typer.Option(help="Column with the context.")]
 TextColumn = Annotated[str | None, typer.Option(help="Column with the text.")]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homespun.cli.options import Json, Set, print_json
+from homespun.cli.options import Json, print_json
 from homespun.core.errors import SettingsError
 from homespun.core.settings import parse_overrides
 
@@ -32,7 +32,9 @@ def pretrain(
     ] = False,
     cache: Annotated[Path | None, typer.Option(help="Where packages are kept. Default: ~/.cache/homespun.")] = None,
     seed: Annotated[int, typer.Option(help="Every random draw derives from it.")] = 0,
-    settings: Set = [],  # noqa: B006
+    settings: Annotated[
+        list[str], typer.Option("--set", "-s", help="A setting: name=value. docs/settings.md lists them.")
+    ] = [],  # noqa: B006
     json_output: Json = False,
 ) -> None:
     """Train a small language model on openly licensed text; after a stop, the same command goes on where it was.

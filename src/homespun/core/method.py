@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -243,17 +244,23 @@ def method_module(origin: str) -> ModuleType:
     return importlib.import_module(f"homespun.methods.{origin}")
 
 
+def settings_command(origin: str) -> str:
+    """The command that lists the settings of a method and of its runs."""
+    return f"homespun settings {shlex.quote(origin)}"
+
+
 def load_method(origin: str, settings: Mapping[str, Any], task: Task, *, files: Sequence[MethodFile] = ()) -> Method:
     """The method of this name or file, with these settings, for this task.
 
     `files` are those of the same method, loaded before: they run as they ran then.
     """
+    where, listed_by = f"method {origin}", settings_command(origin)
     with gathered(files) as used:
         module = method_module(origin)
         lacks = [name for name in ("Settings", "method") if not hasattr(module, name)]
         if lacks:
             raise MethodError(f"{origin}: a method file exports Settings and method; {', '.join(lacks)} missing")
-        made: Method = module.method(parse(module.Settings, settings, where=f"method {origin}"), task)
+        made: Method = module.method(parse(module.Settings, settings, where=where, listed_by=listed_by), task)
     if origin.endswith(".py"):
         origin = str(Path(origin).resolve())
     return replace(made, origin=origin, files=tuple(used.values()))

@@ -11,12 +11,13 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from homespun.core.errors import SettingsError, UnknownNameError, nearest
-from homespun.core.settings import parse
+from homespun.core.settings import Settings, parse
 from homespun.data import hub, readers
 from homespun.data.federation import Examples, Federation
 from homespun.data.readers import Columns
@@ -39,6 +40,25 @@ def on_hub(source: str) -> bool:
     return source not in builtin_names() and format_of(Path(source)) is None and not os.path.exists(source)
 
 
+def settings_command(source: str) -> str:
+    """The command that lists the settings of a corpus."""
+    return f"homespun data settings {shlex.quote(source)}"
+
+
+def settings_of(source: str) -> type[Settings]:
+    """The settings that a built-in corpus, a file or a Hugging Face data set takes."""
+    if source in (builtins := builtin_names()):
+        return importlib.import_module(f"{__name__}.{source}").Settings
+    if not on_hub(source):
+        return Filters
+    if hub.available():
+        return hub.Settings
+    raise UnknownNameError(
+        f"no built-in corpus or file {source!r}.{nearest(source, builtins)} Built in: {', '.join(builtins)}. "
+        f"Files end in {readers.FORMATS}."
+    )
+
+
 def load_federation(
     source: str | Path, *, columns: Columns = DEFAULT_COLUMNS, settings: Mapping[str, Any] | None = None
 ) -> Federation:
@@ -52,12 +72,12 @@ def load_federation(
             )
         return importlib.import_module(f"{__name__}.{name}").load(values)
     if not on_hub(name):
-        filters = parse(Filters, values, where=name)
+        filters = parse(Filters, values, where=name, listed_by=settings_command(name))
         return readers.read_file(path, columns=columns, filters=filters)
     known = f"{nearest(name, builtins)} Built in: {', '.join(builtins)}. Files end in {readers.FORMATS}."
     if not hub.available():
         raise UnknownNameError(
             f"no built-in corpus or file {name!r}.{known} Hugging Face data sets by name need: {hub.EXTRA}"
         )
-    parsed = parse(hub.Settings, values, where=name)
+    parsed = parse(hub.Settings, values, where=name, listed_by=settings_command(name))
     return hub.read_hub(name, columns=columns, settings=parsed, otherwise=known)

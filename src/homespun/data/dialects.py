@@ -48,22 +48,34 @@ class Settings(SettingsBase):
     """What the population is like."""
 
     users: int = Field(default=1000, ge=1, le=10**12)
-    examples: int = Field(default=64, ge=1, le=100_000)  # on average
-    ragged: float = Field(default=0.5, ge=0, le=1)  # users have up to this share fewer or more
+    """Users."""
+    examples: int = Field(default=64, ge=1, le=100_000)
+    """Examples of a user, on average."""
+    ragged: float = Field(default=0.5, ge=0, le=1)
+    """Users have up to this share fewer or more examples than the average."""
     groups: int = Field(default=8, ge=1, le=1024)
-    classes: int = Field(default=8, ge=2, le=256)  # topics; in the multi-class task also labels
+    """Hidden groups of users; a group labels and spells alike."""
+    classes: int = Field(default=8, ge=2, le=256)
+    """Topics of messages; with task = multiclass also the number of labels."""
     task: Literal["multiclass", "binary"] = "multiclass"
-    strength: float = Field(default=0.75, ge=0, le=1)  # 0: all groups think alike; 1: none shares
-    dialect: float = Field(default=0.3, ge=0, le=1)  # 0: all groups spell alike; 1: each always as it prefers
+    """What is predicted: one of several labels, or a rare positive."""
+    strength: float = Field(default=0.75, ge=0, le=1)
+    """How much groups disagree about labels. 0: they agree; 1: every group has labels of its own."""
+    dialect: float = Field(default=0.3, ge=0, le=1)
+    """How differently groups spell. 0: all alike; 1: every group always in its own way."""
     words_per_message: int = Field(default=5, ge=1, le=7)
-    noise: float = Field(default=0.1, ge=0, le=1)  # share of labels drawn without regard to user and message
-    positive_rate: float = Field(default=0.05, gt=0, lt=1)  # of the binary task, over the whole population
+    """Words in a message."""
+    noise: float = Field(default=0.1, ge=0, le=1)
+    """Share of the labels that are drawn without regard to user and message."""
+    positive_rate: float = Field(default=0.05, gt=0, lt=1)
+    """Share of positives over the whole population, with task = binary."""
     seed: int = 0
+    """Draws the population."""
 
 
 def load(settings: Mapping[str, Any]) -> Dialects:
     """The population these settings describe."""
-    return Dialects(parse(Settings, settings, where="dialects"))
+    return Dialects(parse(Settings, settings, where="dialects", listed_by="homespun data settings dialects"))
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,12 @@ PARTS = {"training": "train", "testing": "t10k"}
 
 
 class Settings(Population):
-    folder: str | None = None  # of MNIST's IDX files; None: scikit-learn's digits
+    folder: str | None = None
+    """Folder with MNIST's four IDX files. Not set: scikit-learn's digits."""
 
 
 def load(settings: Mapping[str, Any]) -> Preferences:
-    chosen = parse(Settings, settings, where="digits")
+    chosen = parse(Settings, settings, where="digits", listed_by="homespun data settings digits")
     training, testing = _bundled() if chosen.folder is None else read_mnist(Path(chosen.folder))
     content = hashlib.sha256()
     for pool in (training, testing):

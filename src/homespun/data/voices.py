@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import PositiveInt
 
-from homespun.core.settings import parse
+from homespun.core.settings import Paper, parse
 from homespun.data.preferences import Pool, Population, Preferences
 from homespun.data.utterances import VOICES, read, read_spectrograms
 
@@ -26,11 +26,13 @@ SHARES = tuple({0: 0.20, 5: 0.08}.get(number, 0.04) for number in range(VOICES))
 
 class Settings(Population):
     folder: str = "runs/voices"
-    users: PositiveInt = 900
+    """Folder that `homespun data voices` made."""
+    users: Annotated[PositiveInt, Paper(900)] = 900
+    """Users; each likes one voice."""
 
 
 def load(settings: Mapping[str, Any]) -> Preferences:
-    chosen = parse(Settings, settings, where="voices")
+    chosen = parse(Settings, settings, where="voices", listed_by="homespun data settings voices")
     folder = Path(chosen.folder)
     contents = read(folder)
     images, kinds, ends = read_spectrograms(folder, contents), np.array(contents.voice), contents.training

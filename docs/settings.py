@@ -1,0 +1,74 @@
+"""Write docs/settings.md: every setting with its default, its values, the paper's value and its meaning.
+
+    python docs/settings.py
+
+The tables come from the classes that check settings; a test demands that the page is current.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from homespun.catalogue import corpus_settings, markdown_lines, method_settings
+from homespun.core.described import Setting, described
+from homespun.core.method import available_methods
+from homespun.data import builtin_names, hub
+from homespun.experiment import Configuration, Experiment
+from homespun.generation import Sampling
+from homespun.pretraining.training import PretrainSettings
+from homespun.run import RunSettings
+
+PAGE = Path(__file__).with_suffix(".md")
+OPENING = """\
+# Settings
+
+`homespun settings METHOD` and `homespun data settings CORPUS` print these tables, with `--json` for programs. This page
+is generated: `python docs/settings.py`.
+
+Give a setting to `homespun train` as `--set NAME=VALUE`, in the table `settings` of an experiment, or by name in
+Python: `train("furl", federation, rate=0.1)`. Settings of a corpus are `--data-set NAME=VALUE`, or in Python
+`load("dialects", users=200)`. Values are TOML; text needs no quotes. A dot leads into a group:
+`--set privacy.epsilon=8`.
+
+"Paper" is the value that the method's paper states. Where the default differs, the method's page says why.
+"""
+
+
+def page() -> str:
+    return OPENING + "".join(f"{line}\n" for line in _sections())
+
+
+def _sections() -> Iterator[str]:
+    every = described(RunSettings)
+    run = [one for one in every if not one.name.startswith("privacy.")]
+    yield from _section("Runs", run, note="Methods may have other defaults, which stand with the method.")
+    privacy = [one for one in every if one.name.startswith("privacy.")]
+    yield from _section("Differential privacy", privacy, note="Settings of a run; see [privacy](privacy.md).")
+    for name in available_methods():
+        groups = method_settings(name)
+        yield from _section(f"Method `{name}`", groups["method"])
+        own = [one for one, usual in zip(groups["run"], run, strict=True) if one != usual]
+        if own:
+            yield from ("", f"Runs of `{name}`:", "", *markdown_lines(own))
+    for name in builtin_names():
+        yield from _section(f"Corpus `{name}`", corpus_settings(name)["corpus"])
+    yield from _section("Corpus from a file", corpus_settings("corpus.csv")["corpus"])
+    yield from _section("Corpus from the Hugging Face hub", described(hub.Settings))
+    experiment = described(Experiment, defaults={"name": None})
+    yield from _section("Experiment file", experiment, note="Read by `homespun compare`.")
+    yield from _section("Experiment file: `[configurations.NAME]`", described(Configuration))
+    sampling = "Options of `homespun generate`, and `sampling` of a showcase."
+    yield from _section("Continuations of a text", described(Sampling), note=sampling)
+    yield from _section("Pre-training", described(PretrainSettings), note="For `homespun pretrain --set NAME=VALUE`.")
+
+
+def _section(title: str, settings: Sequence[Setting], *, note: str = "") -> Iterator[str]:
+    yield from ("", f"## {title}", "")
+    if note:
+        yield from (note, "")
+    yield from markdown_lines(settings)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,50 @@
+"""The command that lists what can be set."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homespun.cli.options import Json, print_json
+
+if TYPE_CHECKING:
+    from homespun.catalogue import Groups
+
+WIDEST = 100  # longer lines are hard to read
+
+
+def settings(
+    method: Annotated[str, typer.Argument(help="A method (fedperc, furl, ...; docs/methods) or a .py file with one.")],
+    json_output: Json = False,
+) -> None:
+    """List the settings of a method, of its runs and of their privacy: default, allowed values, meaning.
+
+    Where the method's paper states a value, it stands beside the default.
+
+    Example: homespun settings fedperc
+    """
+    from homespun.catalogue import method_settings
+
+    groups = method_settings(method)
+    titles = {
+        "method": f"Method {method}: homespun train {method} --set NAME=VALUE",
+        "run": "Run: --set NAME=VALUE",
+        "privacy": "Differential privacy: --set privacy.NAME=VALUE",
+    }
+    show_settings(groups, titles, about={"method": method}, json_output=json_output)
+
+
+def show_settings(groups: Groups, titles: dict[str, str], *, about: dict[str, str], json_output: bool) -> None:
+    from homespun.catalogue import text_lines, to_json
+    from homespun.console import out
+
+    if json_output:
+        print_json({**about, "settings": to_json(groups)})
+        return
+    for place, (name, some) in enumerate(groups.items()):
+        if place:
+            print()
+        print(titles[name])
+        for line in text_lines(some, width=min(out.width, WIDEST) - 2):
+            print(f"  {line}")
