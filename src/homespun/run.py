@@ -16,11 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import ceil, nan
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from pydantic import (
+    BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -66,6 +67,15 @@ ENCODED_BYTES = 2**31  # of examples that a run keeps as tensors: 900 users of s
 COUNTED_USERS = 1000  # as many users' examples are counted to know how long an epoch is
 
 
+# A file or a command cannot say None.
+ExampleLimit: TypeAlias = Annotated[
+    PositiveInt | None,
+    BeforeValidator(
+        lambda given: None if given == "all" else given, json_schema_input_type=PositiveInt | Literal["all"] | None
+    ),
+]
+
+
 class RunSettings(Settings):
     """How a federation is trained, whatever the method."""
 
@@ -94,7 +104,7 @@ class RunSettings(Settings):
     """Rounds between two evaluations on the evaluation part. Not set: about 20 evaluations in a run."""
     evaluate_users: PositiveInt = 1000
     """Users in an evaluation at most, drawn once for the run; of new users, as many again."""
-    evaluate_examples: PositiveInt | None = None
+    evaluate_examples: ExampleLimit = None
     """Examples of each user in an evaluation at most, evenly spaced. Not set: all."""
     commit_every: PositiveInt = 1
     """Rounds between two commits to disk. A killed run repeats the rounds since the last commit."""

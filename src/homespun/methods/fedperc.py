@@ -37,7 +37,7 @@ from homespun.core.settings import Paper
 from homespun.core.tree import Tree
 from homespun.models.language import PreferenceModel, Prefix
 from homespun.models.pretrained import BaseName, load_pretrained, require_layers, with_lora
-from homespun.models.utterances import UtteranceLength, encode
+from homespun.models.utterances import EVALUATED, UtteranceLength, encode
 
 
 class Settings(core_settings.Settings):
@@ -101,7 +101,7 @@ class Settings(core_settings.Settings):
 
 # How the paper runs it (section 4.1, appendix B): everybody every round, 60/20/20, 55 epochs.
 PAPER_RUN = {"epochs": 55, "cohort": "all", "fractions": (0.6, 0.2, 0.2)}
-RUN = PAPER_RUN
+RUN = {**PAPER_RUN, **EVALUATED}
 
 # Sizes at which the contract is checked in seconds
 SMALL = {"length": 12, "local_steps": 2, "batch": 3, "personalize_steps": 2}
