@@ -57,9 +57,7 @@ def show(
         })  # fmt: skip
         return
     total = "infinite" if unprotected else f"{cost.epsilon:.3f}"
-    say(
-        f"{found.data}: epsilon {total} at delta {delta:g} (PLD {cost.pld:.3f}, RDP {cost.rdp:.3f}; another: --delta)"
-    )
+    say(f"{found.data}: epsilon {total} at delta {delta:g} (PLD {cost.pld:.3f}, RDP {cost.rdp:.3f}; another: --delta)")
     say(f"  budget: {'none' if budget is None else budget}; adjacency: {ADJACENCY}, the list of users is public")
     for release, rounds in sorted(spent.items()):
         say(

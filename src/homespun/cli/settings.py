@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homespun.cli.options import Json, print_json
+from homespun.terminal import say
 
 if TYPE_CHECKING:
     from homespun.catalogue import Groups
@@ -44,7 +45,7 @@ def show_settings(groups: Groups, titles: dict[str, str], *, about: dict[str, st
         return
     for place, (name, some) in enumerate(groups.items()):
         if place:
-            print()
-        print(titles[name])
+            say("")
+        say(titles[name])
         for line in text_lines(some, width=min(out.width, WIDEST) - 2):
-            print(f"  {line}")
+            say(f"  {line}")
