@@ -10,17 +10,21 @@ from dataclasses import dataclass, field
 from math import isnan
 
 from rich.console import Group
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 from rich.table import Table
+from rich.text import Text
 
+from homespun.core.progress import Progress
 from homespun.core.spelling import harmless
 from homespun.report.cells import metric_named
 from homespun.run import RoundRecord, Run
-from homespun.terminal import Terminal, say
+from homespun.terminal import Terminal
 from homespun.training import Evaluated
 
 GAP = 2  # between the columns of a table
 LINES = 20  # plain progress lines per run, about
+QUIET_S = 10.0  # of work without a line at least, where there is no terminal
 
 out = Terminal(highlight=False, markup=False, soft_wrap=True)
 err = Terminal(stderr=True, highlight=False, markup=False, soft_wrap=True)
@@ -66,15 +70,24 @@ def _longest_word(text: str) -> int:
     return max(map(len, text.split()), default=0)
 
 
-def bar(console: Terminal) -> Progress:
+class Count(ProgressColumn):
+    """Rounds as 3/10; what is counted in steps of no meaning to a reader as 30 %."""
+
+    def render(self, task: Task) -> Text:
+        whole = f"{task.completed:.0f}/{task.total or 0:.0f}"
+        return Text(f"{task.percentage:.0f} %" if task.fields.get("percent") else whole)
+
+
+def bar(console: Terminal, *, transient: bool = False) -> Bars:
     """A progress bar whose tasks have a note."""
-    return Progress(
+    return Bars(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
-        MofNCompleteColumn(),
+        Count(),
         TextColumn("{task.fields[note]}", markup=False),
         TimeRemainingColumn(),
         console=console,
+        transient=transient,
     )
 
 
@@ -101,36 +114,112 @@ def counting(console: Terminal, title: str, *, total: int) -> Iterator[Callable[
         yield lambda done: progress.update(task, completed=done)
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """Long work that is under way."""
+
+    task: str
+    began: float
+
+    def line(self, progress: Progress, *, title: str) -> str:
+        said = f"{title}: {progress}" if title else str(progress)
+        if not progress.done:
+            return said
+        left_s = (time.monotonic() - self.began) / progress.done * (progress.total - progress.done)
+        return f"{said}, {left_s:.0f} s left"
+
+
 @dataclass
 class Reporter:
-    """Shows the events of one run after another. With `to_stderr`, stdout stays free for results."""
+    """Shows the events of one run after another, and how far long work is. With `to_stderr`, stdout stays free for
+    results. As a context, it leaves no bar behind."""
 
     to_stderr: bool = False
+    title: str = ""  # before plain lines; a run that is followed gives its own
     _latest: str = ""
-    _started: float = field(default_factory=time.monotonic)
+    _started: float = field(default_factory=lambda: time.monotonic())
+    _bars: Bars | None = None  # on a terminal, while anything is shown
+    _alone: bool = False  # whether they are there for a stretch only, not for a run
+    _bar: TaskID | None = None  # the stretch's
+    _stretch: Stretch | None = None
+    _said: float = field(default_factory=lambda: time.monotonic())  # when a plain line was printed last
 
     @property
     def console(self) -> Terminal:
         return err if self.to_stderr else out
 
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._end_stretch()
+
     @contextmanager
     def following(self, run: Run, title: str) -> Iterator[Callable[[RoundRecord | Evaluated], None]]:
         """Give a function that takes each event of this run's training."""
-        self._latest, self._started = "", time.monotonic()
+        self._end_stretch()
+        self._latest, self.title, self._started = "", title, time.monotonic()
         begun = run.state.round
         if run.plan is not None and run.plan.settings.insecure:
             err.print(f"{title}: INSECURE, its noise and cohorts come from the seed and protect nobody")
         if not self.console.is_terminal:
             yield lambda event: self._line(run, title, event, begun=begun)
+            if run.state.round:
+                self._say(f"{title}: final evaluation")
+            self._started = time.monotonic()
             return
-        with bar(self.console) as progress:
-            task = progress.add_task(title, total=run.total_rounds, completed=begun, note="")
+        with bar(self.console) as bars:
+            self._bars = bars
+            task = bars.add_task(title, total=run.total_rounds, completed=begun, note="")
+            try:
+                yield lambda event: bars.update(task, completed=event.round, note=self._note(event))
+            finally:
+                if self._bar is not None:
+                    bars.remove_task(self._bar)
+                self._stretch, self._bars, self._bar = None, None, None
 
-            def show(event: RoundRecord | Evaluated) -> None:
-                note = self._note(event)
-                progress.update(task, completed=event.round, note=note)
+    def stretch(self, progress: Progress) -> None:
+        """Show how far long work is: a bar of its own on a terminal, a line now and then elsewhere."""
+        finished = progress.done >= progress.total
+        if self._stretch is None or self._stretch.task != progress.task:
+            if finished:
+                return
+            self._end_stretch()
+            self._stretch = Stretch(progress.task, time.monotonic())
+            self._begin_bar(progress)
+        if self._bars is not None and self._bar is not None:
+            self._bars.update(self._bar, completed=progress.done)
+        elif time.monotonic() - self._said >= self._quiet_s:
+            self._say(self._stretch.line(progress, title=self.title))
+        if finished:
+            self._end_stretch()
 
-            yield show
+    def _begin_bar(self, progress: Progress) -> None:
+        """Beside a run's rounds it is always the same one: a bar that comes and goes with every round would flicker."""
+        if not self.console.is_terminal:
+            return
+        if self._bars is None:
+            self._bars, self._alone = bar(self.console, transient=True), True
+            self._bars.start()
+        if self._bar is None:
+            self._bar = self._bars.add_task(progress.task, total=progress.total, note="", percent=True)
+        else:
+            self._bars.reset(self._bar, total=progress.total, description=progress.task)
+
+    @property
+    def _quiet_s(self) -> float:
+        """Ever longer, so that hours of work do not fill a log."""
+        return max(QUIET_S, (time.monotonic() - self._started) / LINES)
+
+    def _end_stretch(self) -> None:
+        self._stretch = None
+        if self._alone and self._bars is not None:
+            self._bars.stop()
+            self._bars, self._bar, self._alone = None, None, False
+
+    def _say(self, line: str) -> None:
+        print(line, file=sys.stderr if self.to_stderr else sys.stdout, flush=True)
+        self._said = time.monotonic()
 
     def _note(self, event: RoundRecord | Evaluated) -> str:
         """For the bar: the round's loss, and the latest score."""
@@ -150,7 +239,7 @@ class Reporter:
             parts = (f"round {event.round}/{run.total_rounds}", _loss(event), f"{remaining_s:.0f} s left")
             said = ", ".join(part for part in parts if part)
         if said:
-            say(f"{title}: {said}", to=sys.stderr if self.to_stderr else sys.stdout)
+            self._say(f"{title}: {said}")
 
 
 def _loss(event: RoundRecord) -> str:

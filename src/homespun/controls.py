@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from homespun.core import seeds
+from homespun.core.progress import Done, counted, each, silent
 from homespun.core.tree import Tree
 from homespun.data.federation import Federation
 from homespun.data.splits import sample_users
@@ -19,7 +20,7 @@ from homespun.engines.engine import Client
 from homespun.evaluation import classification, language
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
-from homespun.judging import TEXT_SHOTS, blocks, judge, personalize_many, shots, tested_part
+from homespun.judging import TEXT_SHOTS, blocks, judge, own_samples, personalize_many, shots, tested_part
 from homespun.models.in_context import joined, losses_after
 from homespun.models.language import PreferenceModel
 from homespun.models.pretrained import Pretrained, load_pretrained
@@ -57,12 +58,22 @@ def text_controls(
     if not run.method.base:
         return {}
     pretrained = load_pretrained(run.method.base)
+    whose = "participants" if learns_from == "adapt" else "new users"
+    done = counted(run.progress, f"{whose}: base model", total=len(positions))
     start = best_start(run, pretrained)
-    found = {"untouched": untouched(run, people, positions, part=part, pretrained=pretrained, start=start)}
+    found = {"untouched": untouched(run, people, positions, part=part, pretrained=pretrained, start=start, done=done)}
     for count in TEXT_SHOTS:
         if count:
+            done = counted(run.progress, f"{whose}: base model with {own_samples(count)}", total=len(positions))
             found[f"{IN_CONTEXT}{count}"] = _in_context(
-                run, people, positions, part=part, learns_from=learns_from, count=count, start=pretrained.start(start)
+                run,
+                people,
+                positions,
+                part=part,
+                learns_from=learns_from,
+                count=count,
+                start=pretrained.start(start),
+                done=done,
             )
     return found
 
@@ -81,29 +92,46 @@ def best_start(run: Run, pretrained: Pretrained) -> str:
 
 
 def untouched(
-    run: Run, people: Federation, positions: Sequence[int], *, part: Part, pretrained: Pretrained, start: str
+    run: Run,
+    people: Federation,
+    positions: Sequence[int],
+    *,
+    part: Part,
+    pretrained: Pretrained,
+    start: str,
+    done: Done = silent,
 ) -> TextEvaluation:
     """The pre-trained model with nothing but a start before every utterance."""
-    return _behind(pretrained, start, [run.encode(people, position, part) for position in positions])
+    return _behind(pretrained, start, [run.encode(people, position, part) for position in positions], done=done)
 
 
-def _behind(pretrained: Pretrained, start: str, data: Sequence[Mapping[str, torch.Tensor]]) -> TextEvaluation:
+def _behind(
+    pretrained: Pretrained, start: str, data: Sequence[Mapping[str, torch.Tensor]], *, done: Done = silent
+) -> TextEvaluation:
     model = PreferenceModel(
         pretrained.model, start=pretrained.embeddings[pretrained.start(start)], contexts=1, tokens=1, kind="shared"
     )
     with torch.no_grad():
-        losses = [model(one).numpy() for one in data]
+        losses = [model(one).numpy() for one in each(data, done)]
     return language.summarize(losses, [one["length"].numpy() for one in data])
 
 
 def _in_context(
-    run: Run, people: Federation, positions: Sequence[int], *, part: Part, learns_from: Part, count: int, start: int
+    run: Run,
+    people: Federation,
+    positions: Sequence[int],
+    *,
+    part: Part,
+    learns_from: Part,
+    count: int,
+    start: int,
+    done: Done,
 ) -> TextEvaluation:
     """Behind `count` sentences of the user's own, drawn as those that a home adapts to; as many as can be read."""
     pretrained = load_pretrained(run.method.base)
     between = pretrained.tokenizer(BETWEEN, add_special_tokens=False)["input_ids"]
     losses, lengths = [], []
-    for position in positions:
+    for position in each(positions, done):
         draw = seeds.numpy_generator(run.settings.seed, "samples", people.users[position])
         own, data = (
             shots(run.encode(people, position, learns_from), count, draw=draw),
@@ -142,7 +170,10 @@ def personal_share(run: Run) -> dict[str, TextEvaluation] | None:
                 for place in block
             ]
 
-    found = {name: judge(run, clients(state)) for name, state in states.items()}
+    found = {}
+    for name, state in states.items():
+        done = counted(run.progress, f"private parameters: {name}", total=len(positions))
+        found[name] = judge(run, clients(state), done=done)
     return {name: one for name, one in found.items() if isinstance(one, TextEvaluation)}
 
 

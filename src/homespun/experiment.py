@@ -21,6 +21,7 @@ from pydantic import Field, PositiveInt, StringConstraints, model_validator
 from homespun.core.errors import RunError, SettingsError, nearest
 from homespun.core.identity import require_same_run
 from homespun.core.method import method_module, settings_command
+from homespun.core.progress import Show, counted, each, silent
 from homespun.core.settings import Settings, parse
 from homespun.core.trust import named_by_user
 from homespun.data.federation import Federation
@@ -147,10 +148,11 @@ def run_folder(folder: Path, configuration: str, draw: Draw) -> Path:
     return folder / "runs" / configuration / draw.folder
 
 
-def train_all(experiment: Experiment, folder: Path, following: Following) -> None:
+def train_all(experiment: Experiment, folder: Path, following: Following, *, progress: Show = silent) -> None:
     """Train whatever is not trained yet; afterwards `collect` has the numbers.
 
-    `following(run, title)` is entered around each run and gives a function that is shown its events.
+    `following(run, title)` is entered around each run's training and gives a function that is shown its events;
+    `progress` is called with how far long work of any run is.
     """
     check_settings(experiment)
     federation = experiment.data.load()
@@ -162,7 +164,9 @@ def train_all(experiment: Experiment, folder: Path, following: Following) -> Non
             # whoever is to be heard has to be trained here: a voice is in the vault
             if not shown and _finished_elsewhere(experiment, configuration, federation, place=place, draw=draw):
                 continue
-            with open_configuration(experiment, configuration, federation, place=place, draw=draw) as run:
+            with open_configuration(
+                experiment, configuration, federation, place=place, draw=draw, progress=progress
+            ) as run:
                 if _finished(run, place):
                     continue
                 with following(run, f"{title}, {draw}") as show:
@@ -236,24 +240,32 @@ def check_folds(experiment: Experiment, federation: Federation) -> None:
 
 
 def open_configuration(
-    experiment: Experiment, configuration: Configuration, federation: Federation, *, place: Path, draw: Draw
+    experiment: Experiment,
+    configuration: Configuration,
+    federation: Federation,
+    *,
+    place: Path,
+    draw: Draw,
+    progress: Show = silent,
 ) -> Run:
     settings = _settings(experiment, configuration, draw)
-    return prepare(configuration.method, federation, folder=place, settings=settings, data=experiment.data)
+    method, data = configuration.method, experiment.data
+    return prepare(method, federation, folder=place, settings=settings, data=data, progress=progress)
 
 
 def _settings(experiment: Experiment, configuration: Configuration, draw: Draw) -> dict[str, Any]:
     return {**experiment.settings, **configuration.settings, **draw.settings}
 
 
-def collect(experiment: Experiment, folder: Path) -> dict[str, Any]:
+def collect(experiment: Experiment, folder: Path, *, progress: Show = silent) -> dict[str, Any]:
     """All runs of a finished experiment in one results object."""
+    done = counted(progress, "reading results", total=len(experiment.configurations) * len(experiment.draws))
     configurations: dict[str, tuple[str, list[dict[str, Any]]]] = {}
     controls: list[dict[str, Any]] = []
     first: dict[str, Any] = {}
     for name, configuration in experiment.configurations.items():
         runs = []
-        for draw in experiment.draws:
+        for draw in each(experiment.draws, done):
             single = read_results(run_folder(folder, name, draw))
             (only,) = single["configurations"].values()
             runs += only["runs"]
@@ -262,8 +274,11 @@ def collect(experiment: Experiment, folder: Path) -> dict[str, Any]:
                 controls.append(single["controls"]["runs"][0])
         configurations[name] = (configuration.title or name, runs)
     data = first["data"] if experiment.folds is None else folded(experiment, folder)
+    alike = similarities(experiment, folder, progress=progress)
+    done = counted(progress, "differences", total=1)
     found = assemble(experiment.name, data, configurations=configurations, controls=controls)
-    return {**found, "similarity": similarities(experiment, folder)}
+    done(1)
+    return {**found, "similarity": alike}
 
 
 def folded(experiment: Experiment, folder: Path) -> dict[str, Any]:
@@ -273,16 +288,18 @@ def folded(experiment: Experiment, folder: Path) -> dict[str, Any]:
     return {**of_each[0], "newcomers": sum(data["newcomers"] for data in of_each), "folds": experiment.folds}
 
 
-def similarities(experiment: Experiment, folder: Path) -> list[dict[str, Any]]:
+def similarities(experiment: Experiment, folder: Path, *, progress: Show = silent) -> list[dict[str, Any]]:
     """How alike the users' vectors of two configurations are: the rank correlation of pairwise distances."""
     from scipy.spatial.distance import pdist
     from scipy.stats import rankdata
 
     found = []
     federation: Federation | None = None  # one for all: to load it takes longer than to look at a run
-    for draw in [draw for draw in experiment.draws if not draw.fold]:  # one fold says it
+    draws = [draw for draw in experiment.draws if not draw.fold]  # one fold says it
+    done = counted(progress, "comparing users' vectors", total=len(draws) * len(experiment.configurations))
+    for draw in draws:
         ranks: dict[str, np.ndarray] = {}
-        for name in experiment.configurations:
+        for name in each(experiment.configurations, done):
             kept = run_folder(folder, name, draw)
             if not (kept / VAULT_FILE).exists():  # what was trained elsewhere stays there
                 continue

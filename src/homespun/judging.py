@@ -11,6 +11,7 @@ from homespun.core import seeds
 from homespun.core.errors import MessageError, SettingsError
 from homespun.core.messages import Broadcast
 from homespun.core.method import Batch, Method
+from homespun.core.progress import Done, counted, silent
 from homespun.core.tree import Tree
 from homespun.data.federation import Federation
 from homespun.data.splits import sample_users
@@ -26,7 +27,10 @@ BLOCK = 500  # users encoded and predicted at a time
 
 
 def evaluate(run: Run, part: Part = "test") -> Evaluation | TextEvaluation:
-    """How the run's model fares with its participants, each with their own parameters."""
+    """How the run's model fares with its participants, each with their own parameters.
+
+    How far it is goes to the run's `progress`.
+    """
     if run.method.generate is not None and part == "train":
         raise SettingsError(
             f"{run.method.name}: parameters are generated from the training part, so they are not tested on it."
@@ -39,14 +43,18 @@ def evaluate(run: Run, part: Part = "test") -> Evaluation | TextEvaluation:
         if run.method.generate is not None:  # an embedding read off their own training text
             homes = zip(names, block, strict=True)
             private = personalize_many(
-                run, [Client(name, private[name], run.encode(run.federation, place, "train")) for name, place in homes]
+                run,
+                [Client(name, private[name], run.encode(run.federation, place, "train")) for name, place in homes],
+                done=done,
             )
         return [
             Client(name, private=private[name], data=run.encode(run.federation, position, part))
             for name, position in zip(names, block, strict=True)
         ]
 
-    return judge(run, (clients(block) for block in blocks(positions)))
+    passes = 1 if run.method.generate is None else 2
+    done = counted(run.progress, f"{'test' if part == 'scored' else part} part", total=passes * len(positions))
+    return judge(run, (clients(block) for block in blocks(positions)), done=done)
 
 
 def shot_counts(method: Method) -> tuple[int | None, ...]:
@@ -98,7 +106,7 @@ def _adapted(
     learns_from: Part,
     private: Mapping[str, Tree],
 ) -> dict[str, Evaluation | TextEvaluation]:
-    def clients(block: Sequence[int], count: int | None) -> list[Client]:
+    def clients(block: Sequence[int], count: int | None, done: Done) -> list[Client]:
         homes = [
             Client(
                 people.users[position],
@@ -111,16 +119,22 @@ def _adapted(
             )
             for position in block
         ]
-        learned = personalize_many(run, homes)
+        learned = personalize_many(run, homes, done=done)
         return [
             Client(home.user, private=learned[home.user], data=run.encode(people, position, tested_part(run)))
             for home, position in zip(homes, block, strict=True)
         ]
 
-    return {
-        "all" if count is None else str(count): judge(run, (clients(block, count) for block in blocks(positions)))
-        for count in counts
-    }
+    found, whose = {}, "participants" if learns_from == "adapt" else "new users"
+    for count in counts:
+        name = "all" if count is None else str(count)
+        done = counted(run.progress, f"{whose} with {own_samples(name)}", total=2 * len(positions))
+        found[name] = judge(run, (clients(block, count, done) for block in blocks(positions)), done=done)
+    return found
+
+
+def own_samples(count: int | str) -> str:
+    return f"{count} own {'sample' if str(count) == '1' else 'samples'}"
 
 
 def adapts(method: Method) -> bool:
@@ -134,7 +148,12 @@ def tested_part(run: Run) -> Part:
 
 
 def judge(
-    run: Run, clients: Iterable[Sequence[Client]], *, broadcast: Broadcast | None = None, engine: Engine | None = None
+    run: Run,
+    clients: Iterable[Sequence[Client]],
+    *,
+    broadcast: Broadcast | None = None,
+    engine: Engine | None = None,
+    done: Done = silent,
 ) -> Evaluation | TextEvaluation:
     """Predict for everybody, block by block, and sum up."""
     broadcast, engine = broadcast or run.state.broadcast(), engine or run.engine
@@ -145,7 +164,8 @@ def judge(
     for block in clients:
         able = [client for client in block if client.examples]
         truths += [client.data[truth].numpy() for client in able]
-        outputs += [output.numpy() for output in engine.predict(broadcast, able)]
+        outputs += [output.numpy() for output in engine.predict(broadcast, able, done=done)]
+        done(len(block) - len(able))
         groups += [int(client.data["group"][0]) for client in able if "group" in client.data]
     if run.method.predicts == "text":
         return language.summarize(outputs, truths)
@@ -179,10 +199,12 @@ def shots(data: Batch, count: int | None, *, draw: np.random.Generator) -> Batch
     return {name: column[torch.from_numpy(chosen)] for name, column in data.items()}
 
 
-def personalize_many(run: Run, homes: Sequence[Client]) -> dict[str, Tree]:
+def personalize_many(run: Run, homes: Sequence[Client], *, done: Done = silent) -> dict[str, Tree]:
     """What each home knows after learning from its examples, on its own; nothing is sent."""
     able = [home for home in homes if home.examples or run.method.generate is not None]
     if not adapts(run.method) or not able:
+        done(len(homes))
         return {home.user: home.private for home in homes}
-    learned = run.engine.work(run.state.broadcast(), able, work="personalize").private
+    learned = run.engine.work(run.state.broadcast(), able, work="personalize", done=done).private
+    done(len(homes) - len(able))
     return {home.user: learned.get(home.user, home.private) for home in homes}

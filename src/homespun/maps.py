@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from homespun.core.progress import counted
 from homespun.data.federation import Federation
 from homespun.data.splits import sample_users
 from homespun.evaluation.metrics import majority
@@ -23,6 +24,7 @@ def map_users(run: Run) -> dict[str, Any] | None:
     vectors = user_vectors(run, positions, only=embeddings_of(run) or None)  # not with a head beside them
     if vectors is None or len(vectors) < 5 or not np.ptp(vectors, axis=0).any():  # all at one point
         return None
+    done = counted(run.progress, "map of users", total=1)
     from sklearn.decomposition import PCA  # takes a second, and only finished runs need it
     from sklearn.manifold import TSNE
 
@@ -33,6 +35,7 @@ def map_users(run: Run) -> dict[str, Any] | None:
         spread = PCA(n_components=min(2, vectors.shape[1]), random_state=0).fit_transform(vectors)
     if spread.shape[1] == 1:
         spread = np.column_stack([spread, np.zeros(len(spread))])
+    done(1)
     return {
         "users": len(positions),
         "of": len(run.federation.users),

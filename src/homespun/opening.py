@@ -12,6 +12,7 @@ import numpy as np
 from homespun.core.errors import DataError, HomespunError, RunError, SettingsError, raise_faults
 from homespun.core.messages import state_from_bytes
 from homespun.core.method import WHOLE, Batch, Built, Method, Task, build, load_method
+from homespun.core.progress import Show, silent
 from homespun.core.roles import SHARED
 from homespun.data.federation import Federation
 from homespun.data.preferences import Preferences
@@ -65,11 +66,13 @@ def open_run(
     method_settings: Mapping[str, Any] | None = None,
     data: DataSettings | None = None,
     read_only: bool = False,
+    progress: Show = silent,
 ) -> Run:
     """A new run, or the one in this folder where it stopped. Another run in the folder is refused.
 
     `data` says how the federation was loaded, if it was not `homespun.load` that did it. Unless it is only read, the
-    run's settings are in its folder from here on, so that it can be opened again by the folder alone.
+    run's settings are in its folder from here on, so that it can be opened again by the folder alone. `progress` is
+    called with how far long work on this run is.
     """
     made, participants, newcomers = method_for(federation, settings, method=method, values=method_settings or {})
     if made.predicts == "labels" and made.task.classes < 2:
@@ -109,7 +112,17 @@ def open_run(
     with ExitStack() as undo:
         undo.callback(vault.close)
         state = built.start() if vault.state is None else state_from_bytes(vault.state)
-        run = Run(participants, built, settings, vault, state, newcomers, prototypical=prototypical, data=data)
+        run = Run(
+            participants,
+            built,
+            settings,
+            vault,
+            state,
+            newcomers,
+            prototypical=prototypical,
+            data=data,
+            progress=progress,
+        )
         if new:
             try:
                 _require_accounted(run)

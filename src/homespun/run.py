@@ -43,6 +43,7 @@ from homespun.core.messages import (
     state_to_bytes,
 )
 from homespun.core.method import Batch, Built, Method, Phase, optimizers
+from homespun.core.progress import Done, Show, counted, silent
 from homespun.core.roles import SHARED, Role
 from homespun.core.settings import Settings
 from homespun.core.threads import one_thread
@@ -168,6 +169,7 @@ class Run:
     _records: list[dict[str, Any]] = field(default_factory=list)
     data: Any = None  # how the federation was loaded, if it can be loaded again
     temporary: Any = None  # keeps a folder that nobody named alive as long as the run
+    progress: Show = silent  # is told how far long work is
     _encoded: OrderedDict[tuple[int, int, str], Batch] = field(default_factory=OrderedDict)
     _encoded_bytes: int = 0
 
@@ -200,7 +202,12 @@ class Run:
             return None
         users = len(self.population.users)
         return make_plan(
-            privacy, users=users, cohort=self.cohort_size, sampler=self.settings.sampler, rounds=self.total_rounds
+            privacy,
+            users=users,
+            cohort=self.cohort_size,
+            sampler=self.settings.sampler,
+            rounds=self.total_rounds,
+            progress=self.progress,
         )
 
     @cached_property
@@ -323,7 +330,7 @@ class Run:
             self.steward.before_work(broadcast)
         elif self.ledger is not None:
             self.ledger.admit(run=self.vault.token)
-        outcome = self.engine.work(broadcast, clients)
+        outcome = self.engine.work(broadcast, clients, done=self._counted_round(len(clients)))
         # A few bad ones are left out. Under privacy they count as zero, however many there are: to stop would be a
         # release without noise.
         if self.plan is None and outcome.refused and 2 * len(outcome.refused) >= len(clients):
@@ -358,6 +365,10 @@ class Run:
         )
         self._records.append(record.to_dict())
         return record
+
+    def _counted_round(self, clients: int) -> Done:
+        """Under privacy it is a secret how many came."""
+        return silent if self.plan else counted(self.progress, f"round {self.state.round + 1}", total=clients)
 
     @property
     def _bytes_beside(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from homespun.core.progress import Show, counted, each, silent
 from homespun.core.settings import parse
 from homespun.data.names import match_name
 from homespun.data.splits import withhold
@@ -63,8 +64,9 @@ def showcase(
     shared = _usual_context(run, one) if context is None else find_context(run, context)
     pairs = [(one, place) for place in range(max(len(names), 1))] + [(other, shared or 0) for other in others]
     samples = []
+    done = counted(run.progress, "continuations", total=len(openings) * len(pairs))
     for opening in openings:
-        for user, place in pairs:
+        for user, place in each(pairs, done):
             voice = find_voice(run, user=user, context=names[place] if names else None)
             used = not names or bool(_uses(run, user)[place])
             for text in continuations(voice, opening, settings):
@@ -90,12 +92,12 @@ def check_showcase(experiment: Experiment) -> None:
         match_name(asked.context, federation.contexts, kind="context", where="showcase")
 
 
-def experiment_showcase(experiment: Experiment, folder: Path) -> list[Sample]:
+def experiment_showcase(experiment: Experiment, folder: Path, *, progress: Show = silent) -> list[Sample]:
     """What a finished experiment was asked to show, of its first seed; nothing if it was not asked."""
     asked = experiment.showcase
     if asked is None:
         return []
-    with reopen(run_folder(folder, asked.configuration, experiment.draws[0])) as run:
+    with reopen(run_folder(folder, asked.configuration, experiment.draws[0]), progress=progress) as run:
         return showcase(
             run, asked.openings, person=asked.person, people=asked.people, context=asked.context, **asked.sampling
         )

@@ -22,6 +22,7 @@ from homespun.core.errors import (
     raise_faults,
 )
 from homespun.core.method import method_module, settings_command
+from homespun.core.progress import Progress, Show, counted, silent
 from homespun.core.roles import Role
 from homespun.core.settings import parse, unknown_setting
 from homespun.core.trust import Names, allows, named_by_user, vouched_for
@@ -88,11 +89,18 @@ def separate_settings(method: str, values: Mapping[str, Any]) -> tuple[dict[str,
     return run, {name: value for name, value in values.items() if name in known}
 
 
-def train(method: str, federation: Federation, *, folder: str | Path | None = None, **settings: Any) -> Run:
-    """Train to the end and return the run. Without a folder, its files last as long as this process."""
-    run = prepare(method, federation, folder=folder, settings=settings)
-    for _ in training(run):
-        pass
+def train(
+    method: str, federation: Federation, *, folder: str | Path | None = None, progress: Show = silent, **settings: Any
+) -> Run:
+    """Train to the end and return the run. Without a folder, its files last as long as this process.
+
+    `progress` is called with how far the training is and, afterwards, with how far other long work on the run is, such
+    as `evaluate(run)`. For instance `progress=print`.
+    """
+    run = prepare(method, federation, folder=folder, settings=settings, progress=progress)
+    for event in training(run):
+        if isinstance(event, RoundRecord):
+            progress(Progress("training", event.round, run.total_rounds))
     return run
 
 
@@ -104,6 +112,7 @@ def prepare(
     folder: str | Path | None,
     settings: Mapping[str, Any],
     data: DataSettings | None = None,
+    progress: Show = silent,
 ) -> Run:
     run_settings, method_settings = separate_settings(method, settings)
     keep = None
@@ -117,6 +126,7 @@ def prepare(
         settings=parse(RunSettings, run_settings, where="run", listed_by=settings_command(method)),
         method_settings=method_settings,
         data=data,
+        progress=progress,
     )
     run.temporary = keep  # removed with the run
     if run.data is not None and on_hub(run.data.source):
@@ -125,18 +135,24 @@ def prepare(
 
 
 def reopen(
-    folder: str | Path, *, federation: Federation | None = None, read_only: bool = True, trust: Names = ()
+    folder: str | Path,
+    *,
+    federation: Federation | None = None,
+    read_only: bool = True,
+    trust: Names = (),
+    progress: Show = silent,
 ) -> Run:
     """The run in a folder, as far as it got. Its corpus is loaded as it was, or given.
 
     A folder may come from anyone. A method file that it names runs only if you trained with it on this machine, and a
     data set or base model of the Hugging Face hub is fetched only if you used it before, or if you name it in `trust`.
+    `progress` is called with how far long work on the run is.
     """
     with vouched_for(trust):
-        return _reopened(folder, federation, read_only=read_only)
+        return _reopened(folder, federation, read_only=read_only, progress=progress)
 
 
-def _reopened(folder: str | Path, federation: Federation | None, *, read_only: bool) -> Run:
+def _reopened(folder: str | Path, federation: Federation | None, *, read_only: bool, progress: Show) -> Run:
     found = read_json(Path(folder) / SETTINGS_FILE, missing=_no_run(Path(folder)))
     absent = sorted({"method", "method_settings", "run", "data", "data_fingerprint"} - found.keys())
     if absent:
@@ -157,6 +173,7 @@ def _reopened(folder: str | Path, federation: Federation | None, *, read_only: b
         method_settings=found["method_settings"],
         data=data,
         read_only=read_only,
+        progress=progress,
     )
 
 
@@ -245,8 +262,9 @@ def privacy_of(run: Run) -> dict[str, Any] | None:
         return None
     settings, delta = run.plan.settings, run.plan.settings.delta
     ((release, rounds),) = run.spending.items()
+    done = counted(run.progress, "privacy accounting", total=1)
     cost = bounds(run.spending, delta=delta)
-    return {
+    found = {
         "adjacency": ADJACENCY,
         "public_filters": list(run.steward.public),
         "noise": settings.noise,
@@ -266,6 +284,8 @@ def privacy_of(run: Run) -> dict[str, Any] | None:
         "epsilon_rdp": cost.rdp,
         "insecure": settings.insecure,
     }
+    done(1)
+    return found
 
 
 def results(run: Run) -> dict[str, Any]:

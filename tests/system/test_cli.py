@@ -67,7 +67,7 @@ def test_training_into_another_run_shows_the_difference(run):
 def test_json_is_one_object_on_stdout_and_progress_is_on_stderr(tmp_path):
     done = homespun("train", "furl", *DATA, *SMALL, "--rounds", 2, "--folder", tmp_path / "run", "--json")
     assert json.loads(done.stdout)["configurations"]["furl"]["summary"]["test"]["metric"] == "accuracy"
-    assert "round 2/2" in done.stderr
+    assert "round 2/2" in done.stderr and "furl: final evaluation" in done.stderr
 
 
 def test_evaluate(run):
@@ -200,7 +200,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path):
     assert process.returncode == 130, errors
     assert "the same command goes on" in errors and "Traceback" not in errors
     done = homespun(*command)
-    assert "going on after round" in done.stdout and "round 200/200" in done.stdout
+    assert "resuming after round" in done.stdout and "round 200/200" in done.stdout
 
 
 def test_data_commands():

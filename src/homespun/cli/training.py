@@ -67,12 +67,15 @@ def train(
         length = {"epochs": 10.0}
     place = folder or Path("runs") / f"{Path(method).stem}-{Path(data).name.split('.')[0]}"
     federation = source.load()
-    with prepare(method, federation, folder=place, settings={**length, "seed": seed, **values}, data=source) as run:
+    asked = {**length, "seed": seed, **values}
+    with (
+        Reporter(to_stderr=json_output) as reporter,
+        prepare(method, federation, folder=place, settings=asked, data=source, progress=reporter.stretch) as run,
+    ):
         found, stopped = _finished_results(run, place), None
         if found is None:
-            reporter = Reporter(to_stderr=json_output)
             if run.state.round:
-                reporter.console.print(f"{place}: going on after round {run.state.round}")
+                reporter.console.print(f"{place}: resuming after round {run.state.round}")
             with reporter.following(run, run.method.name) as show:
                 try:
                     for event in training(run):
@@ -82,9 +85,9 @@ def train(
             if stopped is not None and run.state.round == 0:
                 raise stopped
             found = single_results(run, source, title=run.method.name)
-    report = write_report(found, place)
-    write_results(place, found)  # last: with them the run is finished
-    _show(found, report, json_output=json_output)
+        written = write_report(found, place, progress=reporter.stretch)
+        write_results(place, found)  # last: with them the run is finished
+    _show(found, written, json_output=json_output)
     if stopped is not None:  # what was paid for is there
         raise stopped
 
@@ -146,11 +149,15 @@ def _compare(experiment: Any, folder: Path, *, json_output: bool) -> None:
     from homespun.samples import check_showcase, experiment_showcase, showcase_results
 
     check_showcase(experiment)
-    train_all(experiment, folder, Reporter(to_stderr=json_output).following)
-    samples = experiment_showcase(experiment, folder)
-    found = {**collect(experiment, folder), **showcase_results(experiment, samples)}
-    write_results(folder, found)
-    _show(found, write_report(found, folder), json_output=json_output, samples=samples)
+    with Reporter(to_stderr=json_output) as reporter:
+        train_all(experiment, folder, reporter.following, progress=reporter.stretch)
+    with Reporter(to_stderr=json_output, title=experiment.name) as reporter:
+        samples = experiment_showcase(experiment, folder, progress=reporter.stretch)
+        collected = collect(experiment, folder, progress=reporter.stretch)
+        found = {**collected, **showcase_results(experiment, samples)}
+        write_results(folder, found)
+        written = write_report(found, folder, progress=reporter.stretch)
+    _show(found, written, json_output=json_output, samples=samples)
 
 
 def demo(
@@ -181,7 +188,7 @@ def evaluate(
 
     Example: homespun evaluate runs/furl-dialects
     """
-    from homespun.console import out, table
+    from homespun.console import Reporter, out, table
     from homespun.controls import evaluate_controls
     from homespun.judging import evaluate as evaluate_run
     from homespun.judging import evaluate_newcomers, tested_part
@@ -191,7 +198,7 @@ def evaluate(
 
     if part not in ("train", "eval", "test"):
         raise SettingsError(f"--part is train, eval or test, not {part!r}")
-    with reopen(folder, trust=trust) as run:
+    with Reporter(to_stderr=True) as reporter, reopen(folder, trust=trust, progress=reporter.stretch) as run:
         newcomers = evaluate_newcomers(run) if part == "test" else {}
         part = tested_part(run) if part == "test" else part
         controls = evaluate_controls(run, part)  # type: ignore[arg-type]
@@ -231,17 +238,19 @@ def report(folder: Folder, trust: Trust = []) -> None:  # noqa: B006
 
     Example: homespun report runs/demo
     """
-    from homespun.console import out
+    from homespun.console import Reporter, out
     from homespun.opening import SETTINGS_FILE
     from homespun.report.html import write_report
     from homespun.results import RESULTS_FILE, read_results, single_results, write_results
     from homespun.training import reopen
 
-    if not (folder / RESULTS_FILE).exists() and (folder / SETTINGS_FILE).exists():
-        with reopen(folder, trust=trust) as run:
-            if run.state.round >= run.total_rounds:
-                write_results(folder, single_results(run, run.data, title=run.method.name))
-    out.print(str(write_report(read_results(folder), folder)))
+    with Reporter(to_stderr=True) as reporter:
+        if not (folder / RESULTS_FILE).exists() and (folder / SETTINGS_FILE).exists():
+            with reopen(folder, trust=trust, progress=reporter.stretch) as run:
+                if run.state.round >= run.total_rounds:
+                    write_results(folder, single_results(run, run.data, title=run.method.name))
+        written = write_report(read_results(folder), folder, progress=reporter.stretch)
+    out.print(str(written))
 
 
 def check(method: Annotated[str, typer.Argument(help="A method, or a .py file with one.")]) -> None:

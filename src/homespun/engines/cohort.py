@@ -17,6 +17,7 @@ from torch import Tensor
 
 from homespun.core.messages import Broadcast, pack
 from homespun.core.method import Built, Stackable
+from homespun.core.progress import Done, each, silent
 from homespun.core.threads import one_thread
 from homespun.engines.engine import Client, Outcome, Work, empty_update, in_user_order, require_own_roles
 from homespun.engines.exchange import clients_to_tensors, outcome_from_reply, outputs_from_reply
@@ -44,17 +45,19 @@ class CohortEngine:
     guard: Guard | None = None
 
     @one_thread()
-    def work(self, broadcast: Broadcast, clients: Sequence[Client], *, work: Work = "phases") -> Outcome:
+    def work(
+        self, broadcast: Broadcast, clients: Sequence[Client], *, work: Work = "phases", done: Done = silent
+    ) -> Outcome:
         require_own_roles(broadcast, self.built)
         chunks = chunked(by_size(in_user_order(clients)), self._chunk)
         if self.workers == 0:
             outcomes = [
                 work_cohort(self.built, broadcast, chunk, work=work, seed=self.seed, guard=self.guard)
-                for chunk in chunks
+                for chunk in each(chunks, done, size=len)
             ]
         else:
             header = {"kind": "work", "work": work, "guard": None if self.guard is None else self.guard.to_dict()}
-            replies = self._distribute(broadcast, chunks, header)
+            replies = self._distribute(broadcast, chunks, header, done=done)
             outcomes = [
                 outcome_from_reply(*reply, built=self.built, broadcast=broadcast, clients=chunk)
                 for chunk, reply in zip(chunks, replies, strict=True)
@@ -62,14 +65,14 @@ class CohortEngine:
         return merged(outcomes, empty_update(self.built, broadcast, self.guard))
 
     @one_thread()
-    def predict(self, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
+    def predict(self, broadcast: Broadcast, clients: Sequence[Client], *, done: Done = silent) -> list[Tensor]:
         require_own_roles(broadcast, self.built)
         order = sorted(range(len(clients)), key=lambda position: -clients[position].examples)
         chunks = chunked([clients[position] for position in order], self._chunk)
         if self.workers == 0:
-            outputs = [predict_together(self.built, broadcast, chunk) for chunk in chunks]
+            outputs = [predict_together(self.built, broadcast, chunk) for chunk in each(chunks, done, size=len)]
         else:
-            replies = self._distribute(broadcast, chunks, {"kind": "predict"})
+            replies = self._distribute(broadcast, chunks, {"kind": "predict"}, done=done)
             outputs = [outputs_from_reply(tensors, chunk) for chunk, (_, tensors) in zip(chunks, replies, strict=True)]
         flat = dict(zip(order, [output for chunk in outputs for output in chunk], strict=True))
         return [flat[position] for position in range(len(clients))]
@@ -84,13 +87,16 @@ class CohortEngine:
         """The workers stay for the next run of this process; they end with it."""
 
     def _distribute(
-        self, broadcast: Broadcast, chunks: Sequence[Sequence[Client]], header: dict[str, Any]
+        self, broadcast: Broadcast, chunks: Sequence[Sequence[Client]], header: dict[str, Any], *, done: Done
     ) -> list[Reply]:
         messages = (
             pack({**header, "users": [client.user for client in chunk]}, clients_to_tensors(chunk)) for chunk in chunks
         )
         return shared_pool(self.workers).run(
-            messages, setup=setup_message(self.built, self.seed), broadcast=broadcast_message(broadcast)
+            messages,
+            setup=setup_message(self.built, self.seed),
+            broadcast=broadcast_message(broadcast),
+            replied=lambda position: done(len(chunks[position])),
         )
 
 

@@ -14,6 +14,7 @@ from homespun.core.errors import MessageError, raise_faults
 from homespun.core.intake import Intake
 from homespun.core.messages import Broadcast, Rows, Update
 from homespun.core.method import Batch, Built
+from homespun.core.progress import Done, silent
 from homespun.core.roles import Role
 from homespun.core.tree import Tree
 from homespun.privacy.guard import Guard
@@ -51,11 +52,15 @@ class Outcome:
 
 
 class Engine(Protocol):
-    def work(self, broadcast: Broadcast, clients: Sequence[Client], *, work: Work = "phases") -> Outcome:
+    """`done` is called with how many more clients are finished."""
+
+    def work(
+        self, broadcast: Broadcast, clients: Sequence[Client], *, work: Work = "phases", done: Done = silent
+    ) -> Outcome:
         """Local training of every client. The order of `clients` does not matter."""
         ...
 
-    def predict(self, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
+    def predict(self, broadcast: Broadcast, clients: Sequence[Client], *, done: Done = silent) -> list[Tensor]:
         """The model's output for every client's data, in the order of `clients`."""
         ...
 

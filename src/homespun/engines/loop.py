@@ -13,6 +13,7 @@ from homespun.core import seeds
 from homespun.core.batches import plan_batches
 from homespun.core.messages import Broadcast
 from homespun.core.method import Adam, Batch, Built, Optimizer, Phase, optimizers
+from homespun.core.progress import Done, each, silent
 from homespun.core.roles import SHARED
 from homespun.core.threads import one_thread
 from homespun.core.tree import Tree
@@ -39,10 +40,12 @@ class LoopEngine:
     guard: Guard | None = None
 
     @one_thread()
-    def work(self, broadcast: Broadcast, clients: Sequence[Client], *, work: Work = "phases") -> Outcome:
+    def work(
+        self, broadcast: Broadcast, clients: Sequence[Client], *, work: Work = "phases", done: Done = silent
+    ) -> Outcome:
         require_own_roles(broadcast, self.built)
         arrived, private = intake(self.built, broadcast, self.guard), {}
-        for client in in_user_order(clients):
+        for client in each(in_user_order(clients), done):
             trained, statistics = train_client(self.built, broadcast, client, work=work, seed=self.seed)
             if work == "phases":  # whoever personalizes has nothing to send
                 sent = client_update(
@@ -54,9 +57,9 @@ class LoopEngine:
         return Outcome(arrived.total, private, arrived.refused)
 
     @one_thread()
-    def predict(self, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
+    def predict(self, broadcast: Broadcast, clients: Sequence[Client], *, done: Done = silent) -> list[Tensor]:
         require_own_roles(broadcast, self.built)
-        return [predict_client(self.built, broadcast, client) for client in clients]
+        return [predict_client(self.built, broadcast, client) for client in each(clients, done)]
 
     def close(self) -> None:
         pass

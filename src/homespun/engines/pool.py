@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
@@ -26,6 +26,7 @@ from torch import Tensor
 from homespun.core.errors import WorkerError
 from homespun.core.messages import Broadcast, pack, prefixed, unpack
 from homespun.core.method import Built
+from homespun.core.progress import silent
 
 Reply: TypeAlias = tuple[dict[str, Any], dict[str, Tensor]]
 
@@ -135,7 +136,9 @@ def cpu_time(pid: int) -> int | None:
 class Call:
     """The state of one `WorkerPool.run`, shared by its threads."""
 
-    def __init__(self, messages: Iterable[bytes], *, setup: bytes, broadcast: bytes) -> None:
+    def __init__(
+        self, messages: Iterable[bytes], *, setup: bytes, broadcast: bytes, replied: Callable[[int], object]
+    ) -> None:
         self.setup, self.broadcast = setup, broadcast
         self.lock = threading.Lock()
         self.replies: dict[int, Reply] = {}
@@ -143,12 +146,17 @@ class Call:
         self.stalled: set[int] = set()  # pids
         self.replaced = 0
         self.stopped = False
-        self._messages = enumerate(messages)
+        self._messages, self._replied = enumerate(messages), replied
 
     def next(self) -> tuple[int, bytes] | None:
         """The next message and its position; None when there is none left."""
         with self.lock:  # messages are made one by one, when a worker is free
             return None if self.stopped else next(self._messages, None)
+
+    def take(self, position: int, reply: Reply) -> None:
+        with self.lock:
+            self.replies[position] = reply
+            self._replied(position)
 
     def stop(self) -> None:
         with self.lock:
@@ -163,12 +171,21 @@ class WorkerPool:
         self._size, self._patience = workers, max(1, round(patience_s / LOOK_S))
         self._turn = threading.Lock()
 
-    def run(self, messages: Iterable[bytes], *, setup: bytes, broadcast: bytes) -> list[Reply]:
-        """Hand out messages as workers become free; the replies come back in the messages' order."""
+    def run(
+        self,
+        messages: Iterable[bytes],
+        *,
+        setup: bytes,
+        broadcast: bytes,
+        replied: Callable[[int], object] = silent,
+    ) -> list[Reply]:
+        """Hand out messages as workers become free; the replies come back in the messages' order. `replied` is called
+        with the position of each message that was answered."""
         with self._turn, ThreadPoolExecutor(self._size) as lanes:
             if not self.workers:  # closed after a failure
                 self.workers = [Worker() for _ in range(self._size)]
-            call, watch = Call(messages, setup=setup, broadcast=broadcast), Watch(self._patience)
+            call = Call(messages, setup=setup, broadcast=broadcast, replied=replied)
+            watch = Watch(self._patience)
             try:
                 at_work = {lanes.submit(self._serve, call, place) for place in range(self._size)}
                 while at_work:
@@ -202,7 +219,7 @@ class WorkerPool:
                 header, tensors = unpack(answer)
                 if "error" in header:
                     raise WorkerError(f"a worker failed:\n{header['error']}")
-                call.replies[position] = header, tensors
+                call.take(position, (header, tensors))
 
     def _replace(self, call: Call, place: int, error: Exception) -> None:
         """Start another process in the place of one whose connection broke."""

@@ -15,8 +15,8 @@ from homespun.models.pretrained import Pretrained
 
 PROMPT = 3  # tokens of an utterance that are given; what follows is scored
 SHORTEST = PROMPT + 1  # an utterance needs one token to score
-# Of a language run, by default. Every user adapts at home again and again after training, which takes seconds each time;
-# with all users and all their utterances the final evaluation would take longer than the training.
+# Defaults of language runs. After training every user adapts at home to several numbers of samples, which takes seconds
+# each time; with all users and all their utterances the final evaluation could take longer than the training.
 EVALUATED = {"evaluate_users": 25, "evaluate_examples": 25}
 UtteranceLength: TypeAlias = Annotated[int, Field(ge=SHORTEST)]
 

@@ -21,10 +21,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite
+from math import ceil, isfinite, log2
 from typing import Any, Literal, TypeAlias
 
 from homespun.core.errors import InputError, SettingsError
+from homespun.core.progress import Done, Progress, Show, counted, silent
 
 # "coarse" is PLD on a coarser grid: never less than PLD says, and ten times as fast
 Way: TypeAlias = Literal["pld", "rdp", "coarse"]
@@ -124,12 +125,13 @@ def affordable(release: Release, *, rounds: int, spent: Spending, budget: float,
     return low
 
 
-def multiplier_for(target: float, *, rate: float, rounds: int, delta: float) -> float:
-    """The least noise with which so many rounds cost at most `target`."""
+def multiplier_for(target: float, *, rate: float, rounds: int, delta: float, progress: Show = silent) -> float:
+    """The least noise with which `rounds` rounds cost at most `target`."""
 
-    def least(low: float, high: float, way: Way) -> float:
+    def least(low: float, high: float, way: Way, done: Done = silent) -> float:
         """Between noise that is too little and noise that is enough."""
         while high - low > PRECISION * high:
+            done(1)
             middle = (low + high) / 2
             enough = epsilon({Release(rate, middle): rounds}, delta=delta, way=way) <= target
             low, high = (low, middle) if enough else (middle, high)
@@ -143,7 +145,11 @@ def multiplier_for(target: float, *, rate: float, rounds: int, delta: float) -> 
             "times the clip norm as noise. Train fewer rounds, or allow a larger epsilon."
         )
     enough = least(LEAST_NOISE, MOST_NOISE, "rdp")  # quick, and more than PLD needs
-    return least(max(enough / 2, LEAST_NOISE), enough, "coarse")
+    steps = ceil(log2(0.5 / PRECISION)) + 1  # from half of it to all of it, at most
+    done = counted(progress, f"noise for epsilon {target:g}", total=steps)
+    found = least(max(enough / 2, LEAST_NOISE), enough, "coarse", done)
+    progress(Progress(f"noise for epsilon {target:g}", steps, steps))
+    return found
 
 
 def require_delta(delta: float, *, users: int) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, field_validator, model_validator
 
 from homespun.core.errors import SettingsError
+from homespun.core.progress import Show, silent
 from homespun.core.settings import Settings
 from homespun.privacy.accounting import Release, multiplier_for, require_delta
 from homespun.privacy.ledger import Budget
@@ -38,7 +39,7 @@ class Privacy(Settings):
     amplification: bool = True
     """Whether the accounting uses that nobody knows who was drawn; needs sampler = poisson."""
     budget: PositiveFinite | None = None
-    """What the data set may cost over all its runs, set once together with delta. Not set: the ledger's, if it has one."""
+    """What the data set may cost over all its runs, set once with delta. Not set: what the ledger says, if anything."""
     ledger: str | None = None
     """File that records what was spent on the data set, one for each data set. Not set: beside the data."""
     public_filters: bool = False
@@ -111,7 +112,9 @@ def clip_of(settings: Privacy) -> Clip:
     return Clip(norms, settings.statistics_clip)
 
 
-def make_plan(settings: Privacy, *, users: int, cohort: int, sampler: Sampler, rounds: int) -> Plan:
+def make_plan(
+    settings: Privacy, *, users: int, cohort: int, sampler: Sampler, rounds: int, progress: Show = silent
+) -> Plan:
     """What a run with so many users and rounds releases; with an epsilon, after a search that takes seconds."""
     rate = 1.0 if settings.noise == "local" or not settings.amplification else cohort / users
     # Zero-out: a user's update or nothing in its place moves a sum, and a single update, by one clip norm. Cohorts of a
@@ -124,7 +127,9 @@ def make_plan(settings: Privacy, *, users: int, cohort: int, sampler: Sampler, r
         assert settings.epsilon is not None
         in_turns = settings.noise == "local" and sampler == "shuffled"  # everybody once a turn
         told = ceil(rounds / ceil(users / cohort)) if in_turns else rounds
-        multiplier = moved * multiplier_for(settings.epsilon, rate=rate, rounds=told, delta=settings.delta)
+        multiplier = moved * multiplier_for(
+            settings.epsilon, rate=rate, rounds=told, delta=settings.delta, progress=progress
+        )
     return Plan(
         settings=settings,
         clip=clip_of(settings),

@@ -11,6 +11,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+from homespun.core.progress import Show, counted, silent
 from homespun.disk import make_folder, write_whole
 from homespun.report.canvas import Key, Plot
 from homespun.report.cells import Cell, Column, Table
@@ -33,11 +34,15 @@ for (const place of document.querySelectorAll(".canvas")) {
 REPORT_FILES = ("report.md", "report.html")
 
 
-def write_report(results: Mapping[str, Any], folder: Path) -> Path:
+def write_report(results: Mapping[str, Any], folder: Path, *, progress: Show = silent) -> Path:
     """Write `report.html` and `report.md`, each whole or not at all; returns the page."""
     make_folder(folder)
+    done = counted(progress, "report", total=2)
     write_whole(folder / "report.md", markdown(results))
-    return write_whole(folder / "report.html", page(results))
+    done(1)
+    written = write_whole(folder / "report.html", page(results))
+    done(1)
+    return written
 
 
 def page(results: Mapping[str, Any]) -> str:

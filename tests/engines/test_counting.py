@@ -1,0 +1,40 @@
+"""Engines count the clients that are done, whatever the engine."""
+
+import pytest
+import torch
+
+from homespun.core.method import Task, build, load_method
+from homespun.data import load_federation
+from homespun.engines.cohort import CohortEngine
+from homespun.engines.engine import Client
+from homespun.engines.loop import LoopEngine
+from homespun.methods.furl import SMALL
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        lambda built: LoopEngine(built, 0),
+        lambda built: CohortEngine(built, 0, workers=0),
+        pytest.param(lambda built: CohortEngine(built, 0, workers=1), marks=pytest.mark.system),
+    ],
+    ids=["loop", "cohort", "workers"],
+)
+def test_every_client_counts_once(engine):
+    federation = load_federation("dialects", settings={"users": 60, "examples": 10})
+    method = load_method("furl", SMALL, Task(classes=len(federation.labels), population=60))
+    built = build(method, seed=0)
+    clients = [
+        Client(
+            federation.users[position],
+            private={"user.embedding": torch.zeros(SMALL["user_dim"])},
+            data=method.encode(federation.examples(position)),
+        )
+        for position in range(60)
+    ]
+    made, broadcast, counts = engine(built), built.start().broadcast(), []
+    made.predict(broadcast, clients, done=counts.append)
+    assert sum(counts) == 60 and len(counts) > 1
+    counts.clear()
+    made.work(broadcast, clients, done=counts.append)
+    assert sum(counts) == 60 and len(counts) > 1
