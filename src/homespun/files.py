@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from homespun.core.errors import RunError
 from homespun.core.settings import Settings
@@ -58,6 +58,18 @@ class DataSettings(Settings):
         return load_federation(self.source, columns=Columns(**self.columns), settings=self.settings)
 
 
+class SavedSettings(Settings):
+    """What `settings.json` has to say for its run to be opened again; the rest of it is for people."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    method: str
+    method_settings: dict[str, Any]
+    run: dict[str, Any]
+    data: DataSettings | None  # None: a federation that was made in Python
+    data_fingerprint: str
+
+
 def versions() -> dict[str, str]:
     """What a run was trained with: versions, and the type of the CPU."""
     return {"python": platform.python_version(), "homespun": version("homespun"), **machine()}
@@ -85,7 +97,7 @@ def read_json(path: Path, *, missing: str) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunError(missing) from None
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise RunError(f"{path}: cannot be read: {error}") from None
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         raise RunError(f"{path}: not a file of schema {SCHEMA}, which is what this homespun reads.")

@@ -89,6 +89,8 @@ def open_run(
     if not read_only:
         _require_known_contexts(made, participants, newcomers, settings)
     _require_same_base(Path(folder), made)
+    if (Path(folder) / VAULT_FILE).exists():  # another run is refused before its model is built, however large it is
+        Vault.open(Path(folder), identity=identity_of(made, federation, settings), read_only=True).close()
     built = build(made, seed=settings.seed)
     if settings.privacy is not None:
         if made.pooled:

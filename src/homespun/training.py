@@ -30,7 +30,7 @@ from homespun.data import DEFAULT_COLUMNS, Columns, on_hub
 from homespun.data.federation import Federation
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
-from homespun.files import DataSettings, read_json
+from homespun.files import DataSettings, SavedSettings, read_json
 from homespun.judging import adapted_from, evaluate, evaluate_newcomers, tested_part
 from homespun.opening import SETTINGS_FILE, open_run
 from homespun.privacy.accounting import ADJACENCY, bounds
@@ -157,20 +157,21 @@ def _reopened(folder: str | Path, federation: Federation | None, *, read_only: b
     absent = sorted({"method", "method_settings", "run", "data", "data_fingerprint"} - found.keys())
     if absent:
         raise RunError(f"{folder}: {SETTINGS_FILE} has no {', '.join(absent)}. Restore it from a copy.")
-    data = found["data"] and parse(DataSettings, found["data"], where=f"{folder}: data")
+    saved = parse(SavedSettings, found, where=f"{folder}: {SETTINGS_FILE}")
+    data = saved.data
     if federation is None:
         federation = _corpus(folder, data)
-    if federation.fingerprint != found["data_fingerprint"]:
+    if federation.fingerprint != saved.data_fingerprint:
         source = federation.name if data is None else data.source
         raise RunError(
             f"{folder}: {source} has changed since the run was trained on it. Bring back what it was, or train anew."
         )
     return open_run(
         folder,
-        method=found["method"],
+        method=saved.method,
         federation=federation,
-        settings=parse(RunSettings, found["run"], where=f"{folder}: run"),
-        method_settings=found["method_settings"],
+        settings=parse(RunSettings, saved.run, where=f"{folder}: run"),
+        method_settings=saved.method_settings,
         data=data,
         read_only=read_only,
         progress=progress,
@@ -187,7 +188,7 @@ def _corpus(folder: str | Path, data: DataSettings | None) -> Federation:
         )
     try:
         return data.load()
-    except (DataError, UnknownNameError) as error:
+    except (DataError, UnknownNameError, OSError) as error:  # OSError: a name that is too long for a file
         remedy = f"If it was moved, say where to in {SETTINGS_FILE} there, under data, source."
         raise RunError(f"{error} The run in {folder} was trained on it. {remedy}") from None
 

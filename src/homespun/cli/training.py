@@ -240,8 +240,8 @@ def report(folder: Folder, trust: Trust = []) -> None:  # noqa: B006
     """
     from homespun.console import Reporter, out
     from homespun.opening import SETTINGS_FILE
-    from homespun.report.html import write_report
-    from homespun.results import RESULTS_FILE, read_results, single_results, write_results
+    from homespun.report.html import rewrite_report
+    from homespun.results import RESULTS_FILE, single_results, write_results
     from homespun.training import reopen
 
     with Reporter(to_stderr=True) as reporter:
@@ -249,7 +249,7 @@ def report(folder: Folder, trust: Trust = []) -> None:  # noqa: B006
             with reopen(folder, trust=trust, progress=reporter.stretch) as run:
                 if run.state.round >= run.total_rounds:
                     write_results(folder, single_results(run, run.data, title=run.method.name))
-        written = write_report(read_results(folder), folder, progress=reporter.stretch)
+        written = rewrite_report(folder, progress=reporter.stretch)
     out.print(str(written))
 
 

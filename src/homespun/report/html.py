@@ -11,6 +11,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
+from homespun.core.errors import HomespunError, RunError
 from homespun.core.progress import Show, counted, silent
 from homespun.disk import make_folder, write_whole
 from homespun.report.canvas import Key, Plot
@@ -19,6 +20,7 @@ from homespun.report.plots import plots
 from homespun.report.sections import Section, report_title, sections, subtitle
 from homespun.report.style import STYLE
 from homespun.report.tables import markdown
+from homespun.results import RESULTS_FILE, read_results
 
 # Figures are data blocks, which no browser executes; this one script of our own reads them.
 DRAW = """
@@ -43,6 +45,20 @@ def write_report(results: Mapping[str, Any], folder: Path, *, progress: Show = s
     written = write_whole(folder / "report.html", page(results))
     done(1)
     return written
+
+
+def rewrite_report(folder: Path, *, progress: Show = silent) -> Path:
+    """Write the report again from a folder's `results.json`, which may have been edited or damaged since."""
+    found = read_results(folder)
+    try:
+        return write_report(found, folder, progress=progress)
+    except (HomespunError, OSError):
+        raise
+    except Exception as error:  # whatever a section misses in the file is the file's fault
+        raise RunError(
+            f"{folder / RESULTS_FILE}: no report can be made of it ({type(error).__name__}: {error}). It was edited or "
+            "damaged, or another version of homespun wrote it. Restore it from a copy, or train again to the end."
+        ) from error
 
 
 def page(results: Mapping[str, Any]) -> str:
