@@ -166,8 +166,8 @@ def test_unknown_settings_and_files(tmp_path: Path) -> None:
     assert "most_frequent_labels needs labels" in refusal(path, settings={"most_frequent_labels": 3})
     assert "min_context_examples needs contexts" in refusal(path, settings={"min_context_examples": 3})
     assert "no such file. Did you mean 'corpus.jsonl'?" in refusal(tmp_path / "corpsu.jsonl")
-    other = tmp_path / "corpus.txt"
+    other = tmp_path / "corpus.yaml"
     other.write_text("x")
-    assert "must end in .jsonl, .jsonl.gz, .csv, .csv.gz or .parquet" in refusal(other)
+    assert "must end in .jsonl, .json, .csv, .tsv (each also with .gz) or .parquet" in refusal(other)
     (tmp_path / "folder.csv").mkdir()
     assert "a folder" in refusal(tmp_path / "folder.csv")

@@ -19,10 +19,8 @@ from typing import Any
 from homespun.core.errors import SettingsError, UnknownNameError, nearest
 from homespun.core.settings import Settings, parse
 from homespun.data import hub, readers
+from homespun.data.columns import Columns
 from homespun.data.federation import Examples, Federation
-from homespun.data.readers import Columns
-from homespun.data.records import format_of
-from homespun.data.table import Filters
 
 __all__ = ["Columns", "Examples", "Federation", "builtin_names", "load_federation", "on_hub"]
 
@@ -37,7 +35,7 @@ def builtin_names() -> list[str]:
 
 def on_hub(source: str) -> bool:
     """Whether this is neither built in nor a file, so that only the Hugging Face hub can have it."""
-    return source not in builtin_names() and format_of(Path(source)) is None and not os.path.exists(source)
+    return source not in builtin_names() and readers.format_of(Path(source)) is None and not os.path.exists(source)
 
 
 def settings_command(source: str) -> str:
@@ -50,7 +48,7 @@ def settings_of(source: str) -> type[Settings]:
     if source in (builtins := builtin_names()):
         return importlib.import_module(f"{__name__}.{source}").Settings
     if not on_hub(source):
-        return Filters
+        return readers.FileSettings
     if hub.available():
         return hub.Settings
     raise UnknownNameError(
@@ -72,8 +70,8 @@ def load_federation(
             )
         return importlib.import_module(f"{__name__}.{name}").load(values)
     if not on_hub(name):
-        filters = parse(Filters, values, where=name, listed_by=settings_command(name))
-        return readers.read_file(path, columns=columns, filters=filters)
+        file_settings = parse(readers.FileSettings, values, where=name, listed_by=settings_command(name))
+        return readers.read_file(path, columns=columns, settings=file_settings)
     known = f"{nearest(name, builtins)} Built in: {', '.join(builtins)}. Files end in {readers.FORMATS}."
     if not hub.available():
         raise UnknownNameError(

@@ -10,6 +10,7 @@ from typing import Any
 
 from homespun.core.errors import DataError
 from homespun.data import readers
+from homespun.data.columns import Columns
 from homespun.data.records import Faults, Record
 from homespun.data.table import Filters, TableFederation, build_table
 
@@ -30,7 +31,7 @@ def available() -> bool:
     return importlib.util.find_spec("datasets") is not None
 
 
-def read_hub(name: str, *, columns: readers.Columns, settings: Settings, otherwise: str = "") -> TableFederation:
+def read_hub(name: str, *, columns: Columns, settings: Settings, otherwise: str = "") -> TableFederation:
     """The federation a data set of the hub holds; `otherwise` is what else the name may have meant."""
     datasets = importlib.import_module("datasets")
     if int(datasets.__version__.partition(".")[0]) < NO_SCRIPTS:
@@ -52,7 +53,7 @@ def read_hub(name: str, *, columns: readers.Columns, settings: Settings, otherwi
     )
 
 
-def _records(rows: Any, columns: readers.Columns, digest: Any) -> Iterator[Record]:
+def _records(rows: Any, columns: Columns, digest: Any) -> Iterator[Record]:
     for number, values in enumerate(rows, start=1):
         used = [values.get(name) for name in columns.names]
         digest.update(repr(used).encode("utf-8", "surrogatepass"))

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from homespun.core.errors import DataError, nearest
+from homespun.data.lines import decoded
 from homespun.data.sentences import split_sentences
 
 ENDINGS = (".txt", ".md")
@@ -32,14 +33,7 @@ def read_prose(path: Path) -> list[str]:
     if not path.exists():
         beside = sorted(entry.name for entry in path.parent.iterdir()) if path.parent.is_dir() else []
         raise DataError(f"{path}: no such file.{nearest(path.name, beside)}")
-    content = path.read_bytes()
-    if b"\0" in content:
-        raise DataError(f"{path}: not a text but a binary file. Save it as plain text in UTF-8.")
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{path}: line {line} is not UTF-8. Save the file as plain text in UTF-8.") from None
+    text = decoded(path.read_bytes(), where=str(path), remedy="Save the file as plain text in UTF-8.")
     sentences = prose_sentences(text, markdown=path.suffix.lower() == ".md")
     if not sentences:
         raise DataError(f"{path}: there is no sentence in it. Give a text with some of your own.")

@@ -1,60 +1,133 @@
-"""Any table of texts as a federation: which column is what, what is checked, what is left out."""
+"""Any table of texts as a federation: how a file is read, what is checked, what is left out."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
+from datetime import date, time
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from homespun.core.errors import DataError, UnknownNameError, nearest, raise_faults
-from homespun.data.records import Faults, Number, Record, format_of, missing_column, read_records
+from pydantic import PositiveInt, field_validator
+
+from homespun.core.errors import DataError, SettingsError, UnknownNameError, nearest, raise_faults
+from homespun.data.arrow import read_parquet
+from homespun.data.columns import Columns, look_like_names, missing_column
+from homespun.data.csv_records import read_csv
+from homespun.data.json_records import read_json
+from homespun.data.lines import TO_CSV, Undecodable, require_encoding, utf8
+from homespun.data.prose import is_prose
+from homespun.data.records import Faults, Number, Record
+from homespun.data.streams import EXAMPLE_BYTES, Allowance, Once, unpacked
 from homespun.data.table import Collector, Filters, TableFederation, build_table
 
 VERSION = 1  # raise it when the same file gives other examples
 NAMES_KEPT = 1000  # distinct column names remembered for a message; a file may have any number
-FORMATS = ".jsonl, .jsonl.gz, .csv, .csv.gz or .parquet"
+FORMATS = ".jsonl, .json, .csv, .tsv (each also with .gz) or .parquet"
+# Settings that came after the others, and what they are when nobody sets them
+YOUNGER = {"min_context_examples": None, "encoding": None, "delimiter": None, "quotes": True}
+KINDS = ("jsonl", "json", "csv", "tsv")
 
 
-@dataclass(frozen=True)
-class Columns:
-    """What the columns of a corpus are called.
+class FileSettings(Filters):
+    """Which examples and users take part, and how a file is read."""
 
-    `user` and `text` must be there. `context` and `label` may be absent under their default names; under
-    any other name they were asked for and must be there too. `label` may be the context's column.
-    """
+    encoding: str | None = None  # of a text file without a byte order mark; None: UTF-8
+    delimiter: str | None = None  # one character between cells of CSV; None: as the header line has it
+    quotes: bool = True  # cells of CSV may stand in double quotes
+    max_bytes: PositiveInt | None = None  # of a file once unpacked; None: 100 times its size, 256 MB to 20 GB
 
-    user: str = "user"
-    context: str = "context"
-    text: str = "text"
-    label: str = "label"
+    @field_validator("encoding")
+    @classmethod
+    def _known(cls, encoding: str | None) -> str | None:
+        try:
+            return encoding and require_encoding(encoding)
+        except SettingsError as error:
+            raise ValueError(str(error).removeprefix("encoding: ")) from None
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(asdict(self).values()))
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        optional = (self.context, "context"), (self.label, "label")
-        asked = [name for name, default in optional if name != default]
-        return tuple(dict.fromkeys([self.user, self.text, *asked]))
+    @field_validator("delimiter")
+    @classmethod
+    def _one_character(cls, delimiter: str | None) -> str | None:
+        found = {"tab": "\t", "\\t": "\t"}.get(delimiter or "", delimiter)
+        if found is not None and (len(found) != 1 or found in '"\r\n'):
+            raise ValueError("expected one character that is no quote and no line break, or tab")
+        return found
 
 
-def read_file(path: Path, *, columns: Columns, filters: Filters) -> TableFederation:
+def read_file(path: Path, *, columns: Columns, settings: FileSettings) -> TableFederation:
     """The federation a file holds; every fault of the file is reported at once, and none of its content."""
     _check_path(path)
-    faults = Faults()
-    records = read_records(path, faults, wanted=columns.names)
-    collected = collect(records, columns, faults=faults, where=str(path), filters=filters)
+    try:
+        with path.open("rb") as file:
+            collected, content = _read(file, path, columns=columns, settings=settings)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or 'input/output error'}).") from None
     table = build_table(
-        collected,
-        name=path.name,
-        fingerprint=fingerprint(_sha256(path), columns, filters),
-        filters=filters,
+        collected, name=path.name, fingerprint=fingerprint(content, columns, settings), filters=settings
     )
     return replace(table, place=path.resolve())
+
+
+def _read(file: IO[bytes], path: Path, *, columns: Columns, settings: FileSettings) -> tuple[Collector, str]:
+    """The examples of a file, and the SHA-256 of the bytes that they come from."""
+    faults, where = Faults(), str(path)
+    allowance = Allowance(where, packed=os.fstat(file.fileno()).st_size, max_bytes=settings.max_bytes)
+
+    def collected(records: Iterator[Record]) -> Collector:
+        counted = _counted(records, allowance)
+        return collect(counted, columns, faults=faults, where=where, filters=settings)
+
+    if format_of(path) == "parquet":
+        content = _sha256(file)
+        found = collected(read_parquet(file, faults, columns=columns, allowance=allowance))
+        if _sha256(file) != content:
+            raise DataError(f"{path}: changed while it was read. Read it again when nothing writes to it.")
+        return found, content
+    once = Once(file)
+    found = collected(_text_records(once, path, faults, columns=columns, settings=settings, allowance=allowance))
+    return found, once.sha256()
+
+
+def _counted(records: Iterator[Record], allowance: Allowance) -> Iterator[Record]:
+    for record in records:
+        allowance.spend(EXAMPLE_BYTES)
+        yield record
+
+
+def _text_records(
+    once: Once, path: Path, faults: Faults, *, columns: Columns, settings: FileSettings, allowance: Allowance
+) -> Iterator[Record]:
+    """The records of a text file, by the ending of its name."""
+    kind = format_of(path)
+    try:
+        packed = unpacked(once, allowance, gzipped=path.name.lower().endswith(".gz"))
+        stream = utf8(packed, where=str(path), encoding=settings.encoding)
+        if kind in ("jsonl", "json"):
+            yield from read_json(stream, faults)
+        else:
+            usual = "\t" if kind == "tsv" else ","
+            yield from read_csv(
+                stream, faults, columns=columns, delimiter=settings.delimiter, usual=usual, quotes=settings.quotes
+            )
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        faults.add("the gzip data is broken or cut off. Compress the file again.")
+    except Undecodable as error:
+        faults.add(str(error))
+
+
+def format_of(path: Path) -> str | None:
+    """`jsonl`, `json`, `csv`, `tsv` or `parquet`; None for any other ending."""
+    name = path.name.lower()
+    inner = name.removesuffix(".gz")
+    if name.endswith(".parquet"):
+        return "parquet"
+    return next((kind for kind in KINDS if inner.endswith("." + kind)), None)
 
 
 def collect(records: Iterable[Record], columns: Columns, *, faults: Faults, where: str, filters: Filters) -> Collector:
@@ -85,14 +158,17 @@ class _Seen:
     fault of the file, and an optional one that is nowhere is none."""
 
     def __init__(self, columns: Columns) -> None:
-        self.columns, self.names = columns, columns.names
+        self.columns, self.names, self.required = columns, columns.names, set(columns.required)
         self.present: dict[str, None] = {}
         self.lacking = {name: Faults() for name in self.names}
         self.filled: set[str] = set()
+        self.recurs = False  # a cell says what its column is called: the first line is no header
 
     def note(self, record: Record) -> None:
         if not record.values.keys() <= self.present.keys() and len(self.present) < NAMES_KEPT:
             self.present.update(dict.fromkeys(record.values))
+        if not self.recurs and not self.present.keys() >= self.required:
+            self.recurs = any(name and name == cell for name, cell in record.values.items())
         for name in self.names:
             if record.values.get(name) is not None:
                 self.filled.add(name)
@@ -100,8 +176,9 @@ class _Seen:
                 self.lacking[name].add(f"{record.place}: no {name!r}. Either all examples have one or none.")
 
     def report(self, where: str, faults: Faults) -> None:
+        show = look_like_names(self.present) and not self.recurs
         nowhere = [
-            missing_column(name, list(self.present))
+            missing_column(name, list(self.present), show=show)
             for name in self.columns.required
             if self.present and name not in self.filled and name not in self.present
         ]
@@ -129,7 +206,7 @@ def _cell(record: Record, name: str, *, as_text: bool) -> str | None:
     if isinstance(value, bool) and not as_text:
         value = str(value).lower()
     elif isinstance(value, Number) or not isinstance(value, str):
-        if as_text or not isinstance(value, Number | int | float):
+        if as_text or not isinstance(value, Number | int | float | Decimal | date | time):
             expected = "text" if as_text else "text or a number"
             return _Fault(f"{name!r} is a {_kind(value)}. Expected {expected}.")
         value = str(value)
@@ -151,24 +228,30 @@ def _kind(value: object) -> str:
 
 
 def _check_path(path: Path) -> None:
+    if path.suffix.lower() in (".xlsx", ".xls", ".xlsm", ".ods"):
+        raise DataError(f"{path}: a spreadsheet. {TO_CSV}; any name that ends in .csv.")
+    if is_prose(path):
+        raise DataError(f"{path}: a text has one user. With others beside it, name the folder that it is in.")
     if format_of(path) is None:
         raise DataError(f"{path}: unknown format. The name must end in {FORMATS}.")
-    if path.is_dir():
-        raise DataError(f"{path}: a folder. Name a file that ends in {FORMATS}.")
-    if not path.exists():
+    if not os.path.exists(path):  # unlike path.exists(), it never raises
         beside = sorted(entry.name for entry in path.parent.iterdir()) if path.parent.is_dir() else []
         raise DataError(f"{path}: no such file.{nearest(path.name, beside)}")
 
 
 def fingerprint(content: str, columns: Columns, filters: Filters) -> str:
     """Changes when the content, the meaning of its columns or the filters do."""
-    used = filters.model_dump()
-    if used["min_context_examples"] is None:  # younger than the others: without it, earlier runs are still the same
-        del used["min_context_examples"]
+    used = filters.model_dump(exclude={"max_bytes"})
+    for name, default in YOUNGER.items():  # without them, earlier runs are still the same
+        if used.get(name) == default:
+            used.pop(name, None)
     parts = [VERSION, content, asdict(columns), used]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def _sha256(file: IO[bytes]) -> str:
+    """Of a whole file, which is then at its start again."""
+    file.seek(0)
+    content = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+    file.seek(0)
+    return content

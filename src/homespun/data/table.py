@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,7 +96,7 @@ class Collector:
     def __init__(self) -> None:
         self.users, self.labels, self.contexts = Encoder(), Encoder(), Encoder()
         self.texts: list[str] = []
-        self.rows: list[tuple[int, int, int]] = []
+        self.rows = array("q")  # three numbers of each example: user, label and context; -1 where there is none
         self.blank = 0
 
     def add(self, user: str, text: str, *, label: str | None, context: str | None) -> None:
@@ -104,7 +105,7 @@ class Collector:
             self.blank += 1
             return
         self.texts.append(text)
-        self.rows.append(
+        self.rows.extend(
             (
                 author,
                 -1 if label is None else self.labels.encode(label),
@@ -117,7 +118,7 @@ def build_table(collected: Collector, *, name: str, fingerprint: str, filters: F
     """The table of what was collected, filtered, with users grouped and names sorted."""
     if not collected.users.index:
         raise DataError(f"{name}: the corpus is empty. At least one example is needed.")
-    rows = np.array(collected.rows, dtype=np.int64).reshape(-1, 3)
+    rows = np.frombuffer(collected.rows, dtype=np.int64).reshape(-1, 3)
     user_of, label_of, context_of = rows.T
     labelled_rows = _rows_with_frequent_labels(label_of, list(collected.labels.index), filters)
     kept_rows = _rows_in_frequent_contexts(labelled_rows, context_of, filters)
