@@ -86,7 +86,7 @@ def test_a_context_that_only_withheld_users_have(tmp_path):
             trained += 1
         except DataError as error:
             refused += 1
-            assert "context 'sung' is in nobody's training part, but would be tested with '3'." in str(error)
+            assert "context 'sung' is in no user's training part, but 1 would be tested in it." in str(error)
             assert not (tmp_path / str(fold) / "run").exists()
     assert (refused, trained) == (1, 4)  # the fold of the one who sings
 
@@ -108,7 +108,7 @@ def test_a_context_that_only_a_participants_test_part_has(tmp_path):
                 assert "We go on to 0" in run.split(run.federation, run.federation.users.index("0")).train.texts
             outcomes.add("trained")
         except DataError as error:
-            assert "context 'sung' is in nobody's training part" in str(error)
+            assert "context 'sung' is in no user's training part" in str(error)
             outcomes.add("refused")
     assert outcomes == {"trained", "refused"}
 

@@ -52,7 +52,8 @@ class DataSettings(Settings):
             if self.folder is None or not self.folder.exists():
                 return self
             return self.model_copy(update={"settings": {**self.settings, "folder": str(self.folder.resolve())}})
-        return self.model_copy(update={"source": str(path.resolve())}) if path.exists() else self
+        # not path.exists(), which raises for what is too long to be a path, and prints it
+        return self.model_copy(update={"source": str(path.resolve())}) if os.path.exists(path) else self
 
     def load(self) -> Federation:
         return load_federation(self.source, columns=Columns(**self.columns), settings=self.settings)

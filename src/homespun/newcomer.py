@@ -17,6 +17,7 @@ from homespun.core.roles import Role
 from homespun.core.spelling import readings
 from homespun.core.tree import Tree
 from homespun.core.trust import Names
+from homespun.data.columns import look_like_names
 from homespun.data.federation import Examples, Federation
 from homespun.data.names import match_name
 from homespun.data.prose import is_prose, read_prose
@@ -174,14 +175,20 @@ def _in_context(run: Run, examples: Examples, context: str | None) -> Examples:
 
 def context_indices(run: Run, given: Federation, contexts: np.ndarray) -> np.ndarray:
     """A file's contexts as the run numbers them; all that it does not know are named at once."""
-    known, faults = run.federation.contexts, []
+    known, unknown, faults = run.federation.contexts, [], []
     places = np.zeros(len(given.contexts), dtype=np.int64)
     for place in np.unique(contexts):
         try:
             found = match_name(given.contexts[place], known, kind="context", where="the run")
             places[place] = known.index(found)
         except UnknownNameError as error:
+            unknown.append(given.contexts[place])
             faults.append(str(error))
+    if not look_like_names(unknown):
+        raise DataError(
+            f"{given.name}: {len(unknown)} of its contexts are unknown to the run. They do not look like names and are "
+            f"not shown. The run knows {', '.join(map(repr, known))}."
+        )
     if faults:
         raise_faults(DataError, given.name, faults)
     return places[contexts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +15,7 @@ from homespun.core.messages import state_from_bytes
 from homespun.core.method import WHOLE, Batch, Built, Method, Task, build, load_method
 from homespun.core.progress import Show, silent
 from homespun.core.roles import SHARED
+from homespun.data.columns import look_like_names
 from homespun.data.federation import Federation
 from homespun.data.preferences import Preferences
 from homespun.data.splits import part, withhold
@@ -211,15 +213,15 @@ def _require_known_contexts(
         if not missing:  # usually after a few people
             return
         missing -= _contexts_of(training, position)
-    users: dict[int, list[str]] = {}
+    tested: Counter[int] = Counter()  # users by context
     for people in (participants, newcomers):
         for position in range(len(people.users)):
-            for context in missing & _contexts_of(people, position):
-                users.setdefault(context, []).append(people.users[position])
+            tested.update(missing & _contexts_of(people, position))
+    names = participants.contexts
+    shown = {place: repr(names[place]) if look_like_names([names[place]]) else f"no. {place + 1}" for place in tested}
     faults = [
-        f"context {participants.contexts[context]!r} is in nobody's training part, but would be tested with "
-        f"{', '.join(repr(user) for user in names[:3])}{', ...' if len(names) > 3 else ''}."
-        for context, names in sorted(users.items())
+        f"context {shown[place]} is in no user's training part, but {count} would be tested in it."
+        for place, count in sorted(tested.items())
     ]
     if faults:
         remedy = (

@@ -27,6 +27,7 @@ from homespun.core.roles import Role
 from homespun.core.settings import parse, unknown_setting
 from homespun.core.trust import Names, allows, named_by_user, vouched_for
 from homespun.data import DEFAULT_COLUMNS, Columns, on_hub
+from homespun.data.columns import look_like_names
 from homespun.data.federation import Federation
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
@@ -223,6 +224,10 @@ def training(run: Run) -> Iterator[RoundRecord | Evaluated]:
 def label_indices(labels: Sequence[str], known: Sequence[str]) -> np.ndarray:
     places = {label: position for position, label in enumerate(known)}
     unknown = sorted({label for label in labels if label not in places})
+    if unknown and not look_like_names(unknown):
+        raise DataError(
+            f"labels: {len(unknown)} of them are unknown to the run. They do not look like names and are not shown."
+        )
     if unknown:
         raise_faults(
             DataError,

@@ -25,6 +25,7 @@ from homespun.data.federation import Examples, Federation
 __all__ = ["Columns", "Examples", "Federation", "builtin_names", "load_federation", "on_hub"]
 
 DEFAULT_COLUMNS = Columns()
+LONGEST_FILE_NAME, LONGEST_PATH = 255, 4096  # in bytes
 
 
 def builtin_names() -> list[str]:
@@ -61,7 +62,7 @@ def load_federation(
     source: str | Path, *, columns: Columns = DEFAULT_COLUMNS, settings: Mapping[str, Any] | None = None
 ) -> Federation:
     """The federation behind a built-in name, a file or a Hugging Face data set's name."""
-    name, path, values = str(source), Path(source), settings or {}
+    name, path, values = _name_of(source), Path(source), settings or {}
     if name in (builtins := builtin_names()):
         if columns != DEFAULT_COLUMNS:
             raise SettingsError(
@@ -79,3 +80,16 @@ def load_federation(
         )
     parsed = parse(hub.Settings, values, where=name, listed_by=settings_command(name))
     return hub.read_hub(name, columns=columns, settings=parsed, otherwise=known)
+
+
+def _name_of(source: str | os.PathLike[str]) -> str:
+    """The name of a corpus or file; a text that cannot be one may be the data itself, and is not shown."""
+    name = str(source)
+    parts = [part.encode("utf-8", "surrogatepass") for part in name.split(os.sep)]
+    too_long = max(map(len, parts)) > LONGEST_FILE_NAME or len(name) > LONGEST_PATH
+    if too_long or any(sign in name for sign in "\n\r\0"):
+        raise UnknownNameError(
+            f"no built-in corpus or file: this is a text of {len(name):,} characters, not a name. Write the data to a "
+            "file and give its name, or give rows: a list of dicts, a data frame."
+        )
+    return name
