@@ -39,7 +39,7 @@ def test_a_federation_made_in_python_is_given_again(tmp_path):
     made = load_federation("dialects", settings={"users": 5, "examples": 10})
     with train("furl", made, folder=tmp_path / "run", **ONE_ROUND) as run:
         loss = evaluate(run).loss
-    with pytest.raises(RunError, match=r"made in Python. Give it: reopen\(folder, federation=...\)"):
+    with pytest.raises(RunError, match=r"given in Python, not as a file. Give them again: reopen\(folder, federation="):
         reopen(tmp_path / "run")
     with reopen(tmp_path / "run", federation=made) as run:
         assert evaluate(run).loss == loss

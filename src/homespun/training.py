@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -26,7 +27,7 @@ from homespun.core.progress import Progress, Show, counted, silent
 from homespun.core.roles import Role
 from homespun.core.settings import parse, unknown_setting
 from homespun.core.trust import Names, allows, named_by_user, vouched_for
-from homespun.data import DEFAULT_COLUMNS, Columns, on_hub
+from homespun.data import DEFAULT_COLUMNS, Columns, load_federation, on_hub
 from homespun.data.columns import look_like_names
 from homespun.data.federation import Federation
 from homespun.evaluation.classification import Evaluation
@@ -40,8 +41,11 @@ from homespun.run import RoundRecord, Run, RunSettings
 LENGTH = {"rounds", "epochs"}  # one of them says how long a run is: whoever gives one replaces the other
 
 
-def load(source: str | Path, *, columns: Columns = DEFAULT_COLUMNS, **settings: Any) -> Federation:
-    """A corpus by built-in name or file: `load("dialects", users=200)`."""
+def load(source: Any, *, columns: Columns = DEFAULT_COLUMNS, **settings: Any) -> Federation:
+    """A corpus by built-in name or file: `load("dialects", users=200)`. Or data in memory: a list of dicts, a pandas
+    frame, a pyarrow table, a Hugging Face data set."""
+    if not isinstance(source, str | os.PathLike):
+        return load_federation(source, columns=columns, settings=settings)
     named = {name: value for name, value in asdict(columns).items() if value != getattr(DEFAULT_COLUMNS, name)}
     asked = {"source": str(source), "columns": named, "settings": settings}
     data = parse(DataSettings, asked, where="load").resolved()
@@ -49,6 +53,15 @@ def load(source: str | Path, *, columns: Columns = DEFAULT_COLUMNS, **settings: 
     # A run on it can then be opened by its folder alone. Not a field: a corpus need not know how it was asked for.
     object.__setattr__(federation, "loaded_by", data)
     return federation
+
+
+def federation_of(data: Any, columns: Columns = DEFAULT_COLUMNS) -> Federation:
+    """A federation as it is; anything else is loaded."""
+    if not (hasattr(data, "fingerprint") and callable(getattr(data, "examples", None))):
+        return load(data, columns=columns)
+    if columns != DEFAULT_COLUMNS:
+        raise SettingsError("columns: a federation has its own. Give them to load.")
+    return data
 
 
 @dataclass(frozen=True)
@@ -91,14 +104,21 @@ def separate_settings(method: str, values: Mapping[str, Any]) -> tuple[dict[str,
 
 
 def train(
-    method: str, federation: Federation, *, folder: str | Path | None = None, progress: Show = silent, **settings: Any
+    method: str,
+    data: Any,
+    *,
+    folder: str | Path | None = None,
+    columns: Columns = DEFAULT_COLUMNS,
+    progress: Show = silent,
+    **settings: Any,
 ) -> Run:
-    """Train to the end and return the run. Without a folder, its files last as long as this process.
+    """Train to the end and return the run. `data` is a federation, or whatever `load` takes. Without a folder, the
+    run's files last as long as this process.
 
     `progress` is called with how far the training is and, afterwards, with how far other long work on the run is, such
     as `evaluate(run)`. For instance `progress=print`.
     """
-    run = prepare(method, federation, folder=folder, settings=settings, progress=progress)
+    run = prepare(method, federation_of(data, columns), folder=folder, settings=settings, progress=progress)
     for event in training(run):
         if isinstance(event, RoundRecord):
             progress(Progress("training", event.round, run.total_rounds))
@@ -138,12 +158,12 @@ def prepare(
 def reopen(
     folder: str | Path,
     *,
-    federation: Federation | None = None,
+    federation: Any = None,
     read_only: bool = True,
     trust: Names = (),
     progress: Show = silent,
 ) -> Run:
-    """The run in a folder, as far as it got. Its corpus is loaded as it was, or given.
+    """The run in a folder, as far as it got. Its corpus is loaded as it was, or given: a federation or its data.
 
     A folder may come from anyone. A method file that it names runs only if you trained with it on this machine, and a
     data set or base model of the Hugging Face hub is fetched only if you used it before, or if you name it in `trust`.
@@ -153,15 +173,14 @@ def reopen(
         return _reopened(folder, federation, read_only=read_only, progress=progress)
 
 
-def _reopened(folder: str | Path, federation: Federation | None, *, read_only: bool, progress: Show) -> Run:
+def _reopened(folder: str | Path, federation: Any, *, read_only: bool, progress: Show) -> Run:
     found = read_json(Path(folder) / SETTINGS_FILE, missing=_no_run(Path(folder)))
     absent = sorted({"method", "method_settings", "run", "data", "data_fingerprint"} - found.keys())
     if absent:
         raise RunError(f"{folder}: {SETTINGS_FILE} has no {', '.join(absent)}. Restore it from a copy.")
     saved = parse(SavedSettings, found, where=f"{folder}: {SETTINGS_FILE}")
     data = saved.data
-    if federation is None:
-        federation = _corpus(folder, data)
+    federation = _corpus(folder, data) if federation is None else federation_of(federation)
     if federation.fingerprint != saved.data_fingerprint:
         source = federation.name if data is None else data.source
         raise RunError(
@@ -181,7 +200,10 @@ def _reopened(folder: str | Path, federation: Federation | None, *, read_only: b
 
 def _corpus(folder: str | Path, data: DataSettings | None) -> Federation:
     if data is None:
-        raise RunError(f"{folder}: its federation was made in Python. Give it: reopen(folder, federation=...).")
+        raise RunError(
+            f"{folder}: its data were given in Python, not as a file. Give them again: "
+            "reopen(folder, federation=homespun.load(rows)), or the federation itself."
+        )
     if on_hub(data.source) and not allows("hub", data.source, name=data.source):
         raise UntrustedError(
             f"{folder}: its corpus is the data set {data.source!r} of the Hugging Face hub, and you have not trained "

@@ -1,7 +1,8 @@
-"""Corpora as federations: built in, from a file, or from the Hugging Face hub.
+"""Corpora as federations: built in, from a file, from data in memory, or from the Hugging Face hub.
 
     federation = load_federation("dialects", settings={"users": 200})
     federation = load_federation("posts.jsonl.gz", columns=Columns(label="context"))
+    federation = load_federation([{"user": "anna", "text": "good night"}, ...])
 
 A built-in corpus is a module of this package with a function `load(settings)`; its file name is its name.
 """
@@ -21,6 +22,8 @@ from homespun.core.settings import Settings, parse
 from homespun.data import hub, readers
 from homespun.data.columns import Columns
 from homespun.data.federation import Examples, Federation
+from homespun.data.memory import read_rows
+from homespun.data.table import Filters
 
 __all__ = ["Columns", "Examples", "Federation", "builtin_names", "load_federation", "on_hub"]
 
@@ -59,9 +62,13 @@ def settings_of(source: str) -> type[Settings]:
 
 
 def load_federation(
-    source: str | Path, *, columns: Columns = DEFAULT_COLUMNS, settings: Mapping[str, Any] | None = None
+    source: Any, *, columns: Columns = DEFAULT_COLUMNS, settings: Mapping[str, Any] | None = None
 ) -> Federation:
-    """The federation behind a built-in name, a file or a Hugging Face data set's name."""
+    """The federation behind a built-in name, a file or a Hugging Face data set's name, or in data themselves: a list
+    of dicts, a pandas frame, a pyarrow table, a Hugging Face data set."""
+    if not isinstance(source, str | os.PathLike):
+        filters = parse(Filters, settings or {}, where=type(source).__name__)
+        return read_rows(source, columns=columns, filters=filters)
     name, path, values = _name_of(source), Path(source), settings or {}
     if name in (builtins := builtin_names()):
         if columns != DEFAULT_COLUMNS:
