@@ -22,6 +22,7 @@ from homespun.core.settings import Settings, parse
 from homespun.data import hub, readers
 from homespun.data.columns import Columns
 from homespun.data.federation import Examples, Federation
+from homespun.data.folders import read_folder
 from homespun.data.memory import read_rows
 from homespun.data.table import Filters
 
@@ -79,7 +80,8 @@ def load_federation(
         return importlib.import_module(f"{__name__}.{name}").load(values)
     if not on_hub(name):
         file_settings = parse(readers.FileSettings, values, where=name, listed_by=settings_command(name))
-        return readers.read_file(path, columns=columns, settings=file_settings)
+        read = read_folder if os.path.isdir(path) else readers.read_file
+        return read(path, columns=columns, settings=file_settings)
     known = f"{nearest(name, builtins)} Built in: {', '.join(builtins)}. Files end in {readers.FORMATS}."
     if not hub.available():
         raise UnknownNameError(

@@ -1,0 +1,79 @@
+"""A folder of texts as a federation: every file `anna.txt` is a user's, and so is all that is in a folder `anna`.
+
+Examples are sentences, as in a text that somebody is personalized for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from homespun.core.errors import DataError, SettingsError
+from homespun.data.columns import Columns
+from homespun.data.lines import decoded
+from homespun.data.prose import ENDINGS, is_prose, prose_sentences
+from homespun.data.readers import FileSettings, fingerprint
+from homespun.data.records import Faults
+from homespun.data.streams import EXAMPLE_BYTES, Allowance
+from homespun.data.table import Collector, TableFederation, build_table
+
+
+def read_folder(folder: Path, *, columns: Columns, settings: FileSettings) -> TableFederation:
+    """The federation that a folder of .txt and .md files holds; users in the order of their names."""
+    if columns != Columns():
+        raise SettingsError(f"{folder}: columns: a folder of texts has none. Leave the column options out.")
+    paths = sorted((path for path in _files(folder) if is_prose(path)), key=lambda path: path.parts)
+    if not paths:
+        raise DataError(f"{folder}: a folder without {' or '.join(ENDINGS)} files{_instead(folder)}.")
+    size = sum(os.path.getsize(folder / path) for path in paths if (folder / path).exists())
+    allowance = Allowance(str(folder), packed=size, max_bytes=settings.max_bytes)
+    collected, faults, digest = Collector(), Faults(), hashlib.sha256()
+    for path in paths:
+        try:
+            content = (folder / path).read_bytes()
+            sentences = _sentences(content, path, settings)
+        except OSError as error:
+            faults.add(f"{path}: cannot be read ({error.strerror or 'input/output error'}).")
+            continue
+        except DataError as error:
+            faults.add(str(error))
+            continue
+        allowance.spend(len(content) + EXAMPLE_BYTES * len(sentences))
+        digest.update(json.dumps([path.as_posix(), hashlib.sha256(content).hexdigest()]).encode())
+        user = path.parts[0] if len(path.parts) > 1 else path.stem
+        for sentence in sentences or [""]:
+            collected.add(user, sentence, label=None, context=None)
+    faults.raise_if_any(str(folder))
+    content_of = fingerprint(digest.hexdigest(), columns, settings)
+    return replace(
+        build_table(collected, name=folder.resolve().name, fingerprint=content_of, filters=settings),
+        place=folder.resolve(),
+    )
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """All files below a folder, as seen from it; hidden ones are passed over."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(place, name).relative_to(folder) for name in names if not name.startswith("."))
+
+
+def _instead(folder: Path) -> str:
+    """What there is in place of texts, by ending."""
+    endings = Counter(path.suffix.lower() or "without an ending" for path in _files(folder))
+    found = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(3))
+    return f" (it has {found}). Name one of its files" if found else ""
+
+
+def _sentences(content: bytes, path: Path, settings: FileSettings) -> list[str]:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise DataError("a file whose name is not UTF-8. Rename it.") from None
+    text = decoded(content, where=str(path), encoding=settings.encoding)
+    return prose_sentences(text, markdown=path.suffix.lower() == ".md")
