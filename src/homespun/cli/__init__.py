@@ -11,11 +11,12 @@ import sys
 import traceback
 import warnings
 from io import StringIO, TextIOWrapper
-from typing import Any
+from typing import Annotated, Any
 
 import click
 import typer
 
+from homespun import __version__
 from homespun.cli import people, pretrain, settings, training, voices
 from homespun.cli.corpora import data_app
 from homespun.cli.privacy import privacy_app
@@ -32,6 +33,23 @@ for command in (training.train, training.compare, training.demo, training.evalua
                 voices.generate, voices.export, training.report, training.check, training.bench,
                 settings.settings, pretrain.pretrain):  # fmt: skip
     app.command()(command)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        say(f"homespun {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 app.add_typer(data_app, name="data")
 app.add_typer(people.vault_app, name="vault")
 app.add_typer(privacy_app, name="privacy")
