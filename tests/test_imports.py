@@ -29,6 +29,7 @@ ALLOWED = {
     "files": {"core", "data", "disk", "machine"},
     "opening": {"core", "data", "files", "privacy", "run", "vault"},
     "training": {"controls", "core", "data", "evaluation", "files", "judging", "opening", "privacy", "run"},
+    "notices": {"core", "data", "privacy", "run"},
     "assignments": {"core", "data", "run", "training"},
     "maps": {"core", "data", "evaluation", "run", "training"},
     "generation": {"core", "data", "models", "run"},
@@ -68,7 +69,7 @@ ALLOWED = {
     "bench": {"core"},
     "pretraining": {"core", "data", "disk", "files"},
     "report": {"core", "disk", "evaluation", "experiment", "results"},
-    "console": {"core", "report", "run", "terminal", "training"},
+    "console": {"core", "notices", "report", "run", "terminal", "training"},
 }
 ANYTHING = {"cli", "__init__", "__main__"}  # at the top
 OUTSIDE = {"flwr": {"engines/flower.py"}}  # who alone may import a heavy library

@@ -15,11 +15,12 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
+from homespun import notices
 from homespun.core.progress import Progress
 from homespun.core.spelling import harmless
 from homespun.report.cells import metric_named
 from homespun.run import RoundRecord, Run
-from homespun.terminal import Terminal
+from homespun.terminal import Terminal, say
 from homespun.training import Evaluated
 
 GAP = 2  # between the columns of a table
@@ -137,6 +138,7 @@ class Reporter:
     to_stderr: bool = False
     title: str = ""  # before plain lines; a run that is followed gives its own
     _latest: str = ""
+    _noticed: set[str] = field(default_factory=set)  # notices that were printed
     _started: float = field(default_factory=lambda: time.monotonic())
     _bars: Bars | None = None  # on a terminal, while anything is shown
     _alone: bool = False  # whether they are there for a stretch only, not for a run
@@ -156,8 +158,20 @@ class Reporter:
 
     @contextmanager
     def following(self, run: Run, title: str) -> Iterator[Callable[[RoundRecord | Evaluated], None]]:
-        """Give a function that takes each event of this run's training."""
+        """Give a function that takes each event of this run's training; notices before and after it go to stderr, each
+        once."""
         self._end_stretch()
+        for notice in notices.before(run):
+            if notice not in self._noticed:
+                err.print(f"{title}: {notice}")
+            self._noticed.add(notice)
+        with self._following(run, title) as show:
+            yield show
+        for notice in notices.after(run):
+            err.print(f"{title}: {notice}")
+
+    @contextmanager
+    def _following(self, run: Run, title: str) -> Iterator[Callable[[RoundRecord | Evaluated], None]]:
         self._latest, self.title, self._started = "", title, time.monotonic()
         begun = run.state.round
         if run.plan is not None and run.plan.settings.insecure:
@@ -218,7 +232,7 @@ class Reporter:
             self._bars, self._bar, self._alone = None, None, False
 
     def _say(self, line: str) -> None:
-        print(line, file=sys.stderr if self.to_stderr else sys.stdout, flush=True)
+        say(line, to=sys.stderr if self.to_stderr else sys.stdout)
         self._said = time.monotonic()
 
     def _note(self, event: RoundRecord | Evaluated) -> str:

@@ -9,6 +9,7 @@ RUN/report.html, RUN/report.md
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +19,8 @@ from homespun.cli.options import (
     print_json,
 )
 from homespun.cli.settings import show_settings
+from homespun.core.errors import SettingsError
+from homespun.core.settings import parse_overrides
 from homespun.terminal import say
 
 data_app = typer.Typer(help="Look at a corpus before training on it; make one of speech.", no_args_is_help=True)
@@ -65,21 +68,29 @@ def data_check(
     context_column: ContextColumn = None,
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
+    method: Annotated[str | None, typer.Option(help="Also count the texts that this method would cut.")] = None,
+    settings: Annotated[list[str], typer.Option("--set", "-s", help="A setting of that method: name=value.")] = [],  # noqa: B006
     json_output: Json = False,
 ) -> None:
     """Whether a corpus can be read, and what is in it.
 
-    Example: homespun data check posts.jsonl.gz --label-column context
+    Example: homespun data check posts.jsonl.gz --label-column context --method furl --set length=100
     """
     from homespun.data.check import check as check_corpus
+
+    if settings and method is None:
+        raise SettingsError("--set needs --method, whose setting it is.")
 
     federation = data_settings_from(
         source, data_settings, user=user_column, context=context_column, text=text_column, label=label_column
     ).load()
     found = check_corpus(federation).to_dict()
+    cut = None if method is None else _cut(method, settings, federation)
     if json_output:
-        print_json(found)
+        print_json(found if method is None else {**found, "cut": cut and asdict(cut)})
         return
+    if method is not None:
+        found = {**found, f"cut by {method}": str(cut) if cut else "nothing: it reads all of an example"}
     for name, value in found.items():
         if isinstance(value, dict):
             value = ", ".join(f"{key}: {item}" for key, item in value.items()) or "none"
@@ -100,6 +111,18 @@ def data_settings(
 
     title = f"Corpus {source}: --data-set NAME=VALUE"
     show_settings(corpus_settings(source), {"corpus": title}, about={"corpus": source}, json_output=json_output)
+
+
+def _cut(method: str, settings: list[str], federation: Any) -> Any:
+    """How many texts the method cuts; None if it reads all of an example."""
+    from homespun.core.method import load_method
+    from homespun.data.lengths import cut_texts
+    from homespun.opening import task_of
+    from homespun.training import separate_settings
+
+    _, own = separate_settings(method, parse_overrides(settings))
+    window = load_method(method, own, task_of(federation)).window
+    return window and cut_texts(federation, window)
 
 
 @data_app.command("voices")

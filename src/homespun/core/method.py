@@ -101,6 +101,16 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Window:
+    """How much of a text a method reads; what is beyond is cut."""
+
+    setting: str  # the setting that says so, as a user gives it
+    length: int
+    unit: str  # characters, tokens
+    sizes: Callable[[Sequence[str]], Sequence[int]]  # how long texts are in this unit, uncut
+
+
+@dataclass(frozen=True)
 class Method:
     name: str
     version: int  # rises when numbers may change
@@ -143,6 +153,7 @@ class Method:
     head: tuple[str, ...] = ()  # globs of the last layer, for methods that give everybody one of their own
     metric: Literal["accuracy", "auc", "f1"] | None = None  # what is shown first; None: auc for two labels
     reads: Literal["texts", "images"] = "texts"
+    window: Window | None = None  # how much of a text is read; None: all of it
     predicts: Literal["labels", "text"] = "labels"  # the model gives logits of labels, or the loss of every token
     base: str = ""  # name of the pre-trained language model underneath, if there is one
     built_on: str = ""  # its fingerprint

@@ -101,7 +101,8 @@ def underneath(settings: OntoSettings, task: Task, *, name: str) -> Onto:
         )
     if method.pooled:
         raise SettingsError(f"{name}: {settings.of} trains on one server, where nobody has anything of their own.")
-    method = replace(method, keeps="all")  # a head is not the server's to share out
+    window = method.window and replace(method.window, setting=f"inner.{method.window.setting}")
+    method = replace(method, keeps="all", window=window)  # a head is not the server's to share out
     globs = settings.head or method.head
     head = tuple(parameter for parameter in start if first_match(parameter, globs))
     unused = [glob for glob in settings.head if not any(first_match(parameter, [glob]) for parameter in start)]

@@ -18,7 +18,8 @@ QUANTILES = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
 USABLE = "Users without a usable example (one with a text that is not blank) are left out."
 FEW = "A user with fewer than {enough} examples trains on all of them and is not evaluated (split: {fractions})."
 OWN_PARTS = "Which examples are for training, evaluation and test, the corpus says itself."
-_OF_TEXT = ("longest_text", "characters", "distinct_characters")
+LENGTHS = (40, 100, 280, 1000)  # characters
+_OF_TEXT = ("longest_text", "characters", "distinct_characters", "longer_than")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class CorpusReport:
     longest_text: int  # in characters; 0 where there are images
     characters: int
     distinct_characters: int
+    longer_than: dict[str, float]  # share of texts with more characters than this
     has_parts: bool = False  # the corpus itself says what is for training, evaluation and test
 
     @property
@@ -94,9 +96,13 @@ def check(
         left_out_examples=dict(left_out.examples),
         majority_label_share=float(tally.labels.max() / labelled) if labelled else None,
         own_majority_share=float(np.mean(tally.own_shares)) if tally.own_shares else None,
-        longest_text=tally.longest,
+        longest_text=max(tally.sizes, default=0),
         characters=tally.letters.total(),
         distinct_characters=len(tally.letters),
+        longer_than={
+            str(length): sum(many for size, many in tally.sizes.items() if size > length) / counts.sum()
+            for length in LENGTHS
+        },
         has_parts=tally.has_parts,
     )
 
@@ -112,15 +118,15 @@ class _Tally:
         self.counts: list[int] = []
         self.own_shares: list[float] = []
         self.several_contexts = 0
-        self.longest = 0
         self.has_parts = False
         self.letters: Counter[str] = Counter()
+        self.sizes: Counter[int] = Counter()  # texts by their length
 
     def add(self, examples: Examples) -> None:
         self.counts.append(len(examples))
         self.has_parts |= examples.parts is not None
-        self.longest = max(self.longest, max(map(len, examples.texts), default=0))
         self.letters.update("".join(examples.texts))
+        self.sizes.update(map(len, examples.texts))
         if examples.contexts is not None:
             self.several_contexts += len(np.unique(examples.contexts)) > 1
         if examples.labels is not None and len(examples):

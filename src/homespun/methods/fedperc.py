@@ -37,7 +37,7 @@ from homespun.core.settings import Paper
 from homespun.core.tree import Tree
 from homespun.models.language import PreferenceModel, Prefix
 from homespun.models.pretrained import BaseName, load_pretrained, require_layers, with_lora
-from homespun.models.utterances import EVALUATED, UtteranceLength, encode
+from homespun.models.utterances import EVALUATED, UtteranceLength, encode, token_window
 
 
 class Settings(core_settings.Settings):
@@ -185,6 +185,7 @@ def method(settings: Settings, task: Task) -> Method:
         encode=lambda examples: encode(
             examples.texts, examples.contexts, pretrained, length=settings.length, prefix=settings.virtual_tokens
         ),
+        window=token_window(pretrained, settings.length),
         loss=loss,
         phases=(joint, prior) if personal and settings.prior == "learned" else (joint,),
         personalize=(Phase(trains=at_home, batch=settings.batch, steps=settings.personalize_steps),),

@@ -40,7 +40,7 @@ from homespun.methods import fedperc
 from homespun.models.generator import EmbeddingGenerator, with_evidence
 from homespun.models.language import PreferenceModel
 from homespun.models.pretrained import BaseName, load_pretrained
-from homespun.models.utterances import UtteranceLength, encode
+from homespun.models.utterances import UtteranceLength, encode, token_window
 
 
 class Settings(core_settings.Settings):
@@ -163,6 +163,7 @@ def method(settings: Settings, task: Task) -> Method:
             ("backbone.*", Role.FROZEN),
         ],
         encode=encoded,
+        window=token_window(pretrained, settings.length),
         loss=loss,
         phases=(
             Phase(

@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from homespun.core import settings as core_settings
 from homespun.core.messages import Broadcast
-from homespun.core.method import Batch, Method, Phase, Predict, Sgd, Task
+from homespun.core.method import Batch, Method, Phase, Predict, Sgd, Task, Window
 from homespun.core.roles import Role, Rules
 from homespun.core.server import ServerName, ServerRule, server_rule
 from homespun.core.settings import Paper
@@ -173,6 +173,7 @@ def method(settings: Settings, task: Task) -> Method:
         build=build,
         rules=rules(settings.users),
         encode=lambda examples: encode(examples, length=settings.length),
+        window=Window("length", settings.length, unit="characters", sizes=lambda texts: [len(text) for text in texts]),
         loss=loss,
         phases=(joint,),
         personalize=(at_home,) if personalized else (),

@@ -25,7 +25,7 @@ from homespun.core.server import server_rule
 from homespun.methods import fedperc
 from homespun.models.heads import SMALLEST, HeadSettings, SharedHead
 from homespun.models.pretrained import load_pretrained
-from homespun.models.utterances import encode
+from homespun.models.utterances import encode, token_window
 
 
 class Settings(HeadSettings):
@@ -52,6 +52,7 @@ def method(settings: Settings, task: Task) -> Method:
         build=lambda: SharedHead(pretrained, start=settings.start),
         rules=[("head.weight", Role.FEDERATED), ("backbone.*", Role.FROZEN)],
         encode=lambda examples: encode(examples.texts, examples.contexts, pretrained, length=settings.length, prefix=1),
+        window=token_window(pretrained, settings.length),
         loss=fedperc.loss,
         phases=(Phase(trains=together, batch=settings.batch, steps=settings.local_steps, proximal=settings.proximal),),
         personalize=(Phase(trains=at_home, batch=settings.batch, steps=settings.personalize_steps),),

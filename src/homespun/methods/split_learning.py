@@ -34,7 +34,7 @@ from homespun.core.settings import Paper
 from homespun.methods import fedperc
 from homespun.models.heads import SMALLEST, HeadSettings, SplitHeads, output_head
 from homespun.models.pretrained import load_pretrained
-from homespun.models.utterances import encode
+from homespun.models.utterances import encode, token_window
 
 
 class Settings(HeadSettings):
@@ -69,6 +69,7 @@ def method(settings: Settings, task: Task) -> Method:
         build=lambda: SplitHeads(pretrained, contexts=max(task.contexts, 1), start=settings.start),
         rules=[("personal.head", Role.PRIVATE), ("context.heads", Role.KEYED), ("backbone.*", Role.FROZEN)],
         encode=lambda examples: encode(examples.texts, examples.contexts, pretrained, length=settings.length, prefix=1),
+        window=token_window(pretrained, settings.length),
         loss=fedperc.loss,
         phases=(Phase(trains=together, batch=settings.batch, steps=settings.local_steps, proximal=settings.proximal),),
         personalize=(Phase(trains=at_home, batch=settings.batch, steps=settings.personalize_steps),),

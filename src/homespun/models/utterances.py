@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 
 from homespun.core.errors import SettingsError
-from homespun.core.method import Batch
+from homespun.core.method import Batch, Window
 from homespun.models.pretrained import Pretrained
 
 PROMPT = 3  # tokens of an utterance that are given; what follows is scored
@@ -30,7 +30,7 @@ def encode(
             f"length: {length} tokens and {prefix} before them are more than the {pretrained.positions} that "
             f"{pretrained.name} can read. At most {pretrained.positions - prefix}."
         )
-    ids = pretrained.tokenizer(list(texts), add_special_tokens=False)["input_ids"] if len(texts) else []
+    ids = _tokens(texts, pretrained)
     kept = [row for row, some in enumerate(ids) if len(some) >= SHORTEST]
     longest = max((min(len(ids[row]), length) for row in kept), default=SHORTEST)
     tokens = np.zeros((len(kept), longest), dtype=np.int32)
@@ -43,3 +43,14 @@ def encode(
         "length": torch.tensor([min(len(ids[row]), length) for row in kept], dtype=torch.int64),
         "context": torch.from_numpy(np.asarray(contexts, dtype=np.int64)[kept]),
     }
+
+
+def token_window(pretrained: Pretrained, length: int) -> Window:
+    """At most `length` tokens of an utterance are read."""
+    return Window(
+        "length", length, unit="tokens", sizes=lambda texts: [len(some) for some in _tokens(texts, pretrained)]
+    )
+
+
+def _tokens(texts: Sequence[str], pretrained: Pretrained) -> list[list[int]]:
+    return pretrained.tokenizer(list(texts), add_special_tokens=False)["input_ids"] if len(texts) else []

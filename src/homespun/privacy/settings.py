@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil, inf, sqrt
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
@@ -138,3 +138,16 @@ def make_plan(
         expected=float(cohort),
         budget=None if settings.budget is None else Budget(settings.budget, settings.delta),
     )
+
+
+def noise_to_clip(plan: Plan, sizes: Mapping[str, int]) -> tuple[str, float]:
+    """How long the noise on a round's average update is, in clip norms, for the group of parameters where it is most;
+    `sizes` says how many numbers each parameter has. An average of updates is at most one clip norm long."""
+    deviations = plan.clip.deviations(sizes, noise_multiplier=plan.noise_multiplier)
+    squares = dict.fromkeys(plan.clip.norms, 0.0)
+    for name, size in sizes.items():
+        squares[plan.clip.group_of(name)] += size * deviations[name] ** 2
+    clients = sqrt(plan.expected) if plan.local else plan.expected  # each adds noise of their own, or the server once
+    ratios = {group: sqrt(square) / clients / plan.clip.norms[group] for group, square in squares.items()}
+    group = max(ratios, key=lambda name: ratios[name])
+    return group, ratios[group]

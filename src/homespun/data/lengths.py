@@ -1,0 +1,51 @@
+"""How many texts of a corpus are longer than what a method reads of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from homespun.data.federation import Federation
+from homespun.data.splits import sample_users
+
+if TYPE_CHECKING:  # it comes with torch, which `homespun data check` does without
+    from homespun.core.method import Window
+
+USERS, TEXTS = 200, 10_000  # looked at, unless a corpus has fewer
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The share of texts that are longer than a method's window."""
+
+    share: float
+    exact: bool  # all texts were measured, not a sample
+    setting: str
+    length: int
+    unit: str
+
+    def __str__(self) -> str:
+        percent = f"{100 * self.share:.0f} %" if self.share >= 0.01 or not self.share else "less than 1 %"
+        return (
+            f"{'' if self.exact else 'about '}{percent} of the texts are longer than {self.setting} = {self.length} "
+            f"{self.unit} and are cut"
+        )
+
+
+def cut_texts(federation: Federation, window: Window, *, users: int = USERS, texts: int = TEXTS) -> Cut:
+    """Measure the texts of some users, of each about as many; a user counts by the texts they have."""
+    positions = sample_users(federation, at_most=users, seed=0)
+    each = max(1, texts // max(1, len(positions)))
+    total = cut = 0.0
+    exact = len(positions) == len(federation.users)
+    for position in positions:
+        own = federation.examples(position).texts
+        rows = np.linspace(0, len(own) - 1, min(each, len(own))).round().astype(np.int64)
+        exact = exact and len(rows) == len(own)
+        if len(rows):
+            sizes = np.asarray(window.sizes([own[row] for row in rows]))
+            total += len(own)
+            cut += len(own) * float(np.mean(sizes > window.length))
+    return Cut(cut / total if total else 0.0, exact, window.setting, window.length, window.unit)
