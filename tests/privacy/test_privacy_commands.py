@@ -76,4 +76,4 @@ def test_a_private_run_is_written_down_beside_its_data_and_can_be_reset(tmp_path
     assert "first line cannot be read" in homespun("privacy", "show", data, fails=LedgerError)
     wrong = homespun("train", "furl", "--data", data, "--folder", tmp_path / "x", "--set", "rounds=1",
                      "--set", "privacy.epsilom=1", fails=SettingsError)  # fmt: skip
-    assert "unknown setting 'privacy.epsilom'. Did you mean 'epsilon'?" in wrong
+    assert "unknown setting 'privacy.epsilom'. Did you mean 'privacy.epsilon'?" in wrong

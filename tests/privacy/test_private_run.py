@@ -374,7 +374,7 @@ def test_the_attack_on_whole_rounds(tmp_path, monkeypatch, noise_multiplier):
 
         def seen(update):
             """How far a round with this update moves each parameter, in the canary's direction."""
-            monkeypatch.setattr(run.engine, "work", lambda *_: replace(nobody, update=update))
+            monkeypatch.setattr(run.engine, "work", lambda *_, **__: replace(nobody, update=update))
             run.state = start
             run.step()
             after = {**run.state.federated, **run.state.keyed}
