@@ -306,7 +306,14 @@ class Run:
 
     def kept(self, users: Sequence[str]) -> Mapping[str, Tree]:
         """The private parameters of those users of whom the vault has some; a row of another method is refused."""
-        return self.vault.private_many(users, like=self.built.partition.select(self.built.initial, Role.PRIVATE))
+        parts, initial = self.built.partition, self.built.initial
+        private, shared = parts.select(initial, Role.PRIVATE), parts.select(initial, *SHARED)
+        new = [user for user in users if user not in self.population.users]  # they keep copies of what they adapted
+        known = [user for user in users if user in self.population.users]
+        return {
+            **self.vault.private_many(known, like=private),
+            **self.vault.private_many(new, like=private, copies=shared),
+        }
 
     def new_private(self, user: str) -> Tree:
         """Where somebody new begins, with the model as it is now."""

@@ -189,11 +189,13 @@ class Vault:
         """A user's private tensors, staged or else committed; None for a user never seen."""
         return self.private_many([user]).get(user)
 
-    def private_many(self, users: Iterable[str], *, like: Tree | None = None) -> dict[str, dict[str, Tensor]]:
+    def private_many(
+        self, users: Iterable[str], *, like: Tree | None = None, copies: Tree | None = None
+    ) -> dict[str, dict[str, Tensor]]:
         """The private tensors of those users who have any, in the order asked.
 
         Rows that are not `like` these tensors, by name, shape and type, are refused: a checksum has no key, and says
-        nothing of who made a row.
+        nothing of who made a row. A row may have `copies` as well: a home's own, of shared parameters.
         """
         found: dict[str, dict[str, Tensor]] = {}
         faults: dict[str, list[bytes]] = {}
@@ -201,7 +203,8 @@ class Vault:
             try:
                 found[user] = from_bytes(data)
                 if like is not None:
-                    require_like(like, found[user])
+                    own = {name: value for name, value in (copies or {}).items() if name in found[user]}
+                    require_like({**like, **own}, found[user])
             except MessageError as error:
                 faults.setdefault(f"is not what this run keeps: {error}", []).append(_key(user))
         if faults:
