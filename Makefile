@@ -13,7 +13,7 @@ help:
 	@echo "make faults     fails, tears or kills a short run at every write, sync, rename and unlink (some minutes)"
 	@echo "make check      lint, types and the import graph"
 	@echo "make smollm2    the base model smollm2 (93 MB), for better language"
-	@echo "make reproduce  the results in docs/ (about an hour; see docs/methods)"
+	@echo "make reproduce  FURL's tables and figures: dialects, rare positives, reddit (about an hour)"
 	@echo "make private    FURL and FedPerC at epsilon 2, 8 and without privacy"
 	@echo "make fedembed   FedEmbed's tables: nine methods on digits and voices (many hours)"
 
