@@ -13,6 +13,7 @@ import torch
 
 from homespun.core import seeds
 from homespun.core.progress import Done, counted, each, silent
+from homespun.core.threads import one_thread
 from homespun.core.tree import Tree
 from homespun.data.federation import Federation
 from homespun.data.splits import sample_users
@@ -51,6 +52,7 @@ def newcomer_controls(run: Run) -> Mapping[str, TextEvaluation]:
     return text_controls(run, run.newcomers, positions, part="scored", learns_from="train")
 
 
+@one_thread()
 def text_controls(
     run: Run, people: Federation, positions: Sequence[int], *, part: Part, learns_from: Part
 ) -> dict[str, TextEvaluation]:
