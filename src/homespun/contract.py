@@ -9,6 +9,7 @@ resume            stopped and resumed equals uninterrupted, bit for bit
 engines           cohort gives loop's numbers, with users of 1 and of 500 examples
 newcomer          somebody unseen can be personalized, and what is shared does not change
 wire              no tensor with a private name, and no private byte, in anything that is serialized
+last bits         under differential privacy, what is released lies on the grid of its noise, whatever the sum's own bits
 fedavg            with nothing private or keyed and plain averaging, it is FedAvg
 inversion         how much of a private embedding one client's update gives away (reported, not judged)
 """
@@ -47,7 +48,8 @@ from homespun.engines.engine import Client, Engine
 from homespun.engines.loop import LoopEngine, train_client
 from homespun.opening import open_run, task_of
 from homespun.privacy.guard import Guard
-from homespun.privacy.mechanism import Clip
+from homespun.privacy.mechanism import Clip, released_centrally
+from homespun.privacy.noise import grid_of, seeded_normal
 from homespun.run import RunSettings
 
 SIZES = (1, 3, 8, 17, 20, 500)  # examples per user: a single one, partial last batches, very many
@@ -301,6 +303,22 @@ def _names_sent(update: bytes, broadcast: bytes, state: bytes) -> set[str]:
     return {name for tensors in trees for name in tensors}
 
 
+def _check_last_bits(subject: Subject) -> None:
+    start, normal = subject.built.start().broadcast(), seeded_normal(SEED, "last bits")
+    clipping = CohortEngine(subject.built, SEED, workers=0, guard=replace(GUARD, local_noise=None))
+    total = clipping.work(start, subject.clients).update
+    expected = float(len(subject.clients))
+    told = {
+        "central": released_centrally(total, start, GUARD.clip, noise_multiplier=1.0, expected=expected, normal=normal),
+        "local": LoopEngine(subject.built, SEED, GUARD).work(start, subject.clients[:1]).update,
+    }
+    for noise, update in told.items():
+        tensors = {**update.federated, **{name: rows.values for name, rows in update.keyed.items()}}
+        for name, tensor in tensors.items():
+            steps = tensor.double() / grid_of(1.0)  # clip norm and multiplier are 1
+            _require(torch.equal(steps, steps.round()), f"{name} is not on the grid of its noise, {noise}")
+
+
 def _check_fedavg(subject: Subject) -> None:
     """McMahan's average of whole models (Eq. 4 of FURL) against homespun's sum of deltas (Eq. 5)."""
     plain = replace(
@@ -334,6 +352,7 @@ _CHECKS: dict[str, Callable[[Subject], None]] = {
     "engines": _check_engines,
     "newcomer": _check_newcomer,
     "wire": _check_wire,
+    "last bits": _check_last_bits,
     "fedavg": _check_fedavg,
 }
 

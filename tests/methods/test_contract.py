@@ -4,12 +4,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from homespun.contract import check_method
 from homespun.core.errors import MethodError, PartitionError
 from homespun.core.method import Task, available_methods, build
 from homespun.core.method import load_method as loaded
 from homespun.core.trust import named_by_user
+from homespun.privacy import mechanism
 
 pytestmark = pytest.mark.system  # each check trains for some seconds
 
@@ -17,7 +19,9 @@ load_method = named_by_user()(loaded)
 
 checked = cache(check_method)
 
-ALL = ("roles", "zero rates", "frozen", "order", "repeat", "resume", "engines", "newcomer", "wire", "fedavg")
+ALL = (
+    "roles", "zero rates", "frozen", "order", "repeat", "resume", "engines", "newcomer", "wire", "last bits", "fedavg",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("method", available_methods())
@@ -44,6 +48,19 @@ def test_the_inversion_attack_works_on_fedembed_too():
     report = checked("fedembed")
     assert max(attack.relative_error for attack in report.inversions) < 0.2
     assert min(attack.relative_error for attack in report.guarded) > 0.6
+
+
+def test_noise_of_float32_on_a_sum_of_float32_breaks_the_contract(monkeypatch):
+    """What is told then has the last bits of the sum."""
+
+    def in_float32(values, normal, *, deviation):
+        return (
+            values.float() + torch.from_numpy(deviation * normal(values.numel())).float().view(values.shape)
+        ).double()
+
+    monkeypatch.setattr(mechanism, "with_noise", in_float32)
+    with pytest.raises(MethodError, match=r"last bits: .* is not on the grid of its noise, central"):
+        check_method("furl")
 
 
 # A method of one's own, in a file of one's own, that can be spoilt in several ways.
