@@ -173,6 +173,7 @@ def test_wrong_input_exits_with_2_and_writes_nothing(arguments, message, tmp_pat
 @pytest.mark.parametrize(
     "command",
     ["train", "compare", "demo", "evaluate", "personalize", "predict", "generate", "export", "report", "check", "bench",
+     "settings", "data settings",
      "data show", "data check", "data voices", "vault list", "vault export", "vault forget"],
 )  # fmt: skip
 def test_every_help_has_an_example(command):
