@@ -9,7 +9,7 @@ resume            stopped and resumed equals uninterrupted, bit for bit
 engines           cohort gives loop's numbers, with users of 1 and of 500 examples
 newcomer          somebody unseen can be personalized, and what is shared does not change
 wire              no tensor with a private name, and no private byte, in anything that is serialized
-last bits         under differential privacy, what is released lies on the grid of its noise, whatever the sum's own bits
+last bits         under differential privacy, what is released lies on the grid of its noise
 fedavg            with nothing private or keyed and plain averaging, it is FedAvg
 inversion         how much of a private embedding one client's update gives away (reported, not judged)
 """
