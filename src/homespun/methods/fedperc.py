@@ -76,7 +76,7 @@ class Settings(core_settings.Settings):
     # Where new users start
     prior: Annotated[Literal["learned", "average", "none"], Paper("average")] = "learned"
     """Where a new user's embedding starts: at an embedding that all clients train, at the average of all personal
-    embeddings (every client then uploads its own, clipped and noised), or at ones."""
+    embeddings (every client then uploads its own, clipped and noised), or where all users started."""
     prior_steps: PositiveInt = 2
     """Gradient steps that a client takes in a round on a learned prior."""
     average_clip: PositiveFloat = 1.0
@@ -95,7 +95,7 @@ class Settings(core_settings.Settings):
     # At home, after training
     personalize_steps: Annotated[PositiveInt, Paper(15)] = 15
     """Gradient steps that a user takes at home after training."""
-    home_pace: Annotated[NonNegativeFloat, Paper(1)] = 1.0
+    home_pace: NonNegativeFloat = 1.0
     """Factor on the learning rates at home after training."""
 
 

@@ -65,7 +65,7 @@ class HeadSettings(core_settings.Settings):
     # At home, after training
     personalize_steps: Annotated[PositiveInt, Paper(15)] = 15
     """Gradient steps that a user takes at home after training."""
-    home_pace: Annotated[NonNegativeFloat, Paper(1)] = 1.0
+    home_pace: NonNegativeFloat = 1.0
     """Factor on the learning rates at home after training."""
 
 
