@@ -64,6 +64,7 @@ fedembed-mnist: $(READY)
 	$(BIN)/homespun compare experiments/fedembed-mnist-imbalanced.toml
 	$(BIN)/homespun compare experiments/fedembed-mnist-more.toml
 	$(BIN)/homespun compare experiments/fedembed-mnist-overlap.toml
+	$(BIN)/homespun compare experiments/fedembed-mnist-local.toml
 	$(BIN)/python docs/generate.py docs/methods/fedembed.md
 
 fedembed-voices: $(READY)
