@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from homespun.core.described import Setting, as_typed, described
 from homespun.core.method import method_module
+from homespun.core.trust import named_by_user
 from homespun.data import settings_of
 from homespun.run import RunSettings
 from homespun.training import usual_settings
@@ -21,6 +22,7 @@ Groups: TypeAlias = Mapping[str, Sequence[Setting]]
 PRIVACY = "privacy."
 
 
+@named_by_user()
 def method_settings(method: str) -> Groups:
     """The settings of a method, of its runs and of their privacy."""
     module = method_module(method)

@@ -66,10 +66,15 @@ class SavedSettings(Settings):
     model_config = ConfigDict(extra="ignore")
 
     method: str
+    """The method's name, or its file."""
     method_settings: dict[str, Any]
+    """All settings of the method."""
     run: dict[str, Any]
-    data: DataSettings | None  # None: a federation that was made in Python
+    """All settings of the run."""
+    data: DataSettings | None
+    """How the federation was loaded; none if it was made in Python."""
     data_fingerprint: str
+    """Changes when the data does."""
 
 
 def versions() -> dict[str, str]:

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from homespun.terminal import say
+
 # Variables that make torch's libraries choose other kernels than the CPU's best.
 KERNEL_VARIABLES = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 
@@ -50,10 +52,10 @@ def machine_records(history: Sequence[Mapping[str, Any]], *, round: int, folder:
     here = machine()
     changed = changes(history, here)
     if changed:
-        print(
+        say(
             f"homespun: {folder}: resumes with {', '.join(changed)}. From here on it is not bit-identical to an "
             "uninterrupted run.",
-            file=sys.stderr,
+            to=sys.stderr,
         )
     return [] if changed == [] else [{"kind": "machine", "round": round, **here}]
 

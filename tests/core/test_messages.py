@@ -76,7 +76,7 @@ def test_every_message_survives_the_wire():
         ({"federated": {"w": torch.zeros(1)}}, "expected shape"),
         ({"federated": {"w": torch.tensor([1.0, float("nan")])}}, "w became infinite or NaN"),
         ({"keyed": {"t": rows([0], [[float("inf")]], [1.0])}}, "t became infinite or NaN"),
-        ({"federated": {"w": torch.zeros(2, dtype=torch.float64)}}, "'w' is torch.float64, not torch.float32"),
+        ({"federated": {"w": torch.zeros(2, dtype=torch.float16)}}, "'w' is torch.float16, not torch.float32"),
         ({"federated": {"w": torch.zeros(2).to(torch.float8_e5m2)}}, "'w' is torch.float8_e5m2"),
         ({"keyed": {}}, "keyed parameters"),
         ({"keyed": {"t": rows([3], [[1.0]], [1.0])}}, "'t' has no row 3"),

@@ -14,6 +14,7 @@ from homespun.core.errors import InputError, SettingsError
 from homespun.core.messages import update_to_tensors
 from homespun.core.method import Sgd, Task, build, load_method
 from homespun.core.roles import Role
+from homespun.core.trust import named_by_user
 from homespun.data.federation import Examples
 from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine, model_output, predict_client, train_phase
@@ -288,7 +289,7 @@ def test_trained_layers_are_read_as_they_are_now(gpt2):
 
 def test_a_base_model_that_is_not_there_says_how_to_get_one(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # or it tries for most of a minute
-    with pytest.raises(InputError, match=r"no such folder.*make smollm2"):
+    with named_by_user(), pytest.raises(InputError, match=r"no such folder.*make smollm2"):
         load_pretrained("no/such-model")
     with pytest.raises(InputError, match=r"config\.json, model\.safetensors, tokenizer\.json missing"):
         load_pretrained(str(tmp_path))

@@ -38,10 +38,14 @@ KINDS = ("jsonl", "json", "csv", "tsv")
 class FileSettings(Filters):
     """Which examples and users take part, and how a file is read."""
 
-    encoding: str | None = None  # of a text file without a byte order mark; None: UTF-8
-    delimiter: str | None = None  # one character between cells of CSV; None: as the header line has it
-    quotes: bool = True  # cells of CSV may stand in double quotes
-    max_bytes: PositiveInt | None = None  # of a file once unpacked; None: 100 times its size, 256 MB to 20 GB
+    encoding: str | None = None
+    """Encoding of a text file without a byte order mark. Not set: UTF-8."""
+    delimiter: str | None = None
+    """The character between cells of CSV, or tab. Not set: as the header line has it."""
+    quotes: bool = True
+    """Whether cells of CSV may stand in double quotes."""
+    max_bytes: PositiveInt | None = None
+    """Bytes of a file once it is unpacked, at most. Not set: 250 times its size, between 256 MB and 20 GB."""
 
     @field_validator("encoding")
     @classmethod

@@ -27,6 +27,7 @@ from homespun.core.errors import WorkerError
 from homespun.core.messages import Broadcast, pack, prefixed, unpack
 from homespun.core.method import Built
 from homespun.core.progress import silent
+from homespun.terminal import say
 
 Reply: TypeAlias = tuple[dict[str, Any], dict[str, Tensor]]
 
@@ -236,7 +237,7 @@ class WorkerPool:
                     "dropped. If memory ran out, use fewer workers (--set workers=1). The same command resumes the run."
                 ) from error
             said = f"homespun: worker process {worker.pid} {gone}; it is replaced, and its clients are trained again"
-            print(said, file=sys.stderr, flush=True)
+            say(said, to=sys.stderr)
             self.workers[place] = Worker()
 
     def _kill_stalled(self, call: Call, watch: Watch) -> None:

@@ -88,7 +88,7 @@ def whole_lines(path: Path) -> bytes:
     """All lines of a file, empty if there is no file."""
     try:
         return _whole(path.read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return b""
     except OSError as error:
         raise LedgerError(f"{path}: cannot be read ({error}). Nothing is released without it.") from error
