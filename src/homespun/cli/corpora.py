@@ -116,13 +116,14 @@ def data_settings(
 def _cut(method: str, settings: list[str], federation: Any) -> Any:
     """How many texts the method cuts; None if it reads all of an example."""
     from homespun.core.method import load_method
+    from homespun.data.check import INSPECTED_AT_MOST
     from homespun.data.lengths import cut_texts
     from homespun.opening import task_of
     from homespun.training import separate_settings
 
     _, own = separate_settings(method, parse_overrides(settings))
     window = load_method(method, own, task_of(federation)).window
-    return window and cut_texts(federation, window)
+    return window and cut_texts(federation, window, users=INSPECTED_AT_MOST, texts=10 * INSPECTED_AT_MOST)
 
 
 @data_app.command("voices")
