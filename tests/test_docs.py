@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -150,3 +151,15 @@ def test_fedembeds_tables_stand_beside_the_papers(generate):
     assert [cell.text for cell in found.rows[0]] == [
         "FedEmbed-Prototype", "0.95 ± 0.07 (0.79)", "0.45 ± 0.07 (0.71)", "0.65 ± 0.07 (0.54)",
     ]  # fmt: skip
+
+
+def test_every_table_has_a_record_or_says_that_it_has_none():
+    """A number on a page comes from a record in the repository, or the page says so just before the table."""
+    pages = sorted((FILE.parent / "methods").glob("*.md"))
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        for found in re.finditer(r"<!-- results: (\S+) -->", text):
+            before = text[max(0, found.start() - 300) : found.start()]
+            marked = "No record of these runs is kept" in before
+            assert marked != (FILE.parent / "results" / found[1]).exists(), f"{page.name}: {found[1]}"
+    assert len(pages) == 3
