@@ -114,3 +114,18 @@ def test_a_setting_that_was_added_later_does_not_make_another_run_of_one_before_
         assert "start" not in identity_of(run.method, federation, run.settings)["method_settings"]
     with prepare("fedperc", federation, folder=None, settings=small(base, start=".")) as run:
         assert json.dumps(identity_of(run.method, federation, run.settings)["method_settings"]["start"]) == '"."'
+
+
+def test_configurations_on_the_same_utterances_share_their_controls(base, federation, monkeypatch):
+    monkeypatch.setattr("homespun.controls._worked_out", {})
+    read = []
+    monkeypatch.setattr("homespun.controls.losses_after", lambda *given: read.append(1) or losses_after(*given))
+    with prepare("fedperc", federation, folder=None, settings=small(base)) as run:
+        first = evaluate_controls(run)
+    once = len(read)
+    with prepare("meta_learning", federation, folder=None, settings=small(base)) as run:
+        assert evaluate_controls(run) == first and len(read) == once > 0
+    for other in (small(base, seed=1), small(base, length=8)):
+        with prepare("fedperc", federation, folder=None, settings=other) as run:
+            assert evaluate_controls(run) != first
+    assert len(read) > 2 * once

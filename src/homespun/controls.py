@@ -6,6 +6,7 @@ user's own sentences in its context. The second needs no training and no server;
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -59,6 +60,32 @@ def text_controls(
     """The pre-trained model by number of a user's own sentences in its context: the ones that a method adapts to."""
     if not run.method.base:
         return {}
+    key = _digest(run, people, positions, (part, learns_from))
+    if key not in _worked_out:
+        _worked_out[key] = _text_controls(run, people, positions, part=part, learns_from=learns_from)
+    return _worked_out[key]
+
+
+# The configurations of a comparison have the same controls; working them out once saves minutes.
+_worked_out: dict[str, dict[str, TextEvaluation]] = {}
+
+
+def _digest(run: Run, people: Federation, positions: Sequence[int], parts: Sequence[Part]) -> str:
+    """Of all that controls depend on: the base model, whose samples are drawn, and the tokens of every part."""
+    found = hashlib.sha256(f"{run.method.built_on} {run.settings.seed} {parts}".encode())
+    chooses = sample_users(run.federation, at_most=CHOSEN_ON[0], seed=run.settings.seed)
+    read: list[tuple[Federation, int, Part]] = [(run.federation, position, "eval") for position in chooses]
+    read += [(people, position, part) for position in positions for part in parts]
+    for whose, position, part in read:
+        data = run.encode(whose, position, part)
+        found.update(f"{whose.users[position]!r} {part} {tuple(data['tokens'].shape)}".encode())
+        found.update(data["tokens"].numpy().tobytes() + data["length"].numpy().tobytes())
+    return found.hexdigest()
+
+
+def _text_controls(
+    run: Run, people: Federation, positions: Sequence[int], *, part: Part, learns_from: Part
+) -> dict[str, TextEvaluation]:
     pretrained = load_pretrained(run.method.base)
     whose = "participants" if learns_from == "adapt" else "new users"
     done = counted(run.progress, f"{whose}: base model", total=len(positions))
