@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,12 +13,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import reference_w3 as reference
 from alternating import Alternating
+from rounds import Rounds
 
 from homespun.core.errors import HomespunError
+from homespun.core.messages import Broadcast, Update
 from homespun.core.method import Task, build, load_method
-from homespun.engines.cohort import CohortEngine
-from homespun.engines.engine import Client
-from homespun.privacy.guard import Guard
+from homespun.core.transforms import NO_TRANSFORMS, Transforms
+from homespun.privacy.dp import DpMechanism
 from homespun.privacy.mechanism import Clip, in_types_of
 
 SEED = 0
@@ -35,8 +35,11 @@ TASK = Task(classes=2, population=reference.USERS, contexts=reference.KINDS, ima
 AGREEMENT = 1e-5
 
 
-def user_name(user: int) -> str:
-    return f"user-{user:04d}"
+class ClipOnly(DpMechanism):
+    """Clips and adds no noise."""
+
+    def on_server(self, total: Update, broadcast: Broadcast) -> Update:
+        return in_types_of(broadcast, total)
 
 
 class Cohort:
@@ -44,8 +47,8 @@ class Cohort:
 
     def __init__(self, data: reference.Data, start: reference.Start, clip: float | None) -> None:
         self.built = build(load_method("fedembed", SETTINGS, TASK), seed=SEED)
-        guard = None if clip is None else Guard(Clip({"*": clip}))
-        self.engine = CohortEngine(self.built, SEED, guard=guard)
+        transforms = NO_TRANSFORMS if clip is None else Transforms((ClipOnly(Clip({"*": clip})),))
+        self.rounds = Rounds(self.built, seed=SEED, transforms=transforms)
         self.data = [
             {
                 "image": data.image[user],
@@ -63,27 +66,17 @@ class Cohort:
             for part in ("weight", "bias")
         }
         shared = {name: value for name, value in start.weights.items() if not name.startswith("heads.")}
-        self.state = replace(self.built.start(), federated=shared, keyed=heads)
-        self.embeddings = start.embeddings.clone()
-
-    def round(self, cohort: Sequence[int]) -> None:
-        clients = [
-            Client(user_name(user), private={"user.embedding": self.embeddings[user]}, data=self.data[user])
-            for user in cohort
-        ]
-        broadcast = self.state.broadcast()
-        outcome = self.engine.work(broadcast, clients)
-        self.state = self.built.method.server(self.state, in_types_of(broadcast, outcome.update))
-        for user in cohort:
-            self.embeddings[user] = outcome.private[user_name(user)]["user.embedding"]
+        state = replace(self.built.start(), federated=shared, keyed=heads)
+        self.rounds.begin(state, self.data, {"user.embedding": start.embeddings})
 
     def weights(self) -> reference.Weights:
+        state = self.rounds.state
         heads = {
-            f"heads.{head}.{part}": self.state.keyed[f"heads.{part}"][head]
+            f"heads.{head}.{part}": state.keyed[f"heads.{part}"][head]
             for head in range(reference.KINDS)
             for part in ("weight", "bias")
         }
-        return {**self.state.federated, **heads}
+        return {**state.federated, **heads}
 
 
 def compare(*, rounds: int, clip: float | None) -> dict[str, float | int]:
@@ -94,7 +87,7 @@ def compare(*, rounds: int, clip: float | None) -> dict[str, float | int]:
     """
     data, start, model = reference.make_data(), reference.make_start(), reference.Model()
     ours, theirs = Cohort(data, start, clip), start
-    ours.round(reference.make_cohort(10**6))  # workers start and warm up
+    ours.rounds.round(reference.make_cohort(10**6))  # workers start and warm up
     ours.begin(start)
     reference.run_round(model, start, data=data, cohort=[0, 1], clip=clip)  # so does the loop
     watch = Alternating()
@@ -102,12 +95,12 @@ def compare(*, rounds: int, clip: float | None) -> dict[str, float | int]:
         cohort = reference.make_cohort(round_number)
         theirs = watch.round(
             loop=partial(reference.run_round, model, theirs, data=data, cohort=cohort, clip=clip),
-            cohort=partial(ours.round, cohort),
+            cohort=partial(ours.rounds.round, cohort),
         )
     difference = reference.max_abs_difference(theirs.weights, ours.weights())
     if not difference < AGREEMENT:
         raise HomespunError(f"the two sides are {difference:.2g} apart, expected less than {AGREEMENT:g}")
-    apart = (theirs.embeddings - ours.embeddings).abs()
+    apart = (theirs.embeddings - torch.stack(ours.rounds.private("user.embedding"))).abs()
     return {
         **watch.figures(clients=reference.COHORT, flop=reference.ROUND_FLOP, max_abs_difference=difference),
         "embedding_mean_abs_difference": float(apart.mean()),

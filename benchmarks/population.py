@@ -19,7 +19,8 @@ from memory import pss_mb
 
 from homespun.data import load_federation
 from homespun.opening import open_run
-from homespun.run import Run, RunSettings
+from homespun.runs.run import Run
+from homespun.runs.settings import RunSettings
 
 COHORT = 50
 

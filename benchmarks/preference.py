@@ -11,18 +11,19 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
 from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import reference_w2 as reference
 from alternating import Alternating
+from rounds import Rounds, user_name
 
 from homespun.core import seeds
 from homespun.core.batches import plan_batches
 from homespun.core.method import Task, build, load_method
-from homespun.engines.cohort import CohortEngine, default_workers
-from homespun.engines.engine import Client
+from homespun.engines.cohort import default_workers
 from homespun.models.pretrained import TINY
 
 SEED = 0
@@ -35,10 +36,6 @@ def write_base(folder: Path) -> str:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TINY / name, folder / name)
     return str(folder)
-
-
-def user_name(user: int) -> str:
-    return f"user-{user:04d}"
 
 
 class Cohort:
@@ -55,7 +52,7 @@ class Cohort:
             "prior": "none",
         }
         self.built = build(load_method("fedperc", settings, Task(contexts=len(start.context))), seed=SEED)
-        self.engine = CohortEngine(self.built, SEED)
+        self.rounds = Rounds(self.built, seed=SEED)
         self.data = [
             {"tokens": tokens.int(), "length": lengths, "context": contexts}
             for tokens, lengths, contexts in zip(data.tokens, data.lengths, data.contexts, strict=True)
@@ -64,8 +61,8 @@ class Cohort:
 
     def begin(self, start: reference.Start) -> None:
         fresh = self.built.start()
-        self.state = replace(fresh, keyed={"context.table": start.context[:, None].clone()})
-        self.personal = start.personal.clone()
+        state = replace(fresh, keyed={"context.table": start.context[:, None].clone()})
+        self.rounds.begin(state, self.data, {"personal.embedding": start.personal[:, None]})
 
     def plan(self, cohort: Sequence[int]) -> reference.Plan:
         """The batches this side will draw, for the other side to follow."""
@@ -74,24 +71,15 @@ class Cohort:
             plan_batches(
                 len(self.data[user]["length"]),
                 phase,
-                seeds.numpy_generator(SEED, "phases", self.state.round, user_name(user)),
+                seeds.numpy_generator(SEED, "phases", self.rounds.state.round, user_name(user)),
             )
             for user in cohort
         ]
         return reference.Plan(cohort, batches)
 
-    def round(self, cohort: Sequence[int]) -> None:
-        clients = [
-            Client(user_name(user), {"personal.embedding": self.personal[user][None]}, self.data[user])
-            for user in cohort
-        ]
-        outcome = self.engine.work(self.state.broadcast(), clients)
-        self.state = self.built.method.server(self.state, outcome.update)
-        for user in cohort:
-            self.personal[user] = outcome.private[user_name(user)]["personal.embedding"][0]
-
     def reached(self) -> reference.Start:
-        return reference.Start(self.state.keyed["context.table"][:, 0], self.personal)
+        personal = torch.cat(self.rounds.private("personal.embedding"))
+        return reference.Start(self.rounds.state.keyed["context.table"][:, 0], personal)
 
 
 def compare(data: reference.Data, start: reference.Start, *, rounds: int, clients: int) -> dict[str, float | int]:
@@ -99,14 +87,16 @@ def compare(data: reference.Data, start: reference.Start, *, rounds: int, client
     model, theirs = reference.make_model(), start
     folder = tempfile.TemporaryDirectory(prefix="homespun-bench-")
     ours = Cohort(data, start, write_base(Path(folder.name)))
-    ours.round(reference.make_plan(10**6, data, clients=min(clients, default_workers())).cohort)  # workers warm up
+    ours.rounds.round(
+        reference.make_plan(10**6, data, clients=min(clients, default_workers())).cohort
+    )  # workers warm up
     ours.begin(start)
     watch, flops = Alternating(), []
     for round_number in range(rounds):
         plan = ours.plan(reference.make_plan(round_number, data, clients=clients).cohort)
         theirs = watch.round(
             loop=partial(reference.run_round, model, theirs, data=data, plan=plan),
-            cohort=partial(ours.round, plan.cohort),
+            cohort=partial(ours.rounds.round, plan.cohort),
         )
         flops.append(reference.plan_flop(data, plan))
     folder.cleanup()

@@ -26,9 +26,9 @@ from typing import Any
 from homespun.cli import app
 
 FURL = {"length": 24, "character_dim": 8, "lstm_dim": 12, "hidden_dim": 16, "user_dim": 6}
-DIALECTS = ("dialects", {"users": 14})
-DIGITS = ("digits", {"users": 20})
-TEXT = ("sotu", {})
+DIALECTS: tuple[str, dict[str, Any]] = ("dialects", {"users": 14})
+DIGITS: tuple[str, dict[str, Any]] = ("digits", {"users": 20})
+TEXT: tuple[str, dict[str, Any]] = ("sotu", {})
 SHORT_TEXT = {"rounds": 2, "cohort": 2, "withheld": 0.9, "evaluate_users": 2, "evaluate_examples": 4}
 PRIVATE = {"privacy.noise_multiplier": 0.5, "privacy.insecure": True}
 VARIABLE = {"seconds", "versions", "machine", "cpu", "ledger"}  # of results and records: not the same twice
@@ -36,7 +36,7 @@ VARIABLE = {"seconds", "versions", "machine", "cpu", "ledger"}  # of results and
 
 def _cases() -> dict[str, tuple[str, tuple[str, dict[str, Any]], dict[str, Any]]]:
     cases: dict[str, tuple[str, tuple[str, dict[str, Any]], dict[str, Any]]] = {}
-    labels = {
+    labels: dict[str, tuple[str, dict[str, Any]]] = {
         "furl": ("furl", FURL),
         "furl-table": ("furl", {**FURL, "users": "table"}),
         "furl-share": ("furl", {**FURL, "keeps": "share", "proximal": 0.1}),
@@ -47,7 +47,7 @@ def _cases() -> dict[str, tuple[str, tuple[str, dict[str, Any]], dict[str, Any]]
         "pfedme-furl": ("pfedme", {"of": "furl", **{f"inner.{k}": v for k, v in FURL.items()}}),
         "pfedkm-furl": ("pfedkm", {"of": "furl", "clusters": 3, **{f"inner.{k}": v for k, v in FURL.items()}}),
     }
-    images = {
+    images: dict[str, tuple[str, dict[str, Any]]] = {
         "fedembed": ("fedembed", {}),
         "fedembed-som": ("fedembed", {"assignment": "som", "map_every": 2}),
         "fedembed-som-mean": ("fedembed", {"assignment": "som", "map_step": "mean", "map_every": 2}),
@@ -60,7 +60,7 @@ def _cases() -> dict[str, tuple[str, tuple[str, dict[str, Any]], dict[str, Any]]
         "pfedkm": ("pfedkm", {}),
         "pfedkm-heads": ("pfedkm", {"gradient": "at heads"}),
     }
-    texts = {
+    texts: dict[str, tuple[str, dict[str, Any]]] = {
         "fedperc": ("fedperc", {}),
         "fedperc-generated": ("fedperc_generated", {}),
         "split-learning": ("split_learning", {}),
@@ -171,7 +171,7 @@ def differences(before: Any, after: Any, where: str = "") -> list[str]:
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         pairs = enumerate(zip(before, after, strict=True))
         return [line for n, (one, other) in pairs for line in differences(one, other, f"{where}/{n}")]
-    return [] if before == after or before != before and after != after else [f"{where}: {before} -> {after}"]
+    return [] if before == after or (before != before and after != after) else [f"{where}: {before} -> {after}"]
 
 
 def main() -> None:

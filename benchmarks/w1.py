@@ -21,13 +21,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import reference_w1 as reference
 from alternating import Alternating
+from rounds import Rounds, user_name
 
 from homespun.core import seeds
 from homespun.core.batches import plan_batches
 from homespun.core.messages import ServerState
 from homespun.core.method import Batch, Task, build, load_method
-from homespun.engines.cohort import CohortEngine
-from homespun.engines.engine import Client
 
 SEED = 0
 SETTINGS = {
@@ -42,19 +41,14 @@ SETTINGS = {
 }
 
 
-def user_name(user: int) -> str:
-    return f"user-{user:04d}"
-
-
 class Cohort:
     """homespun's side."""
 
     def __init__(self, data: reference.Data, start: reference.Start) -> None:
         self.built = build(load_method("furl", SETTINGS, Task(classes=reference.CLASSES)), seed=SEED)
-        self.engine = CohortEngine(self.built, SEED)
-        self.state = ServerState(0, start.weights, {})
-        self.embeddings = start.embeddings.clone()
-        self.data = [self.batch(data, user) for user in range(reference.USERS)]  # a home encodes its data once
+        batches = [self.batch(data, user) for user in range(reference.USERS)]  # a client encodes its data once
+        self.rounds = Rounds(self.built, seed=SEED)
+        self.rounds.begin(ServerState(0, start.weights, {}), batches, {"user.embedding": start.embeddings})
 
     @staticmethod
     def batch(data: reference.Data, user: int) -> Batch:
@@ -64,39 +58,30 @@ class Cohort:
             "label": data.label[user],
         }
 
-    def round(self, cohort: list[int]) -> None:
-        clients = [
-            Client(user_name(user), private={"user.embedding": self.embeddings[user]}, data=self.data[user])
-            for user in cohort
-        ]
-        outcome = self.engine.work(self.state.broadcast(), clients)
-        self.state = self.built.method.server(self.state, outcome.update)
-        for user in cohort:
-            self.embeddings[user] = outcome.private[user_name(user)]["user.embedding"]
-
     def order(self, user: int) -> np.ndarray:
         """The order in which this side will visit a user's samples, for the other side to follow."""
-        generator = seeds.numpy_generator(SEED, "phases", self.state.round, user_name(user))
+        generator = seeds.numpy_generator(SEED, "phases", self.rounds.state.round, user_name(user))
         return np.concatenate(plan_batches(reference.SAMPLES, self.built.method.phases[0], generator))
 
 
 def measure(rounds: int = 5) -> dict[str, float | int]:
     data, start, model = reference.make_data(), reference.make_start(), reference.Model()
     ours, theirs = Cohort(data, start), start
-    ours.round(list(reference.make_plan(10**6).cohort))  # workers start and warm up
+    ours.rounds.round(list(reference.make_plan(10**6).cohort))  # workers start and warm up
     ours = Cohort(data, start)
     watch = Alternating()
     for round_number in range(rounds):
         cohort = list(reference.make_plan(round_number).cohort)
         plan = reference.Plan(cohort, np.stack([ours.order(user) for user in cohort]))
         theirs = watch.round(
-            loop=partial(reference.run_round, model, theirs, data=data, plan=plan), cohort=partial(ours.round, cohort)
+            loop=partial(reference.run_round, model, theirs, data=data, plan=plan),
+            cohort=partial(ours.rounds.round, cohort),
         )
     return watch.figures(
         clients=reference.COHORT,
         flop=reference.ROUND_FLOP,
         max_abs_difference=max(
-            reference.max_abs_difference(theirs.weights, dict(ours.state.federated)),
-            float((theirs.embeddings - ours.embeddings).abs().max()),
+            reference.max_abs_difference(theirs.weights, dict(ours.rounds.state.federated)),
+            float((theirs.embeddings - torch.stack(ours.rounds.private("user.embedding"))).abs().max()),
         ),
     )

@@ -17,7 +17,7 @@ from homespun.data import builtin_names, hub
 from homespun.experiment import Configuration, Experiment
 from homespun.generation import Sampling
 from homespun.pretraining.training import PretrainSettings
-from homespun.run import RunSettings
+from homespun.runs.settings import RunSettings
 
 PAGE = Path(__file__).with_suffix(".md")
 OPENING = """\

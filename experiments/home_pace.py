@@ -19,8 +19,8 @@ from homespun.core.tree import Tree
 from homespun.data.splits import sample_users
 from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine
-from homespun.judging import judge, shots
-from homespun.run import Run
+from homespun.engines.simulation import k_shot, score_clients
+from homespun.runs.run import Run
 from homespun.training import reopen
 
 COUNTS: tuple[int | None, ...] = (1, 5, 15, None)
@@ -28,7 +28,7 @@ COUNTS: tuple[int | None, ...] = (1, 5, 15, None)
 
 def halves(run: Run, position: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Every other utterance of the evaluation part to adapt to, the rest to be scored."""
-    whole = run.method.encode(run.split(run.federation, position).eval)
+    whole = run.method.encode(run.clients.split(run.federation, position).eval)
     scored = {name: column[1::2] for name, column in whole.items()}
     most = run.settings.evaluate_examples or len(scored["length"])
     return {name: column[0::2] for name, column in whole.items()}, {
@@ -42,15 +42,16 @@ def perplexities(run: Run, pace: float) -> list[float]:
     engine, broadcast = LoopEngine(replace(run.built, method=method), run.settings.seed), run.state.broadcast()
     positions = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
     users = [run.federation.users[position] for position in positions]
-    private = run.private(users)
+    private = run.clients.private(users, broadcast)
     parts = {user: halves(run, position) for user, position in zip(users, positions, strict=True)}
     found = []
     for count in COUNTS:
         draws = {user: seeds.numpy_generator(run.settings.seed, "samples", user) for user in users}
-        homes = [Client(user, private[user], shots(parts[user][0], count, draw=draws[user])) for user in users]
+        homes = [Client(user, private[user], k_shot(parts[user][0], count, draw=draws[user])) for user in users]
         learned: dict[str, Tree] = dict(engine.work(broadcast, homes, work="personalize").private)
-        judged = judge(run, [[Client(user, learned[user], parts[user][1]) for user in users]], engine=engine)
-        found.append(float(np.exp(judged.loss)))
+        clients = [Client(user, learned[user], parts[user][1]) for user in users]
+        counts = score_clients(run.scoring, engine, broadcast, clients)
+        found.append(float(np.exp(run.scoring.summarize(list(counts.values())).loss)))
     return found
 
 

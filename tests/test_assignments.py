@@ -7,7 +7,7 @@ from sklearn.decomposition import PCA
 from homespun.assignments import assignments, recovered
 from homespun.data import load_federation
 from homespun.data.splits import sample_users
-from homespun.evaluation.classification import summarize
+from homespun.evaluation.classification import LabelScoring, summarize
 from homespun.evaluation.metrics import macro_f1
 from homespun.maps import map_users
 from homespun.report.groups import assignment_table, by_share, confusion_plots, share_table
@@ -16,9 +16,12 @@ from homespun.training import train, user_vectors
 
 def test_f1_by_hand():
     """Of class 1: 2 right, 1 missed, 1 wrongly claimed; of class 0 the same. A constant answer has a third."""
+    assert macro_f1(np.array([2, 2]), np.array([2, 2])) == pytest.approx(2 / 3)
+    assert macro_f1(np.array([0, 1]), np.array([1, 1])) == pytest.approx(1 / 3)
+    assert macro_f1(np.array([0, 1]), np.array([0, 0])) == 0.5  # a class that nobody has or says
     truth, said = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 0, 1, 1, 1, 0])
-    assert macro_f1(truth, said, classes=2) == pytest.approx(2 / 3)
-    assert macro_f1(np.array([0, 1]), np.array([1, 1]), classes=2) == pytest.approx(1 / 3)
+    counted = LabelScoring(2).counts(truth, np.eye(2)[said], groups=np.empty(0))
+    assert counted["true_positives"].tolist() == counted["confused"].tolist() == [2, 2]
 
 
 def test_a_small_sub_population_counts_as_much_as_a_large_one():

@@ -12,7 +12,7 @@ from homespun.cli import app
 from homespun.core.errors import SettingsError, UnknownNameError
 from homespun.core.method import available_methods
 from homespun.data import builtin_names, load_federation
-from homespun.run import RunSettings
+from homespun.runs.settings import RunSettings
 from homespun.training import separate_settings
 
 DOCS = Path(__file__).parents[1] / "docs"

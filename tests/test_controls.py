@@ -11,7 +11,8 @@ from homespun.controls import STARTS, best_start, evaluate_controls, newcomer_co
 from homespun.core import seeds
 from homespun.core.errors import SettingsError
 from homespun.data.table import Collector, Filters, build_table
-from homespun.judging import evaluate, shots
+from homespun.engines.simulation import k_shot
+from homespun.judging import evaluate
 from homespun.models.in_context import losses_after
 from homespun.models.pretrained import load_pretrained
 from homespun.opening import identity_of
@@ -62,9 +63,9 @@ def test_own_sentences_in_context_are_those_that_a_home_adapts_to(base, federati
         start, expected = pretrained.start(best_start(run, pretrained)), []
         for position, user in enumerate(run.federation.users):
             draw = seeds.numpy_generator(run.settings.seed, "samples", user)
-            own = shots(run.encode(run.federation, position, "adapt"), 1, draw=draw)
+            own = k_shot(run.clients.encode(run.federation, position, "adapt"), 1, draw=draw)
             sentence = own["tokens"][0, : int(own["length"][0])].tolist()
-            scored = run.encode(run.federation, position, "scored")
+            scored = run.clients.encode(run.federation, position, "scored")
             losses = losses_after(pretrained.model, [start, *sentence, line], scored)
             expected.append(float(losses[:, 3:].double().sum()))
         np.testing.assert_allclose(found["in_context_1"].user_loss, expected, rtol=1e-5)
@@ -76,8 +77,11 @@ def test_personal_is_what_another_users_parameters_lack(base, federation):
     with train("fedperc", federation, **small(base, rate=0.05, personal_rate=0.5, rounds=6)) as run:
         found = personal_share(run)
         assert found["own"].user_loss == evaluate(run, "scored").user_loss
-        prior = run.new_private("")
-        assert not torch.equal(run.private(["user 0"])["user 0"]["personal.embedding"], prior["personal.embedding"])
+        prior = run.clients.new_private("", run.state.broadcast())
+        assert not torch.equal(
+            run.clients.private(["user 0"], run.state.broadcast())["user 0"]["personal.embedding"],
+            prior["personal.embedding"],
+        )
         assert found["own"].loss != found["prior"].loss != found["another"].loss
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from homespun.core.settings import parse
 from homespun.experiment import read_experiment
-from homespun.run import RunSettings
+from homespun.runs.settings import RunSettings
 from homespun.training import separate_settings
 
 ROOT = Path(__file__).parents[1]

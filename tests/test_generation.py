@@ -48,7 +48,7 @@ def test_people_and_contexts_differ(run):
 
 def test_generated_voices_are_made_from_training_texts_and_a_new_ones_from_nothing(tmp_path):
     with train_small(tmp_path, method="fedperc_generated") as run:
-        parameters = run.built.parameters(run.state.broadcast(), run.new_private(""))
+        parameters = run.built.parameters(run.state.broadcast(), run.clients.new_private("", run.state.broadcast()))
         row = run.federation.contexts.index("written")
 
         def prefix(data):
@@ -57,7 +57,7 @@ def test_generated_voices_are_made_from_training_texts_and_a_new_ones_from_nothi
 
         voices = [find_voice(run, user=user, context="written").prefix for user in ("kennedy", "lincoln", None)]
         people = [run.federation.users.index(name) for name in ("John F. Kennedy", "Abraham Lincoln")]
-        texts = [run.encode(run.federation, person, "train") for person in people]
+        texts = [run.clients.encode(run.federation, person, "train") for person in people]
         assert torch.equal(voices[0], prefix(texts[0])) and torch.equal(voices[1], prefix(texts[1]))
         assert torch.equal(voices[2], prefix(run.method.encode(Examples([]))))
         assert not any(torch.equal(voices[one], voices[other]) for one, other in ((0, 1), (0, 2), (1, 2)))
@@ -85,7 +85,7 @@ def test_what_is_remembered_gives_the_numbers_of_reading_everything_again(
         voice = find_voice(run, user="lincoln", context="written")
         ids = voice.pretrained.tokenizer(opening)["input_ids"]
         drawn = list(islice(draws(voice, ids, Sampling(samples=2)), 8))
-        own = run.private(["Abraham Lincoln"])["Abraham Lincoln"]
+        own = run.clients.private(["Abraham Lincoln"], run.state.broadcast())["Abraham Lincoln"]
         parameters = run.built.parameters(run.state.broadcast(), own)
     context = torch.full((2,), run.federation.contexts.index("written"))
     tokens = torch.cat((torch.tensor([ids, ids], dtype=torch.int64), torch.tensor(drawn).T), dim=1)

@@ -105,7 +105,7 @@ def test_a_context_that_only_a_participants_test_part_has(tmp_path):
         (tmp_path / str(seed)).mkdir()
         try:
             with train_small(tmp_path / str(seed), base=base, corpus=corpus, rounds=1, seed=seed) as run:
-                assert "We go on to 0" in run.split(run.federation, run.federation.users.index("0")).train.texts
+                assert "We go on to 0" in run.clients.split(run.federation, run.federation.users.index("0")).train.texts
             outcomes.add("trained")
         except DataError as error:
             assert "context 'sung' is in no user's training part" in str(error)

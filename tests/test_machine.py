@@ -7,7 +7,7 @@ from homespun.data import load_federation
 from homespun.files import versions
 from homespun.machine import changes, machine
 from homespun.opening import open_run
-from homespun.run import RunSettings
+from homespun.runs.settings import RunSettings
 
 SMALL = {"length": 24, "character_dim": 8, "lstm_dim": 8, "hidden_dim": 8, "user_dim": 4}
 

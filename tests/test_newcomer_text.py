@@ -13,9 +13,9 @@ from homespun.data import load_federation
 from homespun.data.federation import Examples
 from homespun.data.prose import prose_sentences, read_prose
 from homespun.engines.engine import Client
+from homespun.engines.simulation import personalize_clients
 from homespun.files import DataSettings
 from homespun.generation import find_voice
-from homespun.judging import personalize_many
 from homespun.methods import furl
 from homespun.newcomer import personalize_from_file
 
@@ -57,7 +57,7 @@ def test_more_steps_move_further(folder, tmp_path):
     def distance(user, steps):
         personalized(folder, tmp_path / "mine.txt", MINE, user=user, context="written", steps=steps)
         with reopen(folder) as run:
-            started = run.new_private(user)["personal.embedding"]
+            started = run.clients.new_private(user, run.state.broadcast())["personal.embedding"]
             return float((run.vault.private(user)["personal.embedding"] - started).norm())
 
     assert 0 < distance("one", 1) < distance("default", None) < distance("twenty", 20)
@@ -84,7 +84,9 @@ def test_a_generator_reads_an_embedding_off_a_text_without_gradient_steps(genera
     with reopen(generating) as run:
         kept = run.vault.private("ada")
         data = run.method.encode(Examples(read_prose(mine), contexts=np.ones(12, dtype=np.int64)))
-        made = run.method.generate(run.built.parameters(run.state.broadcast(), run.new_private("ada")), data)
+        made = run.method.generate(
+            run.built.parameters(run.state.broadcast(), run.clients.new_private("ada", run.state.broadcast())), data
+        )
         assert kept.keys() == made.keys() == {"personal.embedding", "context.table"}
         assert all(torch.equal(kept[name], made[name]) for name in made)
         assert all(torch.equal(kept[name], run.vault.private("eve")[name]) for name in made)
@@ -245,8 +247,10 @@ def test_what_is_kept_of_a_new_user_is_what_newcomers_are_evaluated_with(folder)
         texts = ["we must ask what the people think of it", "my fellow citizens, go on together"]
         person = personalize(run, "zoe", texts, context="spoken")
         examples = Examples(texts, contexts=np.full(2, run.federation.contexts.index("spoken")))
-        home = Client("zoe", private=run.new_private("zoe"), data=run.method.encode(examples))
-        evaluated = personalize_many(run, [home])["zoe"]
+        home = Client(
+            "zoe", private=run.clients.new_private("zoe", run.state.broadcast()), data=run.method.encode(examples)
+        )
+        (evaluated,) = personalize_clients(run.method, run.trainer, run.state.broadcast(), [home])
         assert person.private.keys() == evaluated.keys() == {"personal.embedding", "context.table"}
         for name, value in evaluated.items():
             torch.testing.assert_close(person.private[name], value)

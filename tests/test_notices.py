@@ -16,7 +16,8 @@ from homespun.notices import after, before
 from homespun.opening import open_run
 from homespun.privacy.mechanism import Clip
 from homespun.privacy.settings import Privacy, make_plan, noise_to_clip
-from homespun.run import Run, RunSettings
+from homespun.runs.run import Run
+from homespun.runs.settings import RunSettings
 from homespun.training import training
 
 

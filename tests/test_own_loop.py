@@ -8,7 +8,7 @@ from homespun import load, reopen
 from homespun.core.errors import RunError, SettingsError
 from homespun.methods.furl import SMALL
 from homespun.opening import open_run
-from homespun.run import RunSettings
+from homespun.runs.settings import RunSettings
 from homespun.training import prepare
 
 SETTINGS = {"rounds": 4, "workers": 0, "withheld": 0.2, **SMALL}

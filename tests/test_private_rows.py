@@ -34,13 +34,17 @@ def test_a_row_of_another_method_is_refused(run, row, said):
     run.vault.stage({user: row})  # commits as a forger's own program would, with the right checksum
     run.vault.commit(round=1)
     try:
-        for use in (lambda: run.private([user]), lambda: run.step(), lambda: require_person(run, user)):
+        for use in (
+            lambda: run.clients.private([user], run.state.broadcast()),
+            lambda: run.step(),
+            lambda: require_person(run, user),
+        ):
             with pytest.raises(VaultError, match=rf"the entry of user '{user}' is not what this run keeps: .*{said}"):
                 use()
     finally:
         run.vault.stage({user: good})
         run.vault.commit(round=1)
-    assert torch.equal(run.private([user])[user][ROW], good[ROW])
+    assert torch.equal(run.clients.private([user], run.state.broadcast())[user][ROW], good[ROW])
 
 
 def test_all_of_them_are_named_at_once(run):
@@ -49,6 +53,6 @@ def test_all_of_them_are_named_at_once(run):
     run.vault.stage({user: {"x": torch.zeros(1)} for user in users})
     try:
         with pytest.raises(VaultError, match=rf"(?s)2 faults:.*'{users[0]}' is not what.*'{users[1]}' is not what"):
-            run.private(users)
+            run.clients.private(users, run.state.broadcast())
     finally:
         run.vault.stage(good)

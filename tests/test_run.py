@@ -1,5 +1,7 @@
 """Who takes part when, what a round leaves behind, and what a run refuses."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,16 +10,17 @@ from typer.testing import CliRunner
 from homespun.cli import app
 from homespun.controls import evaluate_controls
 from homespun.core.errors import MethodError, RunError, SettingsError
-from homespun.core.messages import ServerState, state_to_bytes
+from homespun.core.messages import Broadcast, Elected, Rows, Update, state_to_bytes
 from homespun.core.settings import parse
+from homespun.core.transforms import broadcast_bytes, message_bytes
 from homespun.data import load_federation
 from homespun.data.federation import Examples
-from homespun.engines.engine import Client
-from homespun.judging import evaluate, evaluate_newcomers, shots
+from homespun.engines.simulation import k_shot
+from homespun.judging import evaluate, evaluate_newcomers
 from homespun.methods.furl import SMALL
 from homespun.opening import open_run
-from homespun.run import RunSettings, spaced
-from homespun.traffic import traffic
+from homespun.runs.clients import EncodedBatches, spaced
+from homespun.runs.settings import RunSettings
 from homespun.training import Evaluated, separate_settings, train, training
 
 
@@ -44,7 +47,7 @@ def finished(folder, **settings):
 
 def test_an_epoch_goes_through_everybody_once(tmp_path):
     with opened(tmp_path / "run") as run:
-        cohorts = [run.cohorts.of(round) for round in range(6)]
+        cohorts = [run.schedule.cohorts.of(round) for round in range(6)]
     assert [len(cohort) for cohort in cohorts] == [4, 4, 3, 4, 4, 3]
     for epoch in (cohorts[:3], cohorts[3:]):
         assert sorted(position for cohort in epoch for position in cohort) == list(range(11))
@@ -53,34 +56,50 @@ def test_an_epoch_goes_through_everybody_once(tmp_path):
 
 def test_uniform_draws_are_without_repeats_and_differ(tmp_path):
     with opened(tmp_path / "run", sampler="uniform") as run:
-        cohorts = [run.cohorts.of(round) for round in range(30)]
+        cohorts = [run.schedule.cohorts.of(round) for round in range(30)]
     assert all(len(set(cohort)) == 4 for cohort in cohorts)
     assert len({tuple(cohort) for cohort in cohorts}) > 20
 
 
-def test_examples_are_kept_as_tensors_while_there_is_room(tmp_path, monkeypatch):
+def test_examples_are_kept_as_tensors(tmp_path):
     with opened(tmp_path / "run") as run:
-        first = run.encode(run.population, 0, "train")
-        assert run.encode(run.population, 0, "train") is first
-        room = 2 * sum(tensor.nbytes for tensor in first.values())
-        monkeypatch.setattr("homespun.run.ENCODED_BYTES", room)
-        for position in range(11):
-            run.encode(run.population, position, "train")
-        held = run._encoded.values()
-        assert 1 <= len(held) < 11 and sum(tensor.nbytes for batch in held for tensor in batch.values()) <= room
-        again = run.encode(run.population, 0, "train")
-    assert again is not first and all(torch.equal(again[name], first[name]) for name in first)
+        first = run.clients.encode(run.clients.population, 0, "train")
+        assert run.clients.encode(run.clients.population, 0, "train") is first
+        again = run.clients.encode(run.clients.population, 0, "eval")
+    assert again is not first
+
+
+def test_the_least_recently_used_batches_make_room():
+    kept, made = EncodedBatches(limit_bytes=80), []
+
+    def batch(size):
+        made.append(size)
+        return {"column": torch.zeros(size, dtype=torch.uint8)}
+
+    def get(size):
+        return kept.get(size, lambda: batch(size))
+
+    assert get(30) is get(30) and made == [30]
+    get(40)
+    get(30)
+    get(20)  # 90 bytes: 40 was used least recently
+    get(30)
+    assert made == [30, 40, 20] and kept.bytes == 50
+    get(40)
+    assert made == [30, 40, 20, 40]
+    get(100)  # one that is too large is kept alone
+    assert kept.bytes == 100
 
 
 def test_epochs_are_turned_into_rounds(tmp_path):
     with opened(tmp_path / "a", rounds=None, epochs=2.0) as run:
-        assert (run.total_rounds, run.rounds_per_epoch) == (6, 3)  # 4 + 4 + 3 of 11 users: nobody is left out
+        assert (run.total_rounds, run.schedule.rounds_per_epoch) == (6, 3)  # 4 + 4 + 3 of 11 users: nobody is left out
     with opened(tmp_path / "d", rounds=None, epochs=2.0, sampler="uniform") as run:
-        assert (run.total_rounds, run.rounds_per_epoch) == (6, 11 / 4)
+        assert (run.total_rounds, run.schedule.rounds_per_epoch) == (6, 11 / 4)
     with opened(tmp_path / "b", method="central", rounds=None, epochs=2.0) as run:
-        assert (run.total_rounds, run.rounds_per_epoch) == (2, 1)
+        assert (run.total_rounds, run.schedule.rounds_per_epoch) == (2, 1)
     with opened(tmp_path / "c", cohort=50) as run:
-        assert run.cohort_size == 11
+        assert run.schedule.cohorts.size == 11
 
 
 @pytest.mark.parametrize("wrong", [{}, {"rounds": 1, "epochs": 1}, {"rounds": 0}, {"rounds": 1, "withheld": 1.0},
@@ -94,23 +113,22 @@ def test_a_round_is_recorded_with_its_traffic(tmp_path):
     with opened(tmp_path / "run") as run:
         (record,) = [next(run.rounds())]
         size = sum(value.nbytes for value in run.state.federated.values())
-        examples = sum(len(run.population.examples(position)) for position in run.cohorts.of(0))
+        examples = sum(len(run.clients.population.examples(position)) for position in run.schedule.cohorts.of(0))
     assert (record.round, record.clients, record.examples) == (1, 4, examples)
     assert record.down_bytes == {"federated": 4 * size, "keyed": 0, "private": 0}
     assert record.up_bytes == {"federated": 4 * size, "keyed": 0, "statistics": 4 * 24, "private": 0}
     assert 1.0 < record.loss < 4.0
 
 
-def test_every_client_sends_the_rows_it_named_itself():
-    state = ServerState(round=1, federated={}, keyed={"table": torch.zeros(3, 2)})
-    named = {"ada": [0, 0, 2], "bob": [2], "eve": []}
-    clients = [Client(user, {}, {"context": torch.tensor(rows, dtype=torch.int32)}) for user, rows in named.items()]
-    found = traffic(state, clients, keys={"table": "context"}, beside=24)
-    # ada sends rows 0 and 2, bob 2 again, eve none: 3 times a number, a weight and two floats; 3 clients get all 3 rows
-    assert found["up_bytes"] == {"federated": 0, "keyed": 3 * (8 + 8 + 2 * 4), "statistics": 72, "private": 0}
-    assert found["down_bytes"] == {"federated": 0, "keyed": 3 * 3 * 2 * 4, "private": 0}
-    nobody = traffic(state, [], keys={"table": "context"}, beside=24)
-    assert nobody["up_bytes"] == {"federated": 0, "keyed": 0, "statistics": 0, "private": 0}
+def test_bytes_are_those_of_what_is_sent():
+    rows = Rows(torch.tensor([0, 2]), torch.zeros(2, 5), torch.ones(2, dtype=torch.float64))
+    update = Update(0, {"w": torch.zeros(3)}, {"table": rows}, {"loss": 1.0, "examples": 2.0}, weight=1.0, clients=1)
+    # 3 floats; 2 rows of an index, a weight and 5 floats; a weight and two statistics
+    assert message_bytes(update) == {"federated": 12, "keyed": 2 * (8 + 8 + 20), "statistics": 24, "private": 0}
+    elected = replace(update, elected=Elected(-1.0, {"w": torch.zeros(3)}))
+    assert message_bytes(elected)["statistics"] == 24 + 8 + 12  # a score, and steps
+    down = broadcast_bytes(Broadcast(0, {"w": torch.zeros(3)}, {"table": torch.zeros(4, 5)}), clients=2)
+    assert down == {"federated": 24, "keyed": 160, "private": 0}
 
 
 def test_a_method_without_private_parameters_leaves_the_vault_without_rows(tmp_path):
@@ -164,7 +182,7 @@ def test_newcomers_never_take_part(tmp_path):
         before = run.vault.state
         found = evaluate_newcomers(run)
         assert list(found) == ["0", "1", "5", "20", "all"]
-        tests = [run.split(run.newcomers, position).test for position in range(3)]
+        tests = [run.clients.split(run.newcomers, position).test for position in range(3)]
         assert {one.examples for one in found.values()} == {sum(len(test) for test in tests)}  # one fixed test set
         assert run.vault.state == before and set(run.vault.users()) == trained
 
@@ -172,7 +190,7 @@ def test_newcomers_never_take_part(tmp_path):
 def test_each_evaluation_is_of_its_own_part(tmp_path):
     with opened(tmp_path / "run", rounds=1, evaluate_every=1) as run:
         sizes = {
-            name: sum(len(getattr(run.split(run.federation, position), name)) for position in range(11))
+            name: sum(len(getattr(run.clients.split(run.federation, position), name)) for position in range(11))
             for name in ("train", "eval", "test")
         }
         assert {name: evaluate(run, name).examples for name in sizes} == sizes
@@ -234,18 +252,20 @@ def test_the_command_asks_for_the_papers_epochs_too(monkeypatch, command, length
 def test_training_examples_are_never_tested_on(tmp_path):
     with opened(tmp_path / "run") as run:
         for position in range(11):
-            parts = run.split(run.federation, position)
+            parts = run.clients.split(run.federation, position)
             whole = run.federation.examples(position)
             assert sorted([*parts.train.texts, *parts.eval.texts, *parts.test.texts]) == sorted(whole.texts)
-            assert run.population.examples(position).texts == parts.train.texts
+            assert run.clients.population.examples(position).texts == parts.train.texts
 
 
 def test_the_server_has_everybodys_training_examples_and_their_authors(tmp_path):
     with opened(tmp_path / "run", method="central") as run:
-        everything = run.population.examples(0)
+        everything = run.clients.population.examples(0)
         for position in range(11):
             own = np.flatnonzero(everything.authors == position)
-            assert [everything.texts[row] for row in own] == list(run.split(run.federation, position).train.texts)
+            assert [everything.texts[row] for row in own] == list(
+                run.clients.split(run.federation, position).train.texts
+            )
 
 
 def test_the_curve_is_whole_after_a_resume(tmp_path):
@@ -275,7 +295,7 @@ def test_shots_are_drawn_and_more_of_them_hold_the_fewer():
     data = {"label": torch.arange(10, 30)}
 
     def drawn(count, seed=0):
-        return shots(data, count, draw=np.random.default_rng(seed))["label"].tolist()
+        return k_shot(data, count, draw=np.random.default_rng(seed))["label"].tolist()
 
     assert (drawn(0), drawn(99), drawn(None)) == ([], list(range(10, 30)), list(range(10, 30)))
     few, more = drawn(3), drawn(8)

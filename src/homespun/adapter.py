@@ -18,7 +18,7 @@ from homespun.core.roles import Role
 from homespun.disk import draft_folder
 from homespun.generation import Voice, find_voice
 from homespun.models.pretrained import Pretrained, source_of
-from homespun.run import Run
+from homespun.runs.run import Run
 
 CARD = """\
 ---

@@ -10,7 +10,7 @@ from threadpoolctl import threadpool_limits
 
 from homespun.core.threads import one_thread
 from homespun.data.splits import sample_users
-from homespun.run import Run
+from homespun.runs.run import Run
 from homespun.training import embeddings_of, user_vectors
 
 LARGEST_VECTOR = 1000  # numbers; users with larger ones (heads of their own) are not clustered
@@ -22,7 +22,9 @@ def assignments(run: Run) -> dict[str, Any] | None:
     if any(run.federation.group(position) is None for position in sampled):
         return None
     positions = [
-        position for position in sampled if len(next(iter(run.encode(run.federation, position, "test").values())))
+        position
+        for position in sampled
+        if len(next(iter(run.clients.encode(run.federation, position, "test").values())))
     ]
     if not positions:
         return None
@@ -48,11 +50,11 @@ def recovered(counts: np.ndarray) -> float:
 def _chosen(run: Run, positions: list[int]) -> tuple[str, np.ndarray] | None:
     assert run.method.columns is not None
     names = [run.federation.users[position] for position in positions]
-    broadcast, private = run.state.broadcast(), run.private(names)
+    broadcast, private = run.state.broadcast(), run.clients.private(names, run.state.broadcast())
     places = []
     with torch.no_grad():
         for name, position in zip(names, positions, strict=True):
-            data = run.encode(run.federation, position, "test")
+            data = run.clients.encode(run.federation, position, "test")
             (column,) = run.method.columns(run.built.parameters(broadcast, private[name]), data).values()
             places.append(int(column[0]))
     return "by the method", np.array(places)

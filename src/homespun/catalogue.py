@@ -15,7 +15,7 @@ from homespun.core.described import Setting, as_typed, described
 from homespun.core.method import method_module
 from homespun.core.trust import named_by_user
 from homespun.data import settings_of
-from homespun.run import RunSettings
+from homespun.runs.settings import RunSettings
 from homespun.training import usual_settings
 
 Groups: TypeAlias = Mapping[str, Sequence[Setting]]

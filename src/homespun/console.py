@@ -17,9 +17,10 @@ from rich.text import Text
 
 from homespun import notices
 from homespun.core.progress import Progress
+from homespun.core.records import RoundRecord
 from homespun.core.spelling import harmless
 from homespun.report.cells import metric_named
-from homespun.run import RoundRecord, Run
+from homespun.runs.run import Run
 from homespun.terminal import Terminal, say
 from homespun.training import Evaluated
 
@@ -174,7 +175,7 @@ class Reporter:
     def _following(self, run: Run, title: str) -> Iterator[Callable[[RoundRecord | Evaluated], None]]:
         self._latest, self.title, self._started = "", title, time.monotonic()
         begun = run.state.round
-        if run.plan is not None and run.plan.settings.insecure:
+        if run.settings.privacy is not None and run.settings.privacy.insecure:
             err.print(f"{title}: INSECURE, its noise and cohorts come from the seed and protect nobody")
         if not self.console.is_terminal:
             yield lambda event: self._line(run, title, event, begun=begun)

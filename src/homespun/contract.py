@@ -40,24 +40,30 @@ from homespun.core.messages import (
 from homespun.core.method import Built, Method, Phase, build, load_method, method_module
 from homespun.core.roles import Role
 from homespun.core.server import FedAvg
+from homespun.core.transforms import NO_TRANSFORMS, Transforms
 from homespun.core.trust import named_by_user
 from homespun.data import load_federation
 from homespun.data.federation import Federation
 from homespun.engines.cohort import CohortEngine
-from homespun.engines.engine import Client, Engine
+from homespun.engines.engine import Client, Trainer
 from homespun.engines.loop import LoopEngine, train_client
+from homespun.engines.simulation import SimulationEngine
+from homespun.engines.staging import MemoryClients
+from homespun.evaluation.scoring import scoring_of
 from homespun.opening import open_run, task_of
-from homespun.privacy.guard import Guard
-from homespun.privacy.mechanism import Clip, released_centrally
-from homespun.privacy.noise import grid_of, seeded_normal
-from homespun.run import RunSettings
+from homespun.privacy.dp import DpMechanism
+from homespun.privacy.mechanism import Clip
+from homespun.privacy.noise import grid_of
+from homespun.runs.prototypes import prototypical_users
+from homespun.runs.round import run_round
+from homespun.runs.settings import RunSettings
 
 SIZES = (1, 3, 8, 17, 20, 500)  # examples per user: a single one, partial last batches, very many
 USERS = len(SIZES)
 TOLERANCE = 2e-4  # float32 sums of some hundred steps in another order; typical differences are below 1e-5
 SMALLEST_EMBEDDING, LARGEST_EMBEDDING = 4, 10_000  # numbers; fewer are guessed by chance, more are a head
 SEED = 7
-GUARD = Guard(Clip({"*": 1.0}), local_noise=1.0, insecure_seed=SEED)  # epsilon 10.0 a round at delta 1e-5
+LOCAL_DP = DpMechanism(Clip({"*": 1.0}), 1.0, local=True, insecure_seed=SEED)  # epsilon 10.0 a round at delta 1e-5
 
 
 class _BrokenPromise(Exception):
@@ -135,7 +141,7 @@ def check_method(origin: str, settings: Mapping[str, Any] | None = None) -> Cont
         tuple(passed),
         _engine_difference(subject),
         attack_updates(subject.built, everybody),
-        attack_updates(subject.built, everybody, guard=GUARD),
+        attack_updates(subject.built, everybody, transforms=Transforms((LOCAL_DP,))),
     )
 
 
@@ -155,17 +161,16 @@ def _subject(origin: str, settings: Mapping[str, Any]) -> Subject:
 
 
 def _advance(
-    subject: Subject, engine: Engine, rounds: int = 2, clients: Sequence[Client] | None = None
+    subject: Subject, trainer: Trainer, rounds: int = 2, clients: Sequence[Client] | None = None
 ) -> tuple[ServerState, dict[str, Any]]:
-    """Some rounds with everybody: the server's state and what each home holds."""
-    state = subject.built.start()
-    homes = list(clients or subject.clients)
+    """Some rounds with all clients: the server's state and what each client holds."""
+    built, state = subject.built, subject.built.start()
+    store = MemoryClients(built, clients or subject.clients, seed=SEED)
+    engine = SimulationEngine(built, store, trainer, scoring_of(built.method), SEED)
+    server_users = prototypical_users(built, subject.federation, seed=SEED)
     for _ in range(rounds):
-        outcome = engine.work(state.broadcast(), homes)
-        state = subject.method.server(state, outcome.update)
-        # whoever was refused keeps what they had
-        homes = [replace(home, private=outcome.private.get(home.user, home.private)) for home in homes]
-    return state, {home.user: home.private for home in homes}
+        state, _ = run_round(built, engine, state, list(store.clients), server_users=server_users)
+    return state, {user: client.private for user, client in store.clients.items()}
 
 
 def _same_bits(left: tuple[ServerState, Any], right: tuple[ServerState, Any]) -> bool:
@@ -304,15 +309,15 @@ def _names_sent(update: bytes, broadcast: bytes, state: bytes) -> set[str]:
 
 
 def _check_last_bits(subject: Subject) -> None:
-    start, normal = subject.built.start().broadcast(), seeded_normal(SEED, "last bits")
-    clipping = CohortEngine(subject.built, SEED, workers=0, guard=replace(GUARD, local_noise=None))
-    total = clipping.work(start, subject.clients).update
-    expected = float(len(subject.clients))
-    told = {
-        "central": released_centrally(total, start, GUARD.clip, noise_multiplier=1.0, expected=expected, normal=normal),
-        "local": LoopEngine(subject.built, SEED, GUARD).work(start, subject.clients[:1]).update,
+    start = subject.built.start().broadcast()
+    central = replace(LOCAL_DP, local=False, expected=float(len(subject.clients)))
+    clipping = CohortEngine(subject.built, SEED, workers=0, transforms=Transforms((central,)))
+    noising = LoopEngine(subject.built, SEED, Transforms((LOCAL_DP,)))
+    released = {
+        "central": central.on_server(clipping.work(start, subject.clients).update, start),
+        "local": noising.work(start, subject.clients[:1]).update,
     }
-    for noise, update in told.items():
+    for noise, update in released.items():
         tensors = {**update.federated, **{name: rows.values for name, rows in update.keyed.items()}}
         for name, tensor in tensors.items():
             steps = tensor.double() / grid_of(1.0)  # clip norm and multiplier are 1
@@ -357,7 +362,9 @@ _CHECKS: dict[str, Callable[[Subject], None]] = {
 }
 
 
-def attack_updates(built: Built, clients: Sequence[Client], *, guard: Guard | None = None) -> tuple[Inversion, ...]:
+def attack_updates(
+    built: Built, clients: Sequence[Client], *, transforms: Transforms = NO_TRANSFORMS
+) -> tuple[Inversion, ...]:
     """Read each client's private embedding off its update alone, as a curious server could.
 
     The private embedding is input to some linear layer. Over one round of SGD the layer's weights move by
@@ -380,7 +387,7 @@ def attack_updates(built: Built, clients: Sequence[Client], *, guard: Guard | No
     for client in clients:
         truth = {name: torch.randn(built.initial[name].shape, generator=generator) for name in names}
         victim = replace(client, private={**client.private, **truth})
-        outcome = LoopEngine(built, SEED, guard).work(start.broadcast(), [victim])
+        outcome = LoopEngine(built, SEED, transforms).work(start.broadcast(), [victim])
         guesses = [_mean_input(outcome.update.federated, layer) for layer in _linear_layers(start.federated)]
         for name in names:
             own = truth[name].flatten()

@@ -7,26 +7,28 @@ user's own sentences in its context. The second needs no training and no server;
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-import numpy as np
 import torch
 
 from homespun.core import seeds
 from homespun.core.progress import Done, counted, each, silent
+from homespun.core.roles import Role
 from homespun.core.threads import one_thread
-from homespun.core.tree import Tree
 from homespun.data.federation import Federation
 from homespun.data.splits import sample_users
-from homespun.engines.engine import Client
+from homespun.engines.protocol import EvaluationProtocol, Part
+from homespun.engines.simulation import k_shot
 from homespun.evaluation import classification, language
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
-from homespun.judging import TEXT_SHOTS, blocks, judge, own_samples, personalize_many, shots, tested_part
+from homespun.judging import TEXT_SHOTS, evaluate_people, own_samples, sampled, tested_part
 from homespun.models.in_context import joined, losses_after
 from homespun.models.language import PreferenceModel
 from homespun.models.pretrained import Pretrained, load_pretrained
-from homespun.run import Part, Run, spaced
+from homespun.runs.clients import spaced
+from homespun.runs.run import Run
 
 STARTS = ("", ".", "\n", " ")  # what may stand before a text: BOS, and what ends another one
 BETWEEN = "\n"  # after each of a user's own sentences
@@ -40,7 +42,7 @@ def evaluate_controls(run: Run, part: Part | None = None) -> Mapping[str, Evalua
     positions = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
     if run.method.predicts == "text":
         return text_controls(run, run.federation, positions, part=part, learns_from="adapt")
-    splits = [run.split(run.federation, position) for position in positions]
+    splits = [run.clients.split(run.federation, position) for position in positions]
     tested = [spaced(getattr(split, part), run.settings.evaluate_examples) for split in splits]
     return classification.controls(splits, tested, classes=run.method.task.classes, metric=run.method.metric)
 
@@ -77,7 +79,7 @@ def _digest(run: Run, people: Federation, positions: Sequence[int], parts: Seque
     read: list[tuple[Federation, int, Part]] = [(run.federation, position, "eval") for position in chooses]
     read += [(people, position, part) for position in positions for part in parts]
     for whose, position, part in read:
-        data = run.encode(whose, position, part)
+        data = run.clients.encode(whose, position, part)
         found.update(f"{whose.users[position]!r} {part} {tuple(data['tokens'].shape)}".encode())
         found.update(data["tokens"].numpy().tobytes() + data["length"].numpy().tobytes())
     return found.hexdigest()
@@ -112,7 +114,7 @@ def best_start(run: Run, pretrained: Pretrained) -> str:
     would handicap it."""
     users, examples = CHOSEN_ON
     positions = sample_users(run.federation, at_most=users, seed=run.settings.seed)
-    data = [run.encode(run.federation, position, "eval") for position in positions]
+    data = [run.clients.encode(run.federation, position, "eval") for position in positions]
     some = [{name: column[:examples] for name, column in one.items()} for one in data]
     if not any(len(one["length"]) for one in some):
         return STARTS[0]
@@ -131,7 +133,7 @@ def untouched(
     done: Done = silent,
 ) -> TextEvaluation:
     """The pre-trained model with nothing but a start before every utterance."""
-    return _behind(pretrained, start, [run.encode(people, position, part) for position in positions], done=done)
+    return _behind(pretrained, start, [run.clients.encode(people, position, part) for position in positions], done=done)
 
 
 def _behind(
@@ -163,8 +165,8 @@ def _in_context(
     for position in each(positions, done):
         draw = seeds.numpy_generator(run.settings.seed, "samples", people.users[position])
         own, data = (
-            shots(run.encode(people, position, learns_from), count, draw=draw),
-            run.encode(people, position, part),
+            k_shot(run.clients.encode(people, position, learns_from), count, draw=draw),
+            run.clients.encode(people, position, part),
         )
         sentences = [row[:size].tolist() for row, size in zip(own["tokens"], own["length"].tolist(), strict=True)]
         room = pretrained.positions - data["tokens"].shape[1]
@@ -181,51 +183,18 @@ def personal_share(run: Run) -> dict[str, TextEvaluation] | None:
     Where private parameters are generated from a text, they are from a user's own training text, from none, and from
     another's.
     """
-    positions = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
-    private = _private(run, positions)
-    if run.method.predicts != "text" or not any(private) or len(positions) < 2:
+    private = bool(run.built.partition.names(Role.PRIVATE)) or run.method.generate is not None
+    if run.method.predicts != "text" or not private or len(sampled(run, run.federation)) < 2:
         return None
-    new = [run.new_private(run.federation.users[position]) for position in positions]
-    states = {"own": private, "prior": _generated(run, positions, new, text=False), "another": _shifted(private)}
-
-    def clients(state: Sequence[Tree]) -> Iterator[list[Client]]:
-        for block in blocks(range(len(positions))):
-            yield [
-                Client(
-                    run.federation.users[positions[place]],
-                    private=state[place],
-                    data=run.encode(run.federation, positions[place], tested_part(run)),
-                )
-                for place in block
-            ]
-
-    found = {}
-    for name, state in states.items():
-        done = counted(run.progress, f"private parameters: {name}", total=len(positions))
-        found[name] = judge(run, clients(state), done=done)
+    own = EvaluationProtocol(tested_part(run))
+    prior = replace(own, private="prior")
+    states = {
+        "own": own,
+        "prior": prior if run.method.generate is None else replace(prior, adapt_to="train", k=0),
+        "another": replace(own, private="another"),
+    }
+    found = {
+        name: evaluate_people(run, run.federation, protocol, task=f"private parameters: {name}")
+        for name, protocol in states.items()
+    }
     return {name: one for name, one in found.items() if isinstance(one, TextEvaluation)}
-
-
-def _private(run: Run, positions: Sequence[int]) -> list[Tree]:
-    names = [run.federation.users[position] for position in positions]
-    kept = run.private(names)
-    return _generated(run, positions, [kept[name] for name in names], text=True)
-
-
-def _generated(run: Run, positions: Sequence[int], private: Sequence[Tree], *, text: bool) -> list[Tree]:
-    """Private parameters as they are or, where the method generates them, from users' training texts or from none."""
-    if run.method.generate is None:
-        return list(private)
-    homes = []
-    for position, own in zip(positions, private, strict=True):
-        data = run.encode(run.federation, position, "train")
-        none = np.zeros(0, dtype=np.int64)
-        data = data if text else {name: column[none] for name, column in data.items()}
-        homes.append(Client(run.federation.users[position], private=own, data=data))
-    learned = personalize_many(run, homes)
-    return [learned[home.user] for home in homes]
-
-
-def _shifted(private: Sequence[Tree]) -> list[Tree]:
-    """Everyone with the next one's."""
-    return [*private[1:], private[0]]

@@ -22,6 +22,7 @@ from homespun.core.errors import RunError, SettingsError, nearest
 from homespun.core.identity import require_same_run
 from homespun.core.method import method_module, settings_command
 from homespun.core.progress import Show, counted, each, silent
+from homespun.core.records import RoundRecord
 from homespun.core.settings import Settings, parse
 from homespun.core.trust import named_by_user
 from homespun.data.federation import Federation
@@ -38,7 +39,8 @@ from homespun.results import (
     single_results,
     write_results,
 )
-from homespun.run import RoundRecord, Run, RunSettings
+from homespun.runs.run import Run
+from homespun.runs.settings import RunSettings
 from homespun.training import Evaluated, prepare, reopen, separate_settings, training, user_vectors
 from homespun.vault import VAULT_FILE
 

@@ -27,7 +27,7 @@ from homespun.data.federation import Examples
 from homespun.data.names import match_name
 from homespun.data.sentences import sentence_end
 from homespun.models.pretrained import Pretrained, load_pretrained
-from homespun.run import Run
+from homespun.runs.run import Run
 
 
 class Sampling(Settings):
@@ -95,7 +95,7 @@ def _is_known(run: Run, user: str | None) -> bool:
     if user is None:
         return False
     read_off = run.method.generate is not None and user in run.federation.users
-    return read_off or bool(run.kept([user]))
+    return read_off or bool(run.clients.kept([user]))
 
 
 @one_thread()
@@ -147,13 +147,18 @@ def private_of(run: Run, user: str | None) -> Tree:
     A method that generates keeps nothing of its participants: theirs is made from their training text, as in
     evaluation, and a new user's from no text at all.
     """
-    private = run.new_private("") if user is None else run.private([user])[user]
+    broadcast = run.state.broadcast()
+    private = run.clients.new_private("", broadcast) if user is None else run.clients.private([user], broadcast)[user]
     users = run.federation.users
     if run.method.generate is None or (user is not None and user not in users):
         return private
-    data = run.method.encode(Examples([])) if user is None else run.encode(run.federation, users.index(user), "train")
+    data = (
+        run.method.encode(Examples([]))
+        if user is None
+        else run.clients.encode(run.federation, users.index(user), "train")
+    )
     with torch.no_grad():
-        return {**private, **run.method.generate(run.built.parameters(run.state.broadcast(), private), data)}
+        return {**private, **run.method.generate(run.built.parameters(broadcast, private), data)}
 
 
 def with_parameters(model: nn.Module, parameters: Tree) -> nn.Module:

@@ -12,7 +12,7 @@ from homespun.core.progress import counted
 from homespun.data.federation import Federation
 from homespun.data.splits import sample_users
 from homespun.evaluation.metrics import majority
-from homespun.run import Run
+from homespun.runs.run import Run
 from homespun.training import embeddings_of, user_vectors
 
 MAPPED_USERS = 500  # at most so many points on a map

@@ -23,14 +23,14 @@ from homespun.data.names import match_name
 from homespun.data.prose import is_prose, read_prose
 from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine
+from homespun.engines.simulation import score_clients
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
 from homespun.files import DataSettings
 from homespun.generation import find_context
-from homespun.judging import judge
 from homespun.models.utterances import SHORTEST
 from homespun.person import Person, require_texts
-from homespun.run import Run
+from homespun.runs.run import Run
 from homespun.training import label_indices, reopen
 
 Scores: TypeAlias = Evaluation | TextEvaluation
@@ -57,7 +57,7 @@ def personalize_from_file(
         name, examples, unknown = (own_utterances if text else own_labelled)(run, source, user=user, context=context)
         require_new(run, name)
         data = run.method.encode(examples)
-        home = Client(name, private=run.new_private(name), data=data)
+        home = Client(name, private=run.clients.new_private(name, run.state.broadcast()), data=data)
         require_utterances(home, len(examples), where=source.source)
         before, after = held_out_gain(run, engine, home)
         run.vault.stage({name: learned_at_home(run, engine, home)})
@@ -94,7 +94,7 @@ def personalize(
         if labels is None or len(labels) != len(texts) or context is not None:
             raise InputError(f"{run.method.name} learns labels, in no context: give one for each of the texts.")
         examples = Examples(list(texts), labels=label_indices(labels, run.federation.labels))
-    home = Client(user, private=run.new_private(user), data=run.method.encode(examples))
+    home = Client(user, private=run.clients.new_private(user, run.state.broadcast()), data=run.method.encode(examples))
     if run.method.predicts == "text":
         require_utterances(home, len(examples), where="texts")
     return Person(run, user, learned_at_home(run, engine, home))
@@ -291,11 +291,15 @@ def held_out_gain(run: Run, engine: LoopEngine, home: Client) -> tuple[Scores | 
     if held == 0:
         return None, None
     tested = _rows(home.data, order[:held])
-    before, after = (
-        judge(run, [[replace(home, private=learned_at_home(run, engine, known), data=tested)]], engine=engine)
-        for known in (replace(home, data=_rows(home.data, rows)) for rows in (order[:0], order[held:]))
-    )
-    return before, after
+
+    def scores(rows: np.ndarray) -> Scores:
+        private = learned_at_home(run, engine, replace(home, data=_rows(home.data, rows)))
+        known = replace(home, private=private, data=tested)
+        counts = score_clients(run.scoring, engine, run.state.broadcast(), [known])
+        found: Scores = run.scoring.summarize(list(counts.values()))
+        return found
+
+    return scores(order[:0]), scores(order[held:])
 
 
 def _rows(data: Batch, rows: np.ndarray) -> Batch:

@@ -6,7 +6,7 @@ from homespun.core.roles import SHARED
 from homespun.data.lengths import cut_texts
 from homespun.privacy.accounting import epsilon
 from homespun.privacy.settings import noise_to_clip
-from homespun.run import Run
+from homespun.runs.run import Run
 
 
 def before(run: Run) -> list[str]:
@@ -16,10 +16,13 @@ def before(run: Run) -> list[str]:
 
 def after(run: Run) -> list[str]:
     """What a private run has cost so far."""
-    if run.plan is None:
+    if run.dp is None or run.dp.account is None:
         return []
-    delta = run.plan.settings.delta
-    spent = epsilon(run.spending, delta=delta, way="coarse")  # not less than the report says, and at once
+    account = run.dp.account
+    delta = account.plan.settings.delta
+    spent = epsilon(
+        account.spending(rounds=run.state.round), delta=delta, way="coarse"
+    )  # not less than the report says, and at once
     return [f"private: spent epsilon {spent:.2f} at delta {delta:g} in {run.state.round} rounds"]
 
 
@@ -31,25 +34,26 @@ def _cut(run: Run) -> list[str]:
 
 
 def _cost(run: Run) -> list[str]:
-    if run.plan is None or run.steward is None:
+    if run.dp is None or run.dp.account is None:
         return []
-    settings, rounds = run.plan.settings, run.total_rounds
-    spending = run.steward.spending(rounds=rounds)
+    plan, rounds = run.dp.account.plan, run.total_rounds
+    settings, spending = plan.settings, run.dp.account.spending(rounds=rounds)
     cost = settings.epsilon or epsilon(spending, delta=settings.delta, way="coarse")
     return [
         f"private: {rounds} rounds cost epsilon {cost:.2f} at delta {settings.delta:g} "
-        f"(noise {run.plan.noise_multiplier:.2f} x clip)"
+        f"(noise {plan.noise_multiplier:.2f} x clip)"
     ]
 
 
 def _loud_noise(run: Run) -> list[str]:
-    if run.plan is None:
+    if run.dp is None or run.dp.account is None:
         return []
+    plan = run.dp.account.plan
     shared = run.built.partition.names(*SHARED)
-    group, ratio = noise_to_clip(run.plan, {name: run.built.initial[name].numel() for name in shared})
+    group, ratio = noise_to_clip(plan, {name: run.built.initial[name].numel() for name in shared})
     if ratio <= 1:
         return []
-    norm = run.plan.clip.norms[group]
+    norm = plan.clip.norms[group]
     which = "" if group == "*" else f" of {group!r}"
     return [
         f"the noise on a round's average update{which} is {ratio:.1f} times as long as the longest update a client may "

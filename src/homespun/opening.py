@@ -12,17 +12,20 @@ import numpy as np
 
 from homespun.core.errors import DataError, HomespunError, RunError, SettingsError, raise_faults
 from homespun.core.messages import state_from_bytes
-from homespun.core.method import WHOLE, Batch, Built, Method, Task, build, load_method
+from homespun.core.method import WHOLE, Method, Task, build, load_method
 from homespun.core.progress import Show, silent
 from homespun.core.roles import SHARED
 from homespun.data.columns import look_like_names
 from homespun.data.federation import Federation
-from homespun.data.preferences import Preferences
 from homespun.data.splits import part, withhold
 from homespun.files import SCHEMA, DataSettings, versions, write_json
+from homespun.privacy.account import UnprotectedUse
 from homespun.privacy.accounting import require_accountant
 from homespun.privacy.settings import require_promise, require_public
-from homespun.run import Run, RunSettings
+from homespun.runs.prototypes import prototypical_users
+from homespun.runs.run import Run
+from homespun.runs.schedule import first_shared_phase
+from homespun.runs.settings import RunSettings
 from homespun.vault import VAULT_FILE, Vault
 
 SETTINGS_FILE = "settings.json"
@@ -69,12 +72,13 @@ def open_run(
     data: DataSettings | None = None,
     read_only: bool = False,
     progress: Show = silent,
+    temporary: Any = None,
 ) -> Run:
     """A new run, or the one in this folder where it stopped. Another run in the folder is refused.
 
     `data` says how the federation was loaded, if it was not `homespun.load` that did it. Unless it is only read, the
     run's settings are in its folder from here on, so that it can be opened again by the folder alone. `progress` is
-    called with how far long work on this run is.
+    called with how far long work on this run is. `temporary` is kept alive as long as the run.
     """
     made, participants, newcomers = method_for(federation, settings, method=method, values=method_settings or {})
     if made.predicts == "labels" and made.task.classes < 2:
@@ -110,7 +114,8 @@ def open_run(
                 f"privacy: {made.name} elects one client's step, and noise on a sum does not hide whose it is. "
                 "Set map_step to mean: then everybody's step is clipped, summed and noised like everything else."
             )
-    prototypical, new = _prototypical(built, federation), not (Path(folder) / VAULT_FILE).exists()
+    server_users = prototypical_users(built, federation, seed=settings.seed)
+    new = not (Path(folder) / VAULT_FILE).exists()
     vault = Vault.open(Path(folder), identity=identity_of(made, federation, settings), read_only=read_only)
     data = data or getattr(federation, "loaded_by", None)
     with ExitStack() as undo:
@@ -118,14 +123,15 @@ def open_run(
         state = built.start() if vault.state is None else state_from_bytes(vault.state)
         run = Run(
             participants,
+            newcomers,
             built,
             settings,
             vault,
             state,
-            newcomers,
-            prototypical=prototypical,
+            server_users,
             data=data,
             progress=progress,
+            temporary=temporary,
         )
         if new:
             try:
@@ -141,16 +147,18 @@ def open_run(
 
 def _require_accounted(run: Run) -> None:
     """Raise where what a new run releases cannot be counted, or has no place in the ledger of its data set."""
-    if run.steward is not None:
-        first = run.first_phase
+    dp = run.dp
+    if dp is not None and dp.account is not None:
+        first = first_shared_phase(run.built)
         if run.settings.rounds is None and first.steps is not None and first.batch < WHOLE:
             raise SettingsError(
                 f"privacy: the number of rounds is public, and with {run.method.name} an epoch has the more rounds the "
                 "more examples users have. Give rounds instead of epochs."
             )
-        run.steward.require_budget()
-    elif run.ledger is not None:
-        run.ledger.require_no_budget()
+        dp.account.require_budget()
+    for one in run.transforms.chain:
+        if isinstance(one, UnprotectedUse):
+            one.ledger.require_no_budget()
 
 
 def resolved_settings(run: Run) -> dict[str, Any]:
@@ -172,19 +180,6 @@ def _write_settings(run: Run) -> None:
     path = run.vault.path.parent / SETTINGS_FILE
     if run.state.round < run.total_rounds or not path.exists():
         write_json(path, resolved_settings(run))
-
-
-def _prototypical(built: Built, federation: Federation) -> list[Batch]:
-    """The examples of the users whom the server itself holds, one for every row of the method's prototypes."""
-    if built.method.prototypes is None:
-        return []
-    if not isinstance(federation, Preferences):
-        raise SettingsError(
-            f"{federation.name}: {built.method.name} needs prototypical users, and this corpus has none. "
-            "Set assignment to som, which finds sub-populations without them."
-        )
-    rows, kinds = len(built.initial[built.method.prototypes[0]]), len(federation.contexts)
-    return [built.method.encode(federation.prototypical(row % kinds, row // kinds)) for row in range(rows)]
 
 
 def _require_same_base(folder: Path, method: Method) -> None:

@@ -16,7 +16,7 @@ from homespun.data.federation import Examples
 from homespun.data.names import find_user
 from homespun.engines.engine import Client
 from homespun.generation import continued, voice_of
-from homespun.run import Run
+from homespun.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Person:
         require_texts(run)
         examples = Examples(list(texts), labels=None, authors=np.full(len(texts), self._position()))
         client = Client(self.user, private=self.private, data=run.method.encode(examples))
-        (logits,) = run.engine.predict(run.state.broadcast(), [client])
+        (logits,) = run.trainer.predict(run.state.broadcast(), [client])
         return [run.federation.labels[label] for label in logits.argmax(dim=1).tolist()]
 
     def generate(self, opening: str = "", *, context: str | None = None, **sampling: Any) -> list[str]:
@@ -56,7 +56,7 @@ def typed_user(run: Run, typed: str) -> str:
 def require_person(run: Run, user: str) -> Person:
     """Somebody the run knows; a misspelt name gets the nearest."""
     if run.built.partition.names(Role.PRIVATE):
-        kept = run.kept([user])
+        kept = run.clients.kept([user])
         if user in kept:
             return Person(run, user, kept[user])
         near = nearest(user, run.vault.users(limit=100_000))

@@ -23,7 +23,7 @@ from homespun.evaluation.pooling import COLUMNS, averaged, joined
 from homespun.files import SCHEMA, DataSettings, read_json, versions, write_json
 from homespun.judging import tested_part
 from homespun.maps import map_users
-from homespun.run import Run
+from homespun.runs.run import Run
 from homespun.spending import together
 from homespun.training import results
 
@@ -166,7 +166,7 @@ def positions(run: Run) -> dict[str, list[int]] | None:
 
     def scored(people: Federation) -> list[int]:
         chosen = sample_users(people, at_most=run.settings.evaluate_users, seed=run.settings.seed)
-        able = [place for place in chosen if len(run.encode(people, place, tested_part(run))["length"])]
+        able = [place for place in chosen if len(run.clients.encode(people, place, tested_part(run))["length"])]
         return [int(people.positions[place]) for place in able] if isinstance(people, Subset) else able
 
     return {"participants": scored(run.federation), "newcomers": scored(run.newcomers)}

@@ -19,7 +19,8 @@ from homespun.generation import Sampling, continuations, find_context, find_pers
 from homespun.report.cells import Column, table
 from homespun.report.tables import markdown_table
 from homespun.report.voices import NEVER_USED, NOBODY_SAID_THIS, setting_text
-from homespun.run import Run, RunSettings
+from homespun.runs.run import Run
+from homespun.runs.settings import RunSettings
 from homespun.terminal import Terminal
 from homespun.training import reopen, separate_settings
 

@@ -24,6 +24,7 @@ from homespun.core.errors import (
 )
 from homespun.core.method import method_module, settings_command
 from homespun.core.progress import Progress, Show, counted, silent
+from homespun.core.records import RoundRecord
 from homespun.core.roles import Role
 from homespun.core.settings import parse, unknown_setting
 from homespun.core.trust import Names, allows, named_by_user, vouched_for
@@ -36,7 +37,8 @@ from homespun.files import DataSettings, SavedSettings, read_json
 from homespun.judging import adapted_from, evaluate, evaluate_newcomers, tested_part
 from homespun.opening import SETTINGS_FILE, open_run
 from homespun.privacy.accounting import ADJACENCY, bounds
-from homespun.run import RoundRecord, Run, RunSettings
+from homespun.runs.run import Run
+from homespun.runs.settings import RunSettings
 
 LENGTH = {"rounds", "epochs"}  # one of them says how long a run is: whoever gives one replaces the other
 
@@ -148,8 +150,8 @@ def prepare(
         method_settings=method_settings,
         data=data,
         progress=progress,
+        temporary=keep,  # removed with the run
     )
-    run.temporary = keep  # removed with the run
     if run.data is not None and on_hub(run.data.source):
         allows("hub", run.data.source, name=run.data.source)
     return run
@@ -231,7 +233,7 @@ def training(run: Run) -> Iterator[RoundRecord | Evaluated]:
         return round not in recorded and (round % every == 0 or round == run.total_rounds)
 
     def evaluated() -> Evaluated:
-        point = Evaluated(run.state.round, run.state.round / run.rounds_per_epoch, evaluate(run, "eval"))
+        point = Evaluated(run.state.round, run.state.round / run.schedule.rounds_per_epoch, evaluate(run, "eval"))
         run.record(point.to_dict())
         return point
 
@@ -268,7 +270,7 @@ def user_vectors(run: Run, positions: Sequence[int], only: Sequence[str] | None 
         return None
     if run.built.partition.names(Role.PRIVATE):
         names = [run.federation.users[position] for position in positions]
-        private = run.private(names)
+        private = run.clients.private(names, run.state.broadcast())
         return np.stack(
             [
                 np.concatenate([own[key].numpy().ravel() for key in sorted(own) if only is None or key in only])
@@ -286,22 +288,24 @@ def embeddings_of(run: Run) -> list[str]:
 
 def privacy_of(run: Run) -> dict[str, Any] | None:
     """What differential privacy the run had, and what its rounds cost; None: it had none."""
-    if run.plan is None or run.steward is None:
+    if run.dp is None or run.dp.account is None:
         return None
-    settings, delta = run.plan.settings, run.plan.settings.delta
-    ((release, rounds),) = run.spending.items()
+    plan, account = run.dp.account.plan, run.dp.account
+    settings, delta = plan.settings, plan.settings.delta
+    spending = account.spending(rounds=run.state.round)
+    ((release, rounds),) = spending.items()
     done = counted(run.progress, "privacy accounting", total=1)
-    cost = bounds(run.spending, delta=delta)
+    cost = bounds(spending, delta=delta)
     found = {
         "adjacency": ADJACENCY,
-        "public_filters": list(run.steward.public),
+        "public_filters": list(account.public),
         "noise": settings.noise,
-        "clip": run.plan.clip.norms,
-        "statistics_clip": run.plan.clip.statistics,
-        "noise_multiplier": run.plan.noise_multiplier,
+        "clip": plan.clip.norms,
+        "statistics_clip": plan.clip.statistics,
+        "noise_multiplier": plan.noise_multiplier,
         "noise_norms": {
-            "parameters": run.plan.noise_multiplier * run.plan.clip.noise,
-            "statistics": run.plan.noise_multiplier * run.plan.clip.statistics_noise,
+            "parameters": plan.noise_multiplier * plan.clip.noise,
+            "statistics": plan.noise_multiplier * plan.clip.statistics_noise,
         },
         "rate": release.rate,
         "counted_noise": release.noise_multiplier,  # in units of what one user moves

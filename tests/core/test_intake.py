@@ -9,6 +9,7 @@ import torch
 
 from homespun.core.intake import Intake
 from homespun.core.messages import Broadcast, Elected, Rows, Update
+from homespun.core.transforms import Transforms, UpdateTransform
 
 BROADCAST = Broadcast(3, federated={"w": torch.zeros(2)}, keyed={"t": torch.zeros(4, 1)})
 
@@ -99,12 +100,38 @@ def test_a_second_update_of_the_same_client_is_refused():
     assert (intake.total.weight, intake.total.clients) == (2.0, 1)
 
 
-def test_updates_are_shaped_after_they_were_checked():
-    intake = empty()
-    half = lambda update: replace(update, federated={"w": update.federated["w"] / 2})  # noqa: E731
-    assert intake.take("ann", GOOD, shaped=half)
-    assert not intake.take("bob", replace(GOOD, weight=nan), shaped=lambda update: 1 / 0)
-    assert intake.total.federated["w"].tolist() == [0.5, 1.0]
+class Half(UpdateTransform):
+    def on_client(self, update, broadcast, user):
+        assert user == "ann"
+        return replace(update, federated={"w": update.federated["w"] / 2})
+
+    def bytes_sent(self, update, sent):
+        return {**sent, "federated": sent["federated"] // 2}
+
+
+def test_updates_are_transformed_after_they_were_checked():
+    intake, chain = empty(), Transforms((Half(), Half()))
+    assert intake.take("ann", GOOD, transforms=chain)
+    assert not intake.take("bob", replace(GOOD, weight=nan), transforms=chain)
+    assert intake.total.federated["w"].tolist() == [0.25, 0.5]
+    assert intake.sent_bytes["federated"] == 2 * 4 // 4 and intake.sent_bytes["statistics"] > 0
+
+
+def test_halves_run_in_order_on_clients_and_in_reverse_on_the_server():
+    class Named(UpdateTransform):
+        def __init__(self, name):
+            self.name = name
+
+        def on_client(self, update, broadcast, user):
+            return [*update, self.name]
+
+        def on_server(self, total, broadcast):
+            return [*total, self.name.upper()]
+
+    chain = Transforms((Named("a"), UpdateTransform(), Named("b")))
+    assert chain.on_server(chain.on_client([], None, "ann"), None) == ["a", "b", "B", "A"]
+    assert len(chain.client_side) == 2 and not chain.sums_clients
+    assert Transforms().on_client([], None, "ann") == [] and Transforms().sums_clients
 
 
 def test_where_everybody_counts_the_same_a_larger_weight_is_refused():

@@ -88,7 +88,7 @@ def test_whoever_personalizes_or_predicts_refuses_it_too(engine):
 
 @pytest.mark.parametrize("kind", ["work", "predict"])
 def test_a_worker_does_not_rely_on_its_parent(kind):
-    header = {"kind": kind, "work": "phases", "guard": None, "users": [client().user]}
+    header = {"kind": kind, "work": "phases", "transforms": [], "users": [client().user]}
     with pytest.raises(MessageError, match="private here"):
         answer(BUILT, 0, greedy(), header, clients_to_tensors([client()]))
 
@@ -98,7 +98,7 @@ def test_a_worker_process_sends_nothing_back_to_such_a_server():
     with pytest.raises(MessageError, match="private here"):
         CohortEngine(BUILT, 0, workers=1).work(greedy(), [client()])
     pool = WorkerPool(1)
-    header = {"kind": "work", "work": "phases", "guard": None, "users": [client().user]}
+    header = {"kind": "work", "work": "phases", "transforms": [], "users": [client().user]}
     job = {"setup": setup_message(BUILT, 0), "broadcast": broadcast_message(greedy())}
     with pytest.raises(WorkerError, match=r"MessageError: .*private here"):
         pool.run([pack(header, clients_to_tensors([client()]))], **job)

@@ -7,21 +7,22 @@ import torch
 
 from homespun.core import tree
 from homespun.core.method import Task, build, load_method
+from homespun.core.transforms import NO_TRANSFORMS, Transforms
 from homespun.engines import summed
 from homespun.engines.cohort import CohortEngine
 from homespun.engines.engine import Client
 from homespun.engines.exchange import clients_from_tensors, clients_to_tensors
 from homespun.engines.loop import LoopEngine
-from homespun.privacy.guard import Guard
+from homespun.privacy.dp import DpMechanism
 from homespun.privacy.mechanism import Clip
 
 KINDS = 3
 EXAMPLES = [5, 1, 7, 3, 6, 2]  # ragged
 DIGIT, SPEECH = (28, 28), (200, 375)
-GUARDS = {
-    "unguarded": None,
-    "clipped": Guard(Clip({"*": 0.5})),
-    "in groups": Guard(Clip({"encoder.*": 0.3, "*": 5.0}, statistics=1.0)),
+CHAINS = {
+    "as it is": NO_TRANSFORMS,
+    "clipped": Transforms((DpMechanism(Clip({"*": 0.5})),)),
+    "in groups": Transforms((DpMechanism(Clip({"encoder.*": 0.3, "*": 5.0}, statistics=1.0)),)),
 }
 
 
@@ -65,36 +66,36 @@ def nothing_but_summed(monkeypatch):
     monkeypatch.setattr(summed, "work_together", refuse)
 
 
-@pytest.mark.parametrize("guard", GUARDS)
+@pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("assignment", ["type", "prototype", "personal"])
 @pytest.mark.usefixtures("nothing_but_summed")
-def test_summed_equals_loop(assignment, guard):
-    made, guard = make(assignment), GUARDS[guard]
+def test_summed_equals_loop(assignment, chain):
+    made, chain = make(assignment), CHAINS[chain]
     start, everybody = made.start().broadcast(), make_clients(made)
-    slow = LoopEngine(made, 0, guard).work(start, everybody)
-    fast = CohortEngine(made, 0, workers=0, guard=guard).work(start, everybody)
+    slow = LoopEngine(made, 0, chain).work(start, everybody)
+    fast = CohortEngine(made, 0, workers=0, transforms=chain).work(start, everybody)
     assert max(differences(slow, fast).values()) < 2e-5
     assert slow.update.statistics == pytest.approx(fast.update.statistics, rel=1e-5)
     assert (slow.update.weight, slow.update.clients) == (fast.update.weight, fast.update.clients)
 
 
-@pytest.mark.parametrize("guard", ["unguarded", "clipped"])
+@pytest.mark.parametrize("chain", ["as it is", "clipped"])
 @pytest.mark.parametrize(("assignment", "settings"), [("prototype", {}), ("type", {"embedding_dim": 5})])
 @pytest.mark.usefixtures("nothing_but_summed")
-def test_summed_speech_equals_loop(assignment, settings, guard):
-    made, guard = make(assignment, SPEECH, **settings), GUARDS[guard]
+def test_summed_speech_equals_loop(assignment, settings, chain):
+    made, chain = make(assignment, SPEECH, **settings), CHAINS[chain]
     start, everybody = made.start().broadcast(), make_clients(made, SPEECH)[1:4]
-    slow = LoopEngine(made, 0, guard).work(start, everybody)
-    fast = CohortEngine(made, 0, workers=0, guard=guard).work(start, everybody)
+    slow = LoopEngine(made, 0, chain).work(start, everybody)
+    fast = CohortEngine(made, 0, workers=0, transforms=chain).work(start, everybody)
     assert max(differences(slow, fast).values()) < 5e-5
 
 
-@pytest.mark.parametrize("guard", ["unguarded", "clipped"])
+@pytest.mark.parametrize("chain", ["as it is", "clipped"])
 @pytest.mark.parametrize(
     ("size", "workers"), [(DIGIT, 0), (SPEECH, 0), pytest.param(DIGIT, 2, marks=pytest.mark.system)]
 )
-def test_one_client_with_data_that_is_no_number_is_refused_alone(guard, size, workers):
-    made, guard = make("type", size), GUARDS[guard]
+def test_one_client_with_data_that_is_no_number_is_refused_alone(chain, size, workers):
+    made, chain = make("type", size), CHAINS[chain]
     start = made.start().broadcast()
     everybody = [
         replace(client, data={**client.data, "image": client.data["image"].float()})
@@ -104,11 +105,11 @@ def test_one_client_with_data_that_is_no_number_is_refused_alone(guard, size, wo
     image = lost.data["image"].clone()
     image[0, 3, 3] = torch.nan
     spoiled = replace(lost, data={**lost.data, "image": image})
-    engine = CohortEngine(made, 0, workers=workers, guard=guard)
+    engine = CohortEngine(made, 0, workers=workers, transforms=chain)
     found = engine.work(start, [*everybody[:2], spoiled, *everybody[3:]])
     assert list(found.refused) == [lost.user] and lost.user not in found.private
     without = engine.work(start, [*everybody[:2], *everybody[3:]])
-    assert found.update.clients == (len(EXAMPLES) - 1 if guard is None else len(EXAMPLES))  # or as zeros
+    assert found.update.clients == (len(EXAMPLES) - 1 if chain == NO_TRANSFORMS else len(EXAMPLES))  # or as zeros
     assert max(differences(without, found).values()) < 2e-5
 
 

@@ -14,8 +14,8 @@ def test_metrics_by_hand():
     assert metrics.cross_entropy(labels, logits)[3] == pytest.approx(np.log(2))
     assert metrics.cross_entropy(labels[:1], logits[:1])[0] == pytest.approx(np.log(1 + np.exp(-2)))
     # scores of the positives: 1 and -3; of the negatives: -2 and 0. Pairs won: 1 > -2, 1 > 0.
-    assert metrics.auc(labels, logits) == 0.5
-    assert np.isnan(metrics.auc(np.array([1, 1]), logits[:2]))
+    assert summarize([labels[:2], labels[2:]], [logits[:2], logits[2:]], classes=2).auc == 0.5
+    assert np.isnan(metrics.auc(np.array([1, 1]), np.array([0.5, 1.0])))
 
 
 def test_a_huge_logit_does_not_overflow():

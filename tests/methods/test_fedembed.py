@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from homes import clients_of
 from minisom import MiniSom
 from torch.nn import functional
 
@@ -20,7 +21,7 @@ from homespun.engines.loop import LoopEngine, train_client
 from homespun.methods import fedembed
 from homespun.models.places import MapServer, map_step
 from homespun.opening import open_run, task_of
-from homespun.run import RunSettings
+from homespun.runs.settings import RunSettings
 from homespun.training import prepare, train
 
 
@@ -279,12 +280,12 @@ def opened(folder, federation, **settings):
 def test_prototypes_are_moved_by_the_servers_own_users_and_by_nobody_elses_update(tmp_path, federation):
     with opened(tmp_path / "run", federation) as run:
         before = run.state.federated["places.prototypes"]
-        sent = run.engine.work(run.state.broadcast(), run.clients([0, 1, 2])).update
+        sent = run.trainer.work(run.state.broadcast(), clients_of(run, [0, 1, 2])).update
         assert sent.federated["places.prototypes"].abs().max() == 0
         run.step()
         after = run.state.federated["places.prototypes"]
         assert after.shape == before.shape and (after - before).abs().max(dim=1).values.min() > 0
-        held = Client("prototype 3", {"user.embedding": before[3]}, run.prototypical[3])
+        held = Client("prototype 3", {"user.embedding": before[3]}, run.server_users.examples[3])
     # what one of them learns is what anybody with these examples would
     built = made(federation, seed=0)
     learned = LoopEngine(built, 0).work(built.start().broadcast(), [held]).private["prototype 3"]["user.embedding"]
@@ -295,11 +296,11 @@ def test_prototypes_whose_training_runs_away_are_an_error_and_nothing_is_told(tm
     privacy = {"noise_multiplier": 1.0, "delta": 0.01, "insecure": True, "ledger": str(tmp_path / "ledger")}
     nobody = {"cohort": 1, "sampler": "poisson", "privacy": privacy}
     with opened(tmp_path / "run", federation, triplet_rate=1e30, **nobody) as run:
-        empty = next(round for round in range(50) if not run.cohorts.of(round))
+        empty = next(round for round in range(50) if not run.schedule.cohorts.of(round))
         run.state = before = replace(run.state, round=empty)
         with pytest.raises(MessageError, match="updates of prototypical users were refused, because of NaN"):
             run.step()
-        assert run.state is before and not run.steward.ledger.spent()
+        assert run.state is before and not run.dp.account.ledger.spent()
 
 
 @pytest.mark.parametrize("server", ["fedavg", "fedadam"])
@@ -309,7 +310,7 @@ def test_a_cohort_without_a_sub_population_has_no_gradient_for_its_head(tmp_path
         seen = []
         for round in range(3):
             before = run.state.keyed["heads.weight"]
-            seen.append(int(run.federation.group(run.cohorts.of(round)[0])))
+            seen.append(int(run.federation.group(run.schedule.cohorts.of(round)[0])))
             run.step()
             moved = (run.state.keyed["heads.weight"] != before).flatten(1).any(dim=1)
             assert moved.nonzero().flatten().tolist() == (seen[-1:] if server == "fedavg" else sorted(set(seen)))
@@ -404,7 +405,7 @@ def test_the_radius_never_becomes_nothing():
 
 def test_an_epoch_is_a_turn_where_everybody_uses_all_they_have(tmp_path, federation):
     with opened(tmp_path / "run", federation, rounds=None, epochs=3, cohort=5) as run:
-        assert (run.rounds_per_epoch, run.total_rounds) == (4, 12)
+        assert (run.schedule.rounds_per_epoch, run.total_rounds) == (4, 12)
 
 
 def test_carried_over_heads_take_their_moments_along():

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from homes import clients_of
 from language_models import TEXT, write_gpt2, write_llama
 from spoken_corpus import train_small
 
@@ -111,7 +112,10 @@ def test_a_round_counts_the_bytes_that_its_homes_would_send(tmp_path):
     with train_small(tmp_path, rounds=1) as run:
         (recorded,) = [entry["up_bytes"] for entry in run.history() if entry["kind"] == "round"]
         engine, start = LoopEngine(run.built, 0), run.built.start().broadcast()
-        sent = [update_to_tensors(engine.work(start, [one]).update)[1] for one in run.clients(run.cohorts.of(0))]
+        sent = [
+            update_to_tensors(engine.work(start, [one]).update)[1]
+            for one in clients_of(run, run.schedule.cohorts.of(0))
+        ]
     for role in ("federated", "keyed"):
         assert recorded[role] == sum(
             tensor.nbytes for message in sent for name, tensor in message.items() if name.startswith(f"{role}/")

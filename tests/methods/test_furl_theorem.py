@@ -122,7 +122,7 @@ def test_a_loss_that_couples_users_breaks_the_agreement():
 def test_run_scales_what_a_home_keeps(tmp_path):
     """`keeps` is carried out by the run: one round by hand, z_i = c_i / sum c."""
     from homespun.opening import open_run
-    from homespun.run import RunSettings
+    from homespun.runs.settings import RunSettings
 
     def one_round(keeps):
         with open_run(
@@ -132,11 +132,11 @@ def test_run_scales_what_a_home_keeps(tmp_path):
             settings=RunSettings(rounds=1, cohort=3, engine="loop"),
             method_settings={**SMALL, "keeps": keeps},
         ) as run:
-            positions = run.cohorts.of(0)
+            positions = run.schedule.cohorts.of(0)
             names = [run.federation.users[position] for position in positions]
             before = {name: run.built.new_private(name, seed=0)["user.embedding"] for name in names}
             list(run.rounds())
-            counts = np.array([len(run.population.examples(position)) for position in positions])
+            counts = np.array([len(run.clients.population.examples(position)) for position in positions])
             return {name: run.vault.private(name)["user.embedding"] - before[name] for name in names}, counts
 
     (whole, counts), (shares, _) = one_round("all"), one_round("share")

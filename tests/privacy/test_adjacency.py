@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from homes import clients_of
 from language_models import write_gpt2
 from notes import opened, rows, write_csv
 
@@ -14,7 +15,7 @@ from homespun.data.splits import withhold
 from homespun.data.table import Filters
 from homespun.opening import open_run
 from homespun.privacy.settings import Privacy, make_plan
-from homespun.run import RunSettings
+from homespun.runs.settings import RunSettings
 from homespun.training import privacy_of
 
 CLIP = 0.5
@@ -47,9 +48,9 @@ def test_a_user_without_examples_moves_a_sum_by_one_clip_norm_whatever_the_sampl
     """Neighbours have the same draws: nobody takes the place of a user whose update counts as zero."""
     settings = {"sampler": sampler}
     with opened(tmp_path / "run", data, settings=settings, insecure=True, clip=CLIP, **privacy) as run:
-        broadcast, cohort = run.state.broadcast(), run.cohorts.of(0)
-        with_user = run.engine.work(broadcast, run.clients(cohort)).update
-        without = run.engine.work(broadcast, run.clients(cohort[1:])).update
+        broadcast, cohort = run.state.broadcast(), run.schedule.cohorts.of(0)
+        with_user = run.trainer.work(broadcast, clients_of(run, cohort)).update
+        without = run.trainer.work(broadcast, clients_of(run, cohort[1:])).update
     moved = [with_user.federated[name] - without.federated[name] for name in with_user.federated]
     length = float(torch.cat([part.flatten() for part in moved]).norm())
     assert 0 < length <= CLIP * (1 + 1e-6)

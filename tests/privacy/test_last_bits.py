@@ -10,8 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from homes import clients_of
 
 from homespun.core.messages import ServerState
+from homespun.core.transforms import Transforms
 from homespun.data import load_federation
 from homespun.engines.cohort import CohortEngine
 from homespun.engines.loop import LoopEngine
@@ -19,7 +21,7 @@ from homespun.methods.furl import SMALL
 from homespun.opening import open_run
 from homespun.privacy.mechanism import clipped
 from homespun.privacy.noise import seeded_normal
-from homespun.run import RunSettings
+from homespun.runs.settings import RunSettings
 
 ROUNDS = 200
 USERS = 16  # a power of two: a mean over them has the sum's digits
@@ -37,7 +39,7 @@ def run(request, tmp_path_factory):
         settings=RunSettings(rounds=1, cohort="all", sampler="uniform", workers=0, privacy=privacy),
         method_settings=SMALL,
     ) as opened:
-        opened.steward.ledger.debit = lambda *_, **__: None  # hundreds of waits for the disk
+        opened.dp.account.ledger.debit = lambda *_, **__: None  # hundreds of waits for the disk
         yield opened
 
 
@@ -49,31 +51,31 @@ def everything_at_zero(run):
 def known(run):
     """What the observer knows: the sum without the last user and with them, or two updates that one user may send."""
     start = run.state.broadcast()
-    if run.plan.local:
-        plain = [LoopEngine(run.built, 0).work(start, [client]).update for client in run.clients([0, 1])]
+    if run.dp.local:
+        plain = [LoopEngine(run.built, 0).work(start, [client]).update for client in clients_of(run, [0, 1])]
         one, other = (
             replace(sent, federated={n: v / sent.weight for n, v in sent.federated.items()}, weight=1.0)
             for sent in plain
         )
         return one, other
-    clients = run.clients(range(USERS))
-    return run.engine.work(start, clients[:-1]).update, run.engine.work(start, clients).update
+    clients = clients_of(run, range(USERS))
+    return run.trainer.work(start, clients[:-1]).update, run.trainer.work(start, clients).update
 
 
 def released(run, sums, secret, *, trial):
     """The change of a model that starts at zero, or the update that leaves the client."""
     zero = everything_at_zero(run)
-    if run.plan.local:
-        guard = replace(run.steward.guard, insecure_seed=trial)
-        return guard.shaped(sums[secret], zero.broadcast(), "somebody").federated
-    told = replace(run.steward, seed=trial).released(sums[secret], zero.broadcast())
+    if run.dp.local:
+        mechanism = replace(run.dp, insecure_seed=trial)
+        return mechanism.on_client(sums[secret], zero.broadcast(), "somebody").federated
+    told = replace(run.dp, insecure_seed=trial).on_server(sums[secret], zero.broadcast())
     return {name: USERS * value for name, value in run.built.method.server(zero, told).federated.items()}
 
 
 def float32_on_float32(run, sums, secret, *, trial):
     """How it must not be done."""
     normal, deviations = seeded_normal(trial), deviations_of(run)
-    total = sums[secret] if not run.plan.local else clipped(sums[secret], run.plan.clip)
+    total = sums[secret] if not run.dp.local else clipped(sums[secret], run.dp.clip)
     return {
         name: value.float() + torch.from_numpy(deviations[name] * normal(value.numel())).float().view(value.shape)
         for name, value in sorted(total.federated.items())
@@ -81,7 +83,7 @@ def float32_on_float32(run, sums, secret, *, trial):
 
 
 def deviations_of(run):
-    return run.plan.clip.deviations(run.state.federated, noise_multiplier=run.plan.noise_multiplier)
+    return run.dp.clip.deviations(run.state.federated, noise_multiplier=run.dp.noise_multiplier)
 
 
 def contradictions(seen, total):
@@ -97,7 +99,7 @@ def contradictions(seen, total):
 
 def guessed_right(run, release):
     sums = known(run)
-    seen_as = [clipped(one, run.plan.clip).federated if run.plan.local else one.federated for one in sums]
+    seen_as = [clipped(one, run.dp.clip).federated if run.dp.local else one.federated for one in sums]
     coin = np.random.default_rng(0)
     right = 0
     for trial in range(ROUNDS):
@@ -121,12 +123,9 @@ def test_what_is_released_does_not(run):
 @pytest.mark.parametrize(("engine", "most"), [(LoopEngine, 0.0), (CohortEngine, 1e-6)])
 def test_without_a_user_the_others_sum_stays_as_it_was(run, engine, most):
     """In clip norms; clients of one batch may share rounding errors, and a sum adds none."""
-    start, clients, guard = (
-        run.state.broadcast(),
-        run.clients(range(USERS)),
-        replace(run.steward.guard, local_noise=None),
-    )
-    work = (engine(run.built, 0, guard) if engine is LoopEngine else engine(run.built, 0, 0, guard)).work
+    start, clients = run.state.broadcast(), clients_of(run, range(USERS))
+    clips = Transforms((replace(run.dp, local=False),))
+    work = (engine(run.built, 0, clips) if engine is LoopEngine else engine(run.built, 0, 0, clips)).work
     within, without, alone = (work(start, some).update for some in (clients, clients[1:], clients[:1]))
     moved = [
         (within.federated[name] - without.federated[name] - alone.federated[name]).norm() for name in start.federated

@@ -9,6 +9,7 @@ from math import nan
 import numpy as np
 import pytest
 import torch
+from homes import clients_of
 from scipy.stats import beta
 
 from homespun.core import seeds
@@ -16,18 +17,19 @@ from homespun.core.errors import InputError, SettingsError
 from homespun.core.messages import Broadcast, Rows, Update, state_to_bytes
 from homespun.core.method import available_methods, method_module
 from homespun.core.settings import parse
+from homespun.core.transforms import Transforms
 from homespun.data import load_federation
 from homespun.engines.cohort import CohortEngine
 from homespun.engines.loop import LoopEngine
 from homespun.methods.furl import SMALL
 from homespun.opening import open_run
 from homespun.privacy.accounting import Release, epsilon
-from homespun.privacy.guard import Guard
+from homespun.privacy.dp import DpMechanism
 from homespun.privacy.ledger import BudgetError, Ledger, ledger_path
 from homespun.privacy.mechanism import Clip, clipped, clipped_statistics, clipped_sum, norms, released_centrally
 from homespun.privacy.noise import secure_normal, seeded_normal
 from homespun.privacy.settings import Privacy, make_plan
-from homespun.run import RunSettings
+from homespun.runs.settings import RunSettings
 from homespun.training import privacy_of
 
 PRIVATE = {"noise_multiplier": 1.5, "clip": 0.05, "insecure": True, "delta": 0.01}
@@ -58,7 +60,7 @@ def test_a_round_by_hand(tmp_path):
         drawn = np.flatnonzero(seeds.numpy_generator(0, "cohort", 0).random(20) < 8 / 20)
         total = {name: torch.zeros_like(value) for name, value in start.federated.items()}
         lengths = []
-        for client in run.clients(drawn.tolist()):
+        for client in clients_of(run, drawn.tolist()):
             sent = LoopEngine(run.built, 0).work(start, [client]).update
             plain = Update(**{**vars(sent), "federated": {n: v / sent.weight for n, v in sent.federated.items()}})
             lengths.append(norms(plain, clip)["*"])
@@ -77,12 +79,13 @@ def test_a_round_by_hand(tmp_path):
 @pytest.mark.parametrize("users", ["private", "table"])
 @pytest.mark.parametrize("local_noise", [None, 0.7])
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.system)])
-def test_all_engines_guard_alike(tmp_path, users, local_noise, workers):
-    guard = Guard(Clip({"*": 0.05}), local_noise=local_noise, insecure_seed=3)
+def test_all_engines_transform_alike(tmp_path, users, local_noise, workers):
+    noise = DpMechanism(Clip({"*": 0.05}), local_noise or 0.0, local=local_noise is not None, insecure_seed=3)
+    chain = Transforms((noise,))
     with opened(tmp_path, method_settings={"users": users}) as run:
-        start, clients = run.state.broadcast(), run.clients(range(9))
-        slow = LoopEngine(run.built, 0, guard).work(start, clients).update
-        fast = CohortEngine(run.built, 0, workers, guard).work(start, clients).update
+        start, clients = run.state.broadcast(), clients_of(run, range(9))
+        slow = LoopEngine(run.built, 0, chain).work(start, clients).update
+        fast = CohortEngine(run.built, 0, workers, chain).work(start, clients).update
     assert slow.weight == fast.weight == 9.0 and slow.statistics == fast.statistics == {"loss": 0.0, "examples": 0.0}
     for name, value in slow.federated.items():
         torch.testing.assert_close(value, fast.federated[name], rtol=0, atol=1e-6)
@@ -138,7 +141,7 @@ def test_a_run_stops_before_the_round_that_would_exceed_the_budget(tmp_path):
 
 def test_an_empty_cohort_tells_noise_and_costs_a_round(tmp_path):
     with opened(tmp_path, cohort=1, seed=4) as run:
-        empty = next(round for round in range(50) if not run.cohorts.of(round))
+        empty = next(round for round in range(50) if not run.schedule.cohorts.of(round))
         run.state = type(run.state)(**{**vars(run.state), "round": empty})
         before = run.state.federated
         record = run.step()
@@ -150,7 +153,7 @@ def test_an_empty_cohort_tells_noise_and_costs_a_round(tmp_path):
 def test_an_epsilon_is_turned_into_noise_and_its_rounds_cost_no_more(tmp_path):
     with opened(tmp_path, privacy={"noise_multiplier": None, "epsilon": 4.0}) as run:
         list(run.rounds())
-        found = epsilon(run.steward.ledger.spent(), delta=0.01)
+        found = epsilon(run.dp.account.ledger.spent(), delta=0.01)
     assert 3.8 < found <= 4.0
 
 
@@ -204,7 +207,7 @@ def test_settings_that_protect_nobody(wrong):
 
 def test_secret_draws_are_not_those_of_the_seed(tmp_path):
     with opened(tmp_path, privacy={"insecure": False}) as run:
-        cohorts = [tuple(run.cohorts.of(0)) for _ in range(12)]
+        cohorts = [tuple(run.schedule.cohorts.of(0)) for _ in range(12)]
     assert len(set(cohorts)) > 6 and 4 < np.mean([len(cohort) for cohort in cohorts]) < 12
 
 
@@ -214,7 +217,7 @@ def test_noise_of_ones_own_comes_from_no_seed_unless_it_is_insecure(tmp_path):
     def sent(name, **privacy):
         local = {"noise": "local", "amplification": False, **privacy}
         with opened(tmp_path, name=name, privacy=local, sampler="shuffled") as run:
-            update = run.engine.work(run.state.broadcast(), run.clients([0])).update
+            update = run.trainer.work(run.state.broadcast(), clients_of(run, [0])).update
         return torch.cat([tensor.flatten() for _, tensor in sorted(update.federated.items())])
 
     once, again = sent("once", insecure=False), sent("again", insecure=False)
@@ -257,7 +260,7 @@ def test_cohorts_of_a_fixed_size_are_secret_too(tmp_path, sampler):
     firsts = []
     for number in range(6):
         with opened(tmp_path, name=f"run {number}", privacy=fixed, sampler=sampler) as run:
-            turn = [run.cohorts.of(round) for round in range(3)]
+            turn = [run.schedule.cohorts.of(round) for round in range(3)]
         assert [len(cohort) for cohort in turn] == ([8, 8, 8] if sampler == "uniform" else [8, 8, 4])
         assert all(cohort == sorted(set(cohort)) for cohort in turn)
         if sampler == "shuffled":
@@ -265,8 +268,8 @@ def test_cohorts_of_a_fixed_size_are_secret_too(tmp_path, sampler):
         firsts.append(tuple(turn[0]))
     assert len(set(firsts)) > 3
     with opened(tmp_path, name="own noise", privacy={**fixed, "noise": "local"}, sampler=sampler) as run:
-        seen = run.cohorts.of(0)  # plain to see, so that a turn can go on after a kill
-        assert seen == type(run.cohorts)(20, 8, sampler, 0).of(0)
+        seen = run.schedule.cohorts.of(0)  # plain to see, so that a turn can go on after a kill
+        assert seen == type(run.schedule.cohorts)(20, 8, sampler, 0).of(0)
 
 
 def test_a_name_with_a_slash_has_a_ledger_of_its_own(monkeypatch, tmp_path):
@@ -294,8 +297,8 @@ def test_a_server_is_told_how_much_noise_there_is(tmp_path):
     for noise, expected in (("central", 1.5 * 0.05), ("local", 1.5 * 0.05 * 3)):
         with opened(tmp_path, name=noise, privacy={"noise": noise}, method_settings={"users": "table"}) as run:
             start = run.state.broadcast()
-            total = LoopEngine(run.built, 0).work(start, run.clients(range(9))).update
-            told = run.steward.released(total, start).noise
+            total = LoopEngine(run.built, 0).work(start, clients_of(run, range(9))).update
+            told = run.dp.on_server(total, start).noise
         assert told == {name: pytest.approx(expected) for name in [*start.federated, *start.keyed]}
 
 
@@ -362,19 +365,19 @@ def test_the_attack_on_whole_rounds(tmp_path, monkeypatch, noise_multiplier):
     settings = {"cohort": "all", "sampler": "uniform", "method_settings": {"users": "table"}}
     with opened(tmp_path, privacy=privacy, **settings) as run:
         start, broadcast = run.state, run.state.broadcast()
-        monkeypatch.setattr(run.steward.ledger, "debit", lambda *_, **__: None)  # a thousand waits for the disk
-        nobody = run.engine.work(broadcast, [])
+        monkeypatch.setattr(run.dp.account.ledger, "debit", lambda *_, **__: None)  # a thousand waits for the disk
+        nobody = run.trainer.work(broadcast, [])
         loud = {name: torch.full_like(value, 100.0) for name, value in broadcast.federated.items()}
         rows = {
             name: Rows(torch.arange(len(table)), torch.full_like(table, 100.0), torch.ones(len(table)))
             for name, table in broadcast.keyed.items()
         }
         canary = Update(0, loud, rows, nobody.update.statistics, weight=1.0, clients=1)
-        canary = run.steward.guard.shaped(canary, broadcast, "canary")
+        canary = run.dp.on_client(canary, broadcast, "canary")
 
         def seen(update):
             """How far a round with this update moves each parameter, in the canary's direction."""
-            monkeypatch.setattr(run.engine, "work", lambda *_, **__: replace(nobody, update=update))
+            monkeypatch.setattr(run.trainer, "work", lambda *_, **__: replace(nobody, update=update))
             run.state = start
             run.step()
             after = {**run.state.federated, **run.state.keyed}
@@ -402,7 +405,7 @@ def test_rows_of_a_table_are_all_told(tmp_path):
 
 def interrupted(monkeypatch, run, *, after):
     """Ctrl-C when so many cohorts have sent what they have."""
-    work, sent = run.engine.work, []
+    work, sent = run.trainer.work, []
 
     def once(*arguments, **options):
         outcome = work(*arguments, **options)
@@ -411,7 +414,7 @@ def interrupted(monkeypatch, run, *, after):
             raise KeyboardInterrupt
         return outcome
 
-    monkeypatch.setattr(run.engine, "work", once)
+    monkeypatch.setattr(run.trainer, "work", once)
     with pytest.raises(KeyboardInterrupt):
         list(run.rounds())
 
@@ -421,7 +424,7 @@ def test_local_noise_is_paid_for_before_anything_leaves_home(tmp_path, monkeypat
         interrupted(monkeypatch, run, after=1)
         assert run.state.round == 0 and spent(tmp_path).total() == 1
     with opened(tmp_path, name="spent", privacy={"noise": "local", "budget": 1e-3}) as run:
-        monkeypatch.setattr(run.engine, "work", lambda *_, **__: pytest.fail("something left home"))
+        monkeypatch.setattr(run.trainer, "work", lambda *_, **__: pytest.fail("something left home"))
         with pytest.raises(BudgetError):
             run.step()
 
@@ -435,7 +438,7 @@ def test_a_turn_that_is_taken_up_again_is_paid_for_again(tmp_path, monkeypatch):
     with opened(tmp_path, privacy=local, sampler="shuffled", cohort=7) as run:
         assert run.state.round == 1
         list(run.rounds())
-        assert spent(tmp_path).total() == 2 and sum(run.spending.values()) == 2
+        assert spent(tmp_path).total() == 2 and sum(run.dp.account.spending(rounds=run.state.round).values()) == 2
 
 
 def test_a_round_that_is_tried_again_is_paid_for_again(tmp_path, monkeypatch):
@@ -456,7 +459,7 @@ def test_what_a_turn_tells_after_a_reset_is_written_down(tmp_path):
     local = {"noise": "local", "noise_multiplier": 4.0}
     with opened(tmp_path, privacy=local, sampler="shuffled", cohort=7) as run:
         run.step()
-        run.steward.ledger.reset("dialects")
+        run.dp.account.ledger.reset("dialects")
         assert spent(tmp_path).total() == 0
         run.step()
         run.step()
@@ -470,10 +473,10 @@ def test_a_report_counts_rounds_that_a_kill_undid(tmp_path, monkeypatch):
     with opened(tmp_path, commit_every=10) as run:
         assert run.state.round == 0
         list(run.rounds())
-        assert sum(run.spending.values()) == spent(tmp_path).total() == 5
+        assert sum(run.dp.account.spending(rounds=run.state.round).values()) == spent(tmp_path).total() == 5
     with opened(tmp_path, name="another") as run:  # which is not charged for the first one's
         run.step()
-        assert sum(run.spending.values()) == 1
+        assert sum(run.dp.account.spending(rounds=run.state.round).values()) == 1
 
 
 def test_rounds_before_the_budget_was_spent_are_kept(tmp_path):
@@ -511,7 +514,7 @@ def test_the_ledger_is_the_same_from_a_file_and_from_python(tmp_path):
         ),
         method_settings=SMALL,
     ) as run:
-        assert run.steward.ledger.path == tmp_path / "notes.csv.privacy.jsonl"
+        assert run.dp.account.ledger.path == tmp_path / "notes.csv.privacy.jsonl"
 
 
 def test_statistics_and_weights_that_are_no_numbers_end_no_round():
@@ -531,7 +534,7 @@ def test_training_on_one_server_has_no_homes_to_protect(tmp_path):
 def test_the_record_has_the_bytes_that_were_sent(tmp_path, noise, clip, numbers):
     """Without a clip norm of their own, statistics are not told; with central noise it is a secret how many came."""
     with opened(tmp_path, privacy={"noise": noise, "statistics_clip": clip}) as run:
-        came = len(run.cohorts.of(0))
+        came = len(run.schedule.cohorts.of(0))
         record = run.step()
         whole = sum(tensor.nbytes for tensor in run.state.federated.values())
     clients = came if noise == "local" else 8
@@ -542,7 +545,7 @@ def test_the_record_has_the_bytes_that_were_sent(tmp_path, noise, clip, numbers)
 def test_a_private_run_can_be_measured_in_epochs(tmp_path):
     """How many rounds that makes decides how much noise there is, so neither may wait for the other."""
     with opened(tmp_path, privacy={"noise_multiplier": None, "epsilon": 4.0}, rounds=None, epochs=2) as run:
-        assert (run.total_rounds, run.plan.release.rate) == (5, 0.4)  # 20 / 8 rounds an epoch
+        assert (run.total_rounds, run.dp.account.plan.release.rate) == (5, 0.4)  # 20 / 8 rounds an epoch
 
 
 VARIANTS = [
@@ -573,7 +576,7 @@ def test_every_method_can_be_private(tmp_path, method, settings, noise):
         start = {**run.state.federated, **run.state.keyed}
         run.step()
         then = {**run.state.federated, **run.state.keyed}
-        assert sum(run.spending.values()) == 1
+        assert sum(run.dp.account.spending(rounds=run.state.round).values()) == 1
     # where sub-populations are found is the server's own: counts that may be noise move nothing there
     places = ("places.", "centroids", "members", "probe")
     # on the grid of releases, one number of 160,000 has noise of zero

@@ -7,16 +7,17 @@ import torch
 
 from homespun.core.messages import state_to_bytes
 from homespun.core.method import Task, build, load_method
+from homespun.core.transforms import Transforms
 from homespun.data import load_federation
 from homespun.engines.cohort import CohortEngine
 from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine
 from homespun.methods.furl import SMALL
 from homespun.opening import open_run
-from homespun.privacy.guard import Guard
+from homespun.privacy.dp import DpMechanism
 from homespun.privacy.mechanism import Clip
 from homespun.privacy.noise import grid_of, seeded_normal
-from homespun.run import RunSettings
+from homespun.runs.settings import RunSettings
 
 USERS = 8
 
@@ -34,29 +35,29 @@ def opened(folder, **privacy):
     )
 
 
-def spoil(monkeypatch, run, users):
+def spoil(run, users):
     """From now on these users' personal embeddings are NaN when they train, and so is all that they learn."""
-    clients = run.clients
+    load = run.clients.load
 
-    def spoiled(positions):
+    def spoiled(*asked, **how):
         return [
             replace(client, private={"user.embedding": torch.full_like(client.private["user.embedding"], torch.nan)})
             if client.user in users
             else client
-            for client in clients(positions)
+            for client in load(*asked, **how)
         ]
 
-    monkeypatch.setattr(run, "clients", spoiled)
+    object.__setattr__(run.clients, "load", spoiled)
 
 
 @pytest.mark.parametrize("noise", ["central", "local"])
 @pytest.mark.parametrize("engine", ["loop", "cohort"])
-def test_a_round_of_which_everything_is_refused_is_a_round_like_any_other(tmp_path, monkeypatch, noise, engine):
+def test_a_round_of_which_everything_is_refused_is_a_round_like_any_other(tmp_path, noise, engine):
     with opened(tmp_path, noise=noise) as run:
         if engine == "loop":
-            run.engine = LoopEngine(run.built, 0, run.steward.guard)
+            run.trainer = LoopEngine(run.built, 0, run.transforms)
         start = run.state
-        spoil(monkeypatch, run, run.population.users)
+        spoil(run, run.clients.population.users)
         record = run.step()
         assert (record.clients, record.refused, run.state.round) == (USERS, 0, 1)
         assert run.vault.users() == []  # every client keeps the private state that it had: none yet
@@ -65,13 +66,13 @@ def test_a_round_of_which_everything_is_refused_is_a_round_like_any_other(tmp_pa
             moved = USERS * (run.state.federated[name] - value)  # noise and nothing else
             expected = deviation if noise == "central" else deviation * USERS**0.5
             assert moved.numel() < 100 or float(moved.std()) == pytest.approx(expected, rel=0.2)
-        assert sum(run.spending.values()) == 1
+        assert sum(run.dp.account.spending(rounds=run.state.round).values()) == 1
 
 
-def test_the_noise_is_that_of_a_round_in_which_nobody_had_anything_to_say(tmp_path, monkeypatch):
+def test_the_noise_is_that_of_a_round_in_which_nobody_had_anything_to_say(tmp_path):
     with opened(tmp_path) as run:
         start = run.state
-        spoil(monkeypatch, run, run.population.users)
+        spoil(run, run.clients.population.users)
         run.step()
         normal, grid = seeded_normal(0, "central", 0), grid_of(1.5 * 0.05)
         for name, value in sorted(start.federated.items()):
@@ -80,20 +81,20 @@ def test_the_noise_is_that_of_a_round_in_which_nobody_had_anything_to_say(tmp_pa
             assert torch.equal(run.state.federated[name], value + released / USERS)
 
 
-def test_only_who_was_refused_keeps_the_private_state_that_they_had(tmp_path, monkeypatch):
+def test_only_who_was_refused_keeps_the_private_state_that_they_had(tmp_path):
     with opened(tmp_path) as run:
         run.step()
-        users = run.population.users
-        before = run.private(users)
-        spoil(monkeypatch, run, users[:5])  # more than half
+        users = run.clients.population.users
+        before = run.clients.private(users, run.state.broadcast())
+        spoil(run, users[:5])  # more than half
         run.step()
         run.commit()
-        after = run.private(users)
+        after = run.clients.private(users, run.state.broadcast())
     same = [torch.equal(before[user]["user.embedding"], after[user]["user.embedding"]) for user in users]
     assert same == [True] * 5 + [False] * 3
 
 
-def test_without_privacy_a_round_still_stops_where_half_is_refused(tmp_path, monkeypatch):
+def test_without_privacy_a_round_still_stops_where_half_is_refused(tmp_path):
     from homespun.core.errors import MessageError
 
     with open_run(
@@ -104,7 +105,7 @@ def test_without_privacy_a_round_still_stops_where_half_is_refused(tmp_path, mon
         method_settings=SMALL,
     ) as run:
         before = state_to_bytes(run.state)
-        spoil(monkeypatch, run, run.population.users[:4])
+        spoil(run, run.clients.population.users[:4])
         with pytest.raises(MessageError, match="4 of 8 updates were refused, because of NaN"):
             run.step()
         assert state_to_bytes(run.state) == before
@@ -127,9 +128,9 @@ def preferences():
 def test_with_local_noise_a_client_that_failed_sends_noise_in_every_row(preferences, engine):
     """It looks like any other update; a missing one would say that the client failed."""
     built, lost = preferences
-    guard = Guard(Clip({"*": 1.0}, statistics=2.0), local_noise=2.0, insecure_seed=5)
+    noise = Transforms((DpMechanism(Clip({"*": 1.0}, statistics=2.0), 2.0, local=True, insecure_seed=5),))
     start = built.start().broadcast()
-    made = engine(built, 0, guard) if engine is LoopEngine else engine(built, 0, 0, guard)
+    made = engine(built, 0, noise) if engine is LoopEngine else engine(built, 0, 0, noise)
     found = made.work(start, [lost])
     assert list(found.refused) == ["lost"] and found.private == {}
     update = found.update
@@ -144,8 +145,8 @@ def test_with_local_noise_a_client_that_failed_sends_noise_in_every_row(preferen
 @pytest.mark.parametrize("engine", [LoopEngine, CohortEngine])
 def test_with_central_noise_it_adds_zero(preferences, engine):
     built, lost = preferences
-    guard = Guard(Clip({"*": 1.0}, statistics=2.0))
-    made = engine(built, 0, guard) if engine is LoopEngine else engine(built, 0, 0, guard)
+    noise = Transforms((DpMechanism(Clip({"*": 1.0}, statistics=2.0)),))
+    made = engine(built, 0, noise) if engine is LoopEngine else engine(built, 0, 0, noise)
     update = made.work(built.start().broadcast(), [lost]).update
     assert (update.weight, update.clients) == (1.0, 1) and not any(update.statistics.values())
     assert all(bool((tensor == 0).all()) for tensor in update.federated.values())

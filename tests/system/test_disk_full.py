@@ -6,7 +6,7 @@ from homespun.core.errors import VaultError
 from homespun.data import load_federation
 from homespun.methods.furl import SMALL
 from homespun.opening import open_run
-from homespun.run import RunSettings
+from homespun.runs.settings import RunSettings
 from homespun.vault import Vault
 
 

@@ -24,7 +24,8 @@ torch.set_num_threads(1)
 from homespun.data import load_federation
 from homespun.engines import cohort
 from homespun.opening import open_run
-from homespun.run import Run, RunSettings
+from homespun.runs.run import Run
+from homespun.runs.settings import RunSettings
 from homespun.training import training
 from homespun.vault import Vault
 

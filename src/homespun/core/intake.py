@@ -8,7 +8,7 @@ take its place: a missing update would say, without noise, that training failed 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from homespun.core.errors import MessageError
 from homespun.core.messages import LARGEST_NUMBER, Broadcast, Elected, Rows, Update
+from homespun.core.transforms import NO_TRANSFORMS, NOTHING_SENT, Transforms, add_bytes
 from homespun.core.tree import Tree
 
 HEAVIEST = 1e8  # no client has that many examples
@@ -35,9 +36,11 @@ class Intake:
     instead: Update | None = None  # taken in the place of an update that is refused; None: nothing is
     taken: set[str] = field(default_factory=set)
     refused: dict[str, str] = field(default_factory=dict)
+    sent_bytes: Mapping[str, int] = field(default_factory=lambda: NOTHING_SENT)  # by role, over all clients
 
-    def take(self, user: str, update: Update, *, shaped: Callable[[Update], Update] = lambda update: update) -> bool:
-        """Add one client's update, after `shaped` (clipping, for instance); False if it was refused."""
+    def take(self, user: str, update: Update, *, transforms: Transforms = NO_TRANSFORMS) -> bool:
+        """Add one client's update as it leaves the client, after the client halves of `transforms`; False if it was
+        refused."""
         if user in self.taken:
             self.refused[user] = "a second update in one round"
             return False
@@ -48,8 +51,10 @@ class Intake:
             self.refused[user] = reason
         counted = update if reason is None else self.instead
         if counted is not None:
-            self.total = self.total + shaped(counted)
+            changed = transforms.on_client(counted, self.broadcast, user)
+            self.total = self.total + changed
             self.taken.add(user)
+            self.sent_bytes = add_bytes(self.sent_bytes, transforms.bytes_sent(changed))
         return reason is None
 
 
@@ -143,10 +148,10 @@ def _shown(value: object) -> str:
     return repr(value)[:40]
 
 
-def refused_error(who: str, refused: Mapping[str, str], *, round: int) -> MessageError:
+def refused_error(who: str, reasons: Iterable[str], *, round: int) -> MessageError:
     """For a round that cannot continue without the clients that were refused."""
-    reasons = "; ".join(reason for reason, _ in Counter(refused.values()).most_common(3))
+    shown = "; ".join(reason for reason, _ in Counter(reasons).most_common(3))
     return MessageError(
-        f"round {round}: {who} were refused, because of {reasons}. The model stays as it was. Where local training "
+        f"round {round}: {who} were refused, because of {shown}. The model stays as it was. Where local training "
         "grows without bounds, lower the clients' learning rate."
     )

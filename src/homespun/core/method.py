@@ -27,6 +27,7 @@ from homespun.core.roles import Partition, Role, Rules, first_match, partition
 from homespun.core.server import FedAvg, ServerRule
 from homespun.core.settings import Settings, parse
 from homespun.core.threads import one_thread
+from homespun.core.transforms import UpdateTransform
 from homespun.core.tree import Tree
 
 Batch: TypeAlias = dict[str, Tensor]  # every tensor has one row per example
@@ -143,6 +144,7 @@ class Method:
     # Where a new user begins, from what the server sends.
     new_private: Callable[[torch.Generator, Broadcast], dict[str, Tensor]] = field(default=lambda *_: {})
     server: ServerRule = field(default_factory=FedAvg)
+    transforms: tuple[UpdateTransform, ...] = ()  # what is done to updates on their way, beside the run's own
     weight: Callable[[int], float] = float  # a client's weight from its number of examples
     share: str | None = None  # the batch column with an example's share in its batch's mean; None: equal shares
     # What a home keeps of its private delta: all of it (FURL's equation 7), or the share its update has

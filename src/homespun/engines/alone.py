@@ -18,14 +18,14 @@ from homespun.core.batches import plan_batches
 from homespun.core.messages import Broadcast, Update
 from homespun.core.method import Adam, Batch, Built, Optimizer, Phase, optimizers
 from homespun.core.roles import SHARED
+from homespun.core.transforms import Transforms
 from homespun.core.tree import Tree
 from homespun.engines.engine import Client, Work, client_update, kept_at_home, with_released
 from homespun.engines.loop import model_output
-from homespun.privacy.guard import Guard
 
 
 def work_alone(
-    built: Built, broadcast: Broadcast, client: Client, *, work: Work, seed: int, guard: Guard | None = None
+    built: Built, broadcast: Broadcast, client: Client, *, work: Work, seed: int, transforms: Transforms
 ) -> tuple[Update | None, dict[str, Tensor]]:
     """What this client sends, if it is not for itself, and what stays at its home."""
     own = narrow(built, broadcast, client)
@@ -38,7 +38,9 @@ def work_alone(
     }
     if work == "personalize":
         return None, kept
-    update = client_update(built, own.broadcast, own.client, trained=trained, statistics=statistics, guard=guard)
+    update = client_update(
+        built, own.broadcast, own.client, trained=trained, statistics=statistics, transforms=transforms
+    )
     return replace(update, keyed={name: replace(r, index=own.rows[name]) for name, r in update.keyed.items()}), kept
 
 

@@ -19,12 +19,12 @@ from homespun.core.messages import Broadcast, pack
 from homespun.core.method import Built, Stackable
 from homespun.core.progress import Done, each, silent
 from homespun.core.threads import one_thread
+from homespun.core.transforms import NO_TRANSFORMS, Transforms
 from homespun.engines.engine import Client, Outcome, Work, empty_update, in_user_order, require_own_roles
-from homespun.engines.exchange import clients_to_tensors, outcome_from_reply, outputs_from_reply
+from homespun.engines.exchange import clients_to_tensors, outcome_from_reply, outputs_from_reply, transforms_to_list
 from homespun.engines.pool import Reply, broadcast_message, setup_message, shared_pool
 from homespun.engines.stacked import merged, predict_together
 from homespun.engines.summed import work_cohort
-from homespun.privacy.guard import Guard
 
 # Clients per chunk, at most: large enough to fill a stacked matrix product, small enough that its activations
 # stay in the cache (measured; see docs/decisions/0002-stacked-lstm.md).
@@ -42,7 +42,7 @@ class CohortEngine:
     built: Built
     seed: int
     workers: int = field(default_factory=default_workers)
-    guard: Guard | None = None
+    transforms: Transforms = NO_TRANSFORMS
 
     @one_thread()
     def work(
@@ -52,17 +52,21 @@ class CohortEngine:
         chunks = chunked(by_size(in_user_order(clients)), self._chunk)
         if self.workers == 0:
             outcomes = [
-                work_cohort(self.built, broadcast, chunk, work=work, seed=self.seed, guard=self.guard)
+                work_cohort(self.built, broadcast, chunk, work=work, seed=self.seed, transforms=self.transforms)
                 for chunk in each(chunks, done, size=len)
             ]
         else:
-            header = {"kind": "work", "work": work, "guard": None if self.guard is None else self.guard.to_dict()}
+            header = {
+                "kind": "work",
+                "work": work,
+                "transforms": transforms_to_list(self.transforms, self.built.method),
+            }
             replies = self._distribute(broadcast, chunks, header, done=done)
             outcomes = [
                 outcome_from_reply(*reply, built=self.built, broadcast=broadcast, clients=chunk)
                 for chunk, reply in zip(chunks, replies, strict=True)
             ]
-        return merged(outcomes, empty_update(self.built, broadcast, self.guard))
+        return merged(outcomes, empty_update(self.built, broadcast, exact=self.transforms.equal_clients))
 
     @one_thread()
     def predict(self, broadcast: Broadcast, clients: Sequence[Client], *, done: Done = silent) -> list[Tensor]:

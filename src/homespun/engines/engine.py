@@ -1,4 +1,4 @@
-"""What an engine is given and what it gives back; shared by all of them."""
+"""Clients, and what trainers make of them; shared by all trainers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from homespun.core.messages import Broadcast, Rows, Update
 from homespun.core.method import Batch, Built
 from homespun.core.progress import Done, silent
 from homespun.core.roles import Role
+from homespun.core.transforms import NO_TRANSFORMS, NOTHING_SENT, Transforms
 from homespun.core.tree import Tree
-from homespun.privacy.guard import Guard
 
 Work: TypeAlias = Literal["phases", "personalize"]  # train with the cohort, or alone at home
 
@@ -42,17 +42,18 @@ class Client:
 class Outcome:
     """A cohort's work: the summed update for the server, and what stays at each client.
 
-    A refused client is not in `private`: it keeps what it had before its training failed. It is not in the sum either;
-    under a guard its update counts as zero.
+    A refused client is not in `private`: it keeps what it had before its training failed. It is not in the sum either,
+    unless a transform makes clients equal: then its update counts as zero.
     """
 
     update: Update
     private: Mapping[str, Tree]
     refused: Mapping[str, str] = field(default_factory=dict)  # user -> why
+    sent_bytes: Mapping[str, int] = field(default_factory=lambda: NOTHING_SENT)  # by role, over all clients
 
 
-class Engine(Protocol):
-    """`done` is called with how many more clients are finished."""
+class Trainer(Protocol):
+    """Trains the clients it is handed. `done` is called with how many more of them are finished."""
 
     def work(
         self, broadcast: Broadcast, clients: Sequence[Client], *, work: Work = "phases", done: Done = silent
@@ -96,13 +97,13 @@ def in_user_order(clients: Sequence[Client]) -> list[Client]:
     return sorted(clients, key=lambda client: client.user)
 
 
-def empty_update(built: Built, broadcast: Broadcast, guard: Guard | None = None) -> Update:
-    """The sum over no clients. Under a guard it is of float64, and so is what is added to it: the rounding errors of a
-    sum depend on every client, and noise has to hide them too."""
+def empty_update(built: Built, broadcast: Broadcast, *, exact: bool = False) -> Update:
+    """The sum over no clients. An exact one is of float64, and so is what is added to it: the rounding errors of a sum
+    depend on every client, and noise has to hide them too."""
     none = torch.zeros(0, dtype=torch.int64)
 
     def in_sum(tensor: Tensor) -> Tensor:
-        return torch.zeros_like(tensor, dtype=None if guard is None else torch.float64)
+        return torch.zeros_like(tensor, dtype=torch.float64 if exact else None)
 
     return Update(
         round=broadcast.round,
@@ -117,22 +118,20 @@ def empty_update(built: Built, broadcast: Broadcast, guard: Guard | None = None)
     )
 
 
-def intake(built: Built, broadcast: Broadcast, guard: Guard | None = None) -> Intake:
+def intake(built: Built, broadcast: Broadcast, transforms: Transforms) -> Intake:
+    equal = transforms.equal_clients
     return Intake(
         broadcast,
         built.method.statistics,
-        empty_update(built, broadcast, guard),
+        empty_update(built, broadcast, exact=equal),
         elects=built.method.candidates,
-        weight=None if guard is None else 1.0,
-        instead=None if guard is None else replace(empty_update(built, broadcast), weight=1.0, clients=1),
+        weight=1.0 if equal else None,
+        instead=replace(empty_update(built, broadcast), weight=1.0, clients=1) if equal else None,
     )
 
 
-def take(arrived: Intake, client: Client, update: Update, guard: Guard | None) -> bool:
-    """Add a client's update to what arrived, as it leaves home; False if it was refused."""
-    if guard is None:
-        return arrived.take(client.user, update)
-    return arrived.take(client.user, update, shaped=lambda some: guard.shaped(some, arrived.broadcast, client.user))
+def client_weight(built: Built, client: Client, transforms: Transforms) -> float:
+    return 1.0 if transforms.equal_clients else built.method.weight(client.examples)
 
 
 def client_update(
@@ -142,14 +141,14 @@ def client_update(
     *,
     trained: Tree,
     statistics: Mapping[str, float],
-    guard: Guard | None = None,
+    transforms: Transforms = NO_TRANSFORMS,
 ) -> Update:
     """What one client sends: weight times delta, of touched rows only where a parameter is keyed.
 
-    The client's own partition says what may be sent, not the broadcast. Under a guard every client weighs 1; the guard
-    clips and noises later, when the update is taken in.
+    The client's own partition says what may be sent, not the broadcast. The client halves of transforms come later,
+    when the update is taken in.
     """
-    weight = built.method.weight(client.examples) if guard is None else 1.0
+    weight = client_weight(built, client, transforms)
     roles, keyed = built.partition.roles, {}
     for name, table in broadcast.keyed.items():
         if roles.get(name) is not Role.KEYED:

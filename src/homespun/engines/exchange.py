@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from homespun.core.errors import MessageError
+from homespun.core.errors import MessageError, MethodError
 from homespun.core.messages import (
     Broadcast,
     pack,
@@ -21,10 +21,12 @@ from homespun.core.messages import (
     update_from_tensors,
     update_to_tensors,
 )
-from homespun.core.method import Built
+from homespun.core.method import Built, Method
 from homespun.core.roles import SHARED, Role
+from homespun.core.transforms import NOTHING_SENT, Transforms
 from homespun.core.tree import Tree
 from homespun.engines.engine import Client, Outcome
+from homespun.privacy.dp import DpMechanism, dp_from_dict
 
 
 def clients_to_tensors(clients: Sequence[Client]) -> dict[str, Tensor]:
@@ -61,6 +63,7 @@ def outcome_to_bytes(outcome: Outcome, users: Sequence[str]) -> bytes:
     for user, kept in outcome.private.items():
         tensors |= prefixed(f"private/{places[user]}", kept)
     header["refused"] = {places[user]: reason for user, reason in outcome.refused.items()}
+    header["sent_bytes"] = dict(outcome.sent_bytes)
     return pack(header, tensors)
 
 
@@ -80,7 +83,14 @@ def outcome_from_reply(
     for client in clients:
         if client.user in private:
             _require_kept(private[client.user], built, client)
-    return Outcome(update, private, refused)
+    return Outcome(update, private, refused, _sent_bytes(header.get("sent_bytes")))
+
+
+def _sent_bytes(found: Any) -> dict[str, int]:
+    counts = found.values() if isinstance(found, dict) and found.keys() == NOTHING_SENT.keys() else [None]
+    if any(type(count) is not int or not 0 <= count < 2**53 for count in counts):
+        raise MessageError("a reply that does not say how many bytes its clients sent")
+    return dict(found)
 
 
 def _refused(found: Any, clients: Sequence[Client]) -> dict[str, str]:
@@ -99,6 +109,19 @@ def _require_kept(kept: Tree, built: Built, client: Client) -> None:
     for name, value in kept.items():
         if value.shape != before[name].shape or value.dtype != before[name].dtype:
             raise MessageError(f"a reply with {name!r} of {tuple(value.shape)} {value.dtype}, which is another form")
+
+
+def transforms_to_list(transforms: Transforms, method: Method) -> list[dict[str, Any]]:
+    """The client halves that a worker does not have: those of the method come with the method."""
+    others = [one for one in transforms.client_side if one not in method.transforms]
+    unknown = [type(one).__name__ for one in others if not isinstance(one, DpMechanism)]
+    if unknown:
+        raise MethodError(f"{', '.join(unknown)}: a method's own transforms are listed in Method.transforms")
+    return [one.to_dict() for one in others]
+
+
+def transforms_from_list(found: Sequence[Mapping[str, Any]], method: Method) -> Transforms:
+    return Transforms((*method.transforms, *map(dp_from_dict, found)))
 
 
 def outputs_to_bytes(outputs: Sequence[Tensor]) -> bytes:

@@ -16,6 +16,7 @@ from homespun.core.method import Adam, Batch, Built, Optimizer, Phase, optimizer
 from homespun.core.progress import Done, each, silent
 from homespun.core.roles import SHARED
 from homespun.core.threads import one_thread
+from homespun.core.transforms import NO_TRANSFORMS, Transforms
 from homespun.core.tree import Tree
 from homespun.engines.engine import (
     Client,
@@ -26,35 +27,33 @@ from homespun.engines.engine import (
     intake,
     kept_at_home,
     require_own_roles,
-    take,
     with_columns,
     with_released,
 )
-from homespun.privacy.guard import Guard
 
 
 @dataclass(frozen=True)
 class LoopEngine:
     built: Built
     seed: int
-    guard: Guard | None = None
+    transforms: Transforms = NO_TRANSFORMS
 
     @one_thread()
     def work(
         self, broadcast: Broadcast, clients: Sequence[Client], *, work: Work = "phases", done: Done = silent
     ) -> Outcome:
         require_own_roles(broadcast, self.built)
-        arrived, private = intake(self.built, broadcast, self.guard), {}
+        arrived, private = intake(self.built, broadcast, self.transforms), {}
         for client in each(in_user_order(clients), done):
             trained, statistics = train_client(self.built, broadcast, client, work=work, seed=self.seed)
             if work == "phases":  # whoever personalizes has nothing to send
                 sent = client_update(
-                    self.built, broadcast, client, trained=trained, statistics=statistics, guard=self.guard
+                    self.built, broadcast, client, trained=trained, statistics=statistics, transforms=self.transforms
                 )
-                if not take(arrived, client, sent, self.guard):
+                if not arrived.take(client.user, sent, transforms=self.transforms):
                     continue
             private[client.user] = kept_at_home(self.built, broadcast, trained, work=work)
-        return Outcome(arrived.total, private, arrived.refused)
+        return Outcome(arrived.total, private, arrived.refused, arrived.sent_bytes)
 
     @one_thread()
     def predict(self, broadcast: Broadcast, clients: Sequence[Client], *, done: Done = silent) -> list[Tensor]:

@@ -20,6 +20,7 @@ from homespun.core.batches import plan_batches
 from homespun.core.messages import Broadcast, Update
 from homespun.core.method import Adam, Batch, Built, Optimizer, Phase, Stackable, optimizers
 from homespun.core.roles import SHARED, Role
+from homespun.core.transforms import NO_TRANSFORMS, NOTHING_SENT, Transforms, add_bytes
 from homespun.core.tree import Tree
 from homespun.engines.alone import work_alone
 from homespun.engines.engine import (
@@ -30,38 +31,44 @@ from homespun.engines.engine import (
     in_user_order,
     intake,
     kept_at_home,
-    take,
     with_columns,
     with_released,
 )
 from homespun.engines.loop import LoopEngine, predict_client
-from homespun.privacy.guard import Guard
 
 
 def work_together(
-    built: Built, broadcast: Broadcast, clients: Sequence[Client], *, work: Work, seed: int, guard: Guard | None = None
+    built: Built,
+    broadcast: Broadcast,
+    clients: Sequence[Client],
+    *,
+    work: Work,
+    seed: int,
+    transforms: Transforms = NO_TRANSFORMS,
 ) -> Outcome:
     """Local work of these clients, stacked where the model can, and their updates summed in user order."""
     clients = in_user_order(clients)
-    arrived, private = intake(built, broadcast, guard), {}
+    arrived, private = intake(built, broadcast, transforms), {}
     stackable = isinstance(built.model, Stackable)
     generates = work == "personalize" and built.method.generate is not None
     if generates or (built.method.columns is not None and not stackable):  # needs the whole of what is shared
-        return LoopEngine(built, seed, guard).work(broadcast, clients, work=work)
+        return LoopEngine(built, seed, transforms).work(broadcast, clients, work=work)
     if not stackable:
         for client in clients:
-            sent, kept = work_alone(built, broadcast, client, work=work, seed=seed, guard=guard)
-            if sent is None or take(arrived, client, sent, guard):
+            sent, kept = work_alone(built, broadcast, client, work=work, seed=seed, transforms=transforms)
+            if sent is None or arrived.take(client.user, sent, transforms=transforms):
                 private[client.user] = kept
-        return Outcome(arrived.total, private, arrived.refused)
+        return Outcome(arrived.total, private, arrived.refused, arrived.sent_bytes)
     results = train_stacked(built, broadcast, clients, work=work, seed=seed) if clients else []
     for client, (trained, statistics) in zip(clients, results, strict=True):
         if work == "phases":  # whoever personalizes has nothing to send
-            sent = client_update(built, broadcast, client, trained=trained, statistics=statistics, guard=guard)
-            if not take(arrived, client, sent, guard):
+            sent = client_update(
+                built, broadcast, client, trained=trained, statistics=statistics, transforms=transforms
+            )
+            if not arrived.take(client.user, sent, transforms=transforms):
                 continue
         private[client.user] = kept_at_home(built, broadcast, trained, work=work)
-    return Outcome(arrived.total, private, arrived.refused)
+    return Outcome(arrived.total, private, arrived.refused, arrived.sent_bytes)
 
 
 def predict_together(built: Built, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
@@ -224,17 +231,14 @@ def pad_rows(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(padded), torch.from_numpy(valid)
 
 
-def sum_updates(updates: Sequence[Update], empty: Update) -> Update:
-    total = empty
-    for update in updates:
-        total = total + update
-    return total
-
-
 def merged(outcomes: Sequence[Outcome], empty: Update) -> Outcome:
     """Several chunks of a cohort as one."""
+    total, sent_bytes = empty, NOTHING_SENT
+    for outcome in outcomes:
+        total, sent_bytes = total + outcome.update, add_bytes(sent_bytes, outcome.sent_bytes)
     return Outcome(
-        sum_updates([outcome.update for outcome in outcomes], empty),
+        total,
         private={user: private for outcome in outcomes for user, private in outcome.private.items()},
         refused={user: reason for outcome in outcomes for user, reason in outcome.refused.items()},
+        sent_bytes=sent_bytes,
     )

@@ -21,29 +21,38 @@ from homespun.core.batches import plan_batches
 from homespun.core.messages import Broadcast, Elected, Rows, Update
 from homespun.core.method import Batch, Built, Method, Sgd, Stackable, optimizers
 from homespun.core.roles import SHARED, Role
-from homespun.core.tree import Tree
-from homespun.engines.engine import Client, Outcome, Work, in_user_order, with_columns, with_released
-from homespun.engines.stacked import Stepper, stack_data, stack_private, train_phase_stacked, work_together
-from homespun.privacy.guard import Guard
-from homespun.privacy.mechanism import clipped_statistics, clipped_sum
+from homespun.core.transforms import NO_TRANSFORMS, NUMBER_BYTES, Transforms, row_bytes
+from homespun.core.tree import Tree, byte_count
+from homespun.engines.engine import Client, Outcome, Work, client_weight, in_user_order, with_columns, with_released
+from homespun.engines.stacked import (
+    Stepper,
+    stack_data,
+    stack_private,
+    train_phase_stacked,
+    work_together,
+)
 
 
 def work_cohort(
-    built: Built, broadcast: Broadcast, clients: Sequence[Client], *, work: Work, seed: int, guard: Guard | None = None
+    built: Built,
+    broadcast: Broadcast,
+    clients: Sequence[Client],
+    *,
+    work: Work,
+    seed: int,
+    transforms: Transforms = NO_TRANSFORMS,
 ) -> Outcome:
     """`work_together`, and where the method allows it in one gradient."""
-    if work == "phases" and can_be_summed(built, clients, guard):
-        found = _summed(built, broadcast, in_user_order(clients), seed=seed, guard=guard)
+    if work == "phases" and can_be_summed(built, clients) and transforms.sums_clients:
+        found = _summed(built, broadcast, in_user_order(clients), seed=seed, transforms=transforms)
         if found is not None:
             return found
-    return work_together(built, broadcast, clients, work=work, seed=seed, guard=guard)
+    return work_together(built, broadcast, clients, work=work, seed=seed, transforms=transforms)
 
 
-def can_be_summed(built: Built, clients: Sequence[Client], guard: Guard | None) -> bool:
+def can_be_summed(built: Built, clients: Sequence[Client]) -> bool:
     method = built.method
     if not clients or not isinstance(built.model, Stackable) or method.share is not None:
-        return False
-    if guard is not None and guard.local_noise is not None:  # everybody's own noise
         return False
     fewest, most = min(client.examples for client in clients), max(client.examples for client in clients)
     return fewest > 0 and _one_gradient(built, method, most=most)
@@ -74,15 +83,16 @@ class Stacked:
 
 
 def _summed(
-    built: Built, broadcast: Broadcast, clients: Sequence[Client], *, seed: int, guard: Guard | None
+    built: Built, broadcast: Broadcast, clients: Sequence[Client], *, seed: int, transforms: Transforms
 ) -> Outcome | None:
     """What `work_together` gives; None if a number is not finite."""
+    changes = transforms.client_side
     nothing = torch.zeros(len(clients), dtype=torch.float64)
     told = {"loss": nothing.clone(), "examples": nothing.clone()}
     cohort = Stacked(clients, stack_data(clients), stack_private(built, clients), told)
     _train_private(built, broadcast, cohort, seed=seed)
-    weights = torch.tensor([1.0 if guard else built.method.weight(client.examples) for client in clients])
-    gradients, here = _gradients(built, broadcast, cohort, weights=weights, apart=guard is not None)
+    weights = torch.tensor([client_weight(built, client, transforms) for client in clients])
+    gradients, here = _gradients(built, broadcast, cohort, weights=weights, apart=bool(changes))
     last = built.method.phases[-1]
     for name, value in cohort.private.items():
         optimizer = last.optimizer_of(name)
@@ -95,26 +105,28 @@ def _summed(
     shared = _shared(broadcast)
     # what nobody trains is not moved
     rates = {name: -found.rate for name, found in optimizers(last, list(shared)).items() if name in gradients}
-    if guard is None:
+    if not changes:
         steps = {name: rate * gradients[name] for name, rate in rates.items()}
         steps |= {name: torch.tensordot(weights, value, dims=1) for name, value in released.items()}
     else:
         moved = {**{name: gradients[name] for name in rates}, **released}
-        steps = clipped_sum(moved, guard.clip, times={**rates, **dict.fromkeys(released, 1.0)})
-        cohort.told = clipped_statistics(cohort.told, guard.clip.statistics)
+        scale = {**rates, **dict.fromkeys(released, 1.0)}
+        steps, cohort.told = changes[0].on_clients(moved, cohort.told, scale=scale)
     elected = _elected(built, shared, kept)
     if not all(map(_is_finite, (steps, cohort.private, {} if elected is None else elected.steps))):
         return None
+    touched = _touched(built, broadcast, here)
     update = Update(
         round=broadcast.round,
         federated={name: steps.get(name, torch.zeros_like(value)) for name, value in broadcast.federated.items()},
-        keyed=_rows(built, broadcast, here, steps, weights=weights),
+        keyed=_rows(broadcast, touched, steps, weights=weights),
         statistics={name: float(values.sum()) for name, values in cohort.told.items()},
         weight=float(weights.double().sum()),
         clients=len(clients),
         elected=elected,
     )
-    return Outcome(update, {client.user: own for client, own in zip(clients, kept, strict=True)})
+    private = {client.user: own for client, own in zip(clients, kept, strict=True)}
+    return Outcome(update, private, sent_bytes=_sent_bytes(broadcast, update, touched))
 
 
 def _train_private(built: Built, broadcast: Broadcast, cohort: Stacked, *, seed: int) -> None:
@@ -194,18 +206,36 @@ def _elected(built: Built, shared: Tree, private: Sequence[Tree]) -> Elected | N
     return max(candidates, key=lambda candidate: candidate.score)  # the first of equals
 
 
-def _rows(built: Built, broadcast: Broadcast, data: Batch, steps: Tree, *, weights: Tensor) -> dict[str, Rows]:
-    """The rows that anybody's examples name, each with the weight of those whose do."""
+def _touched(built: Built, broadcast: Broadcast, data: Batch) -> dict[str, Tensor]:
+    """Of every keyed parameter, which rows each client sends: bool [clients, rows]."""
     found = {}
     for name, table in broadcast.keyed.items():
         touched = torch.zeros(len(next(iter(data.values()))), len(table), dtype=torch.bool)
         touched.scatter_(1, data[built.method.keys[name]].long(), True)
-        if built.method.sends == "all":
-            touched[:] = True
-        index = touched.any(dim=0).nonzero()[:, 0]
-        total = steps.get(name, torch.zeros_like(table))
-        found[name] = Rows(index, total[index], (touched[:, index] * weights.double()[:, None]).sum(dim=0))
+        found[name] = torch.ones_like(touched) if built.method.sends == "all" else touched
     return found
+
+
+def _rows(broadcast: Broadcast, touched: Tree, steps: Tree, *, weights: Tensor) -> dict[str, Rows]:
+    """The rows that any client sends, each with the weight of those that do."""
+    found = {}
+    for name, table in broadcast.keyed.items():
+        index = touched[name].any(dim=0).nonzero()[:, 0]
+        total = steps.get(name, torch.zeros_like(table))
+        found[name] = Rows(index, total[index], (touched[name][:, index] * weights.double()[:, None]).sum(dim=0))
+    return found
+
+
+def _sent_bytes(broadcast: Broadcast, update: Update, touched: Tree) -> dict[str, int]:
+    """`message_bytes`, summed over the clients."""
+    elected = 0 if update.elected is None else NUMBER_BYTES + byte_count(update.elected.steps)
+    keyed = {name: row_bytes(table, rows=int(touched[name].sum())) for name, table in broadcast.keyed.items()}
+    return {
+        "federated": update.clients * byte_count(broadcast.federated),
+        "keyed": sum(keyed.values()),
+        "statistics": update.clients * (NUMBER_BYTES * (1 + len(update.statistics)) + elected),
+        "private": 0,
+    }
 
 
 def _is_finite(values: Mapping[str, Tensor]) -> bool:

@@ -19,10 +19,9 @@ from homespun.core.method import Built, Task, build, load_method
 from homespun.core.method_files import MethodFile
 from homespun.core.tree import Tree
 from homespun.engines.engine import require_own_roles
-from homespun.engines.exchange import clients_from_tensors, outcome_to_bytes, outputs_to_bytes
+from homespun.engines.exchange import clients_from_tensors, outcome_to_bytes, outputs_to_bytes, transforms_from_list
 from homespun.engines.stacked import predict_together
 from homespun.engines.summed import work_cohort
-from homespun.privacy.guard import guard_from
 
 
 def setup(header: dict[str, Any]) -> tuple[Built, int]:
@@ -37,8 +36,8 @@ def answer(built: Built, seed: int, broadcast: Broadcast, header: dict[str, Any]
     clients = clients_from_tensors(header["users"], tensors)
     if header["kind"] == "predict":
         return outputs_to_bytes(predict_together(built, broadcast, clients))
-    guard = guard_from(header["guard"])
-    outcome = work_cohort(built, broadcast, clients, work=header["work"], seed=seed, guard=guard)
+    transforms = transforms_from_list(header["transforms"], built.method)
+    outcome = work_cohort(built, broadcast, clients, work=header["work"], seed=seed, transforms=transforms)
     return outcome_to_bytes(outcome, header["users"])
 
 

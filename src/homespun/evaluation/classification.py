@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import nan
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from homespun.core.errors import MessageError
+from homespun.core.scores import Counts
 from homespun.data.federation import Examples
 from homespun.data.splits import Split
 from homespun.evaluation import metrics
@@ -65,6 +69,87 @@ class Evaluation:
         }
 
 
+@dataclass(frozen=True)
+class LabelScoring:
+    """Logits against labels: accuracy, loss, AUC of two labels, and macro-F1 where sub-populations are known."""
+
+    classes: int
+    metric: str | None = None  # that is shown first; None: AUC for two labels, accuracy otherwise
+
+    def score(self, data: Mapping[str, Tensor], output: Tensor) -> Counts:
+        logits = output.numpy()
+        if not np.isfinite(logits).all():
+            raise MessageError(
+                "predictions are NaN or infinite. Lower the learning rate, of the clients or of the server."
+            )
+        groups = data["group"].numpy()[:1] if "group" in data else np.empty(0, dtype=np.int64)
+        return self.counts(
+            data["label"].numpy(), logits[:, : self.classes], groups=groups
+        )  # what follows is not logits
+
+    def counts(self, labels: np.ndarray, logits: np.ndarray, *, groups: np.ndarray) -> Counts:
+        predicted, classes = logits.argmax(axis=1), np.arange(self.classes)
+        right, said = labels[:, None] == classes, predicted[:, None] == classes
+        found = {
+            "examples": np.array(len(labels)),
+            "correct": np.array(int((predicted == labels).sum())),
+            "loss": np.array(metrics.cross_entropy(labels, logits).astype(np.float64).sum()),
+            "true_positives": (right & said).sum(axis=0),
+            "confused": (right != said).sum(axis=0),
+            "group": groups,
+        }
+        return {**found, **(_histogram(labels, logits) if self.classes == 2 else {})}
+
+    def summarize(self, counts: Sequence[Counts]) -> Evaluation:
+        some = [one for one in counts if one["examples"]]
+        if not some:
+            return Evaluation(0, 0, nan, nan, None if self.classes > 2 else nan, nan, nan, nan, nan, ())
+        examples, correct, losses = (np.array([float(one[n]) for one in some]) for n in ("examples", "correct", "loss"))
+        user_accuracy, user_loss = (correct / examples).tolist(), (losses / examples).tolist()
+        return Evaluation(
+            users=len(some),
+            examples=int(examples.sum()),
+            accuracy=float(correct.sum() / examples.sum()),
+            loss=float(losses.sum() / examples.sum()),
+            auc=_auc(some) if self.classes == 2 else None,
+            user_accuracy_mean=float(np.mean(user_accuracy)),
+            user_accuracy_worst_tenth=metrics.worst_tenth(user_accuracy),
+            user_loss_mean=float(np.mean(user_loss)),
+            user_loss_worst_tenth=metrics.worst_tenth(user_loss, higher_is_better=False),
+            user_accuracy=tuple(user_accuracy),
+            group_f1=_group_f1(some),
+            metric=self.metric,
+        )
+
+
+def _histogram(labels: np.ndarray, logits: np.ndarray) -> Counts:
+    """How often each score was given to a positive and to a negative example. An AUC ranks the examples of all users
+    together, so it needs no less than this to be exact."""
+    scores, place = np.unique(logits[:, 1] - logits[:, 0], return_inverse=True)
+    positives, negatives = (np.bincount(place[labels == one], minlength=len(scores)) for one in (1, 0))
+    return {"scores": scores, "positives": positives, "negatives": negatives}
+
+
+def _auc(counts: Sequence[Counts]) -> float:
+    scores, positives, negatives = (
+        np.concatenate([one[name] for one in counts]) for name in ("scores", "positives", "negatives")
+    )
+    ranked = np.concatenate([np.repeat(scores, positives), np.repeat(scores, negatives)])
+    labels = np.arange(len(ranked)) < positives.sum()
+    return metrics.auc(labels, ranked)
+
+
+def _group_f1(counts: Sequence[Counts]) -> dict[int, float]:
+    groups = sorted({int(one["group"][0]) for one in counts if len(one["group"])})
+    members = {group: [one for one in counts if len(one["group"]) and one["group"][0] == group] for group in groups}
+    return {
+        group: metrics.macro_f1(
+            np.sum([one["true_positives"] for one in some], axis=0), np.sum([one["confused"] for one in some], axis=0)
+        )
+        for group, some in members.items()
+    }
+
+
 def summarize(
     labels: Sequence[np.ndarray],
     logits: Sequence[np.ndarray],
@@ -75,41 +160,14 @@ def summarize(
 ) -> Evaluation:
     """From every user's labels and logits and, where they are known, sub-populations; users without examples do not
     count."""
-    pairs = [(one, other) for one, other in zip(labels, logits, strict=True) if len(one)]
-    if not pairs:
-        nan = float("nan")
-        return Evaluation(0, 0, nan, nan, None if classes > 2 else nan, nan, nan, nan, nan, ())
-    every_label = np.concatenate([one for one, _ in pairs])
-    every_logit = np.concatenate([other for _, other in pairs])
-    user_accuracy = [metrics.accuracy(one, other) for one, other in pairs]
-    user_loss = [float(metrics.cross_entropy(one, other).mean()) for one, other in pairs]
-    return Evaluation(
-        users=len(pairs),
-        examples=len(every_label),
-        accuracy=metrics.accuracy(every_label, every_logit),
-        loss=float(metrics.cross_entropy(every_label, every_logit).mean()),
-        auc=metrics.auc(every_label, every_logit) if classes == 2 else None,
-        user_accuracy_mean=float(np.mean(user_accuracy)),
-        user_accuracy_worst_tenth=metrics.worst_tenth(user_accuracy),
-        user_loss_mean=float(np.mean(user_loss)),
-        user_loss_worst_tenth=metrics.worst_tenth(user_loss, higher_is_better=False),
-        user_accuracy=tuple(user_accuracy),
-        group_f1={} if groups is None else _group_f1(labels, logits, groups=groups, classes=classes),
-        metric=metric,
+    scoring = LabelScoring(classes, metric)
+    known: Sequence[Sequence[int]] = [()] * len(labels) if groups is None else [(group,) for group in groups]
+    return scoring.summarize(
+        [
+            scoring.counts(one, other, groups=np.array(group, dtype=np.int64))
+            for one, other, group in zip(labels, logits, known, strict=True)
+        ]
     )
-
-
-def _group_f1(
-    labels: Sequence[np.ndarray], logits: Sequence[np.ndarray], *, groups: Sequence[int], classes: int
-) -> dict[int, float]:
-    found = {}
-    for group in sorted(set(groups)):
-        members = [place for place, other in enumerate(groups) if other == group and len(labels[place])]
-        if members:
-            predicted = np.concatenate([logits[place].argmax(axis=1) for place in members])
-            truth = np.concatenate([labels[place] for place in members])
-            found[group] = metrics.macro_f1(truth, predicted, classes=classes)
-    return found
 
 
 def controls(

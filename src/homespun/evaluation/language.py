@@ -6,14 +6,16 @@ first three tokens of an utterance are a given prompt. Each user's own perplexit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.special import ndtr, stdtrit
+from torch import Tensor
 
 from homespun.core import seeds
+from homespun.core.scores import Counts
 from homespun.evaluation import metrics
 from homespun.models.utterances import PROMPT
 
@@ -84,6 +86,27 @@ def summarize(losses: Sequence[np.ndarray], lengths: Sequence[np.ndarray]) -> Te
         user_tokens.append(int(scored.sum()))
         examples += len(length)
     return TextEvaluation(examples, tuple(user_loss), tuple(user_tokens))
+
+
+@dataclass(frozen=True)
+class TokenScoring:
+    """The loss of every token after an utterance's first three: perplexity."""
+
+    def score(self, data: Mapping[str, Tensor], output: Tensor) -> Counts:
+        one = summarize([output.numpy()], [data["length"].numpy()])
+        return {
+            "examples": np.array(one.examples),
+            "loss": np.array(sum(one.user_loss)),
+            "tokens": np.array(one.tokens),
+        }
+
+    def summarize(self, counts: Sequence[Counts]) -> TextEvaluation:
+        some = [one for one in counts if one["examples"]]
+        return TextEvaluation(
+            examples=sum(int(one["examples"]) for one in some),
+            user_loss=tuple(float(one["loss"]) for one in some),
+            user_tokens=tuple(int(one["tokens"]) for one in some),
+        )
 
 
 @dataclass(frozen=True)

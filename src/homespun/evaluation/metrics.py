@@ -18,13 +18,13 @@ def cross_entropy(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
     return np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels]
 
 
-def auc(labels: np.ndarray, logits: np.ndarray) -> float:
-    """Area under the ROC curve of a two-class model; NaN while only one class is there."""
+def auc(labels: np.ndarray, scores: np.ndarray) -> float:
+    """Area under the ROC curve of a two-class model's scores; NaN while only one class is there."""
     if len(np.unique(labels)) < 2:
         return float("nan")
     from sklearn.metrics import roc_auc_score  # takes a second, and few tasks need it
 
-    return float(roc_auc_score(labels, logits[:, 1] - logits[:, 0]))
+    return float(roc_auc_score(labels, scores))
 
 
 def worst_tenth(values: Sequence[float] | np.ndarray, *, higher_is_better: bool = True) -> float:
@@ -47,14 +47,11 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
     return float(array.mean()), float(array.std(ddof=1)) if len(array) > 1 else float("nan")
 
 
-def macro_f1(labels: np.ndarray, predicted: np.ndarray, *, classes: int) -> float:
-    """The mean over classes of 2 TP / (2 TP + FP + FN); a class that is neither there nor predicted counts as 0.
+def macro_f1(true_positives: np.ndarray, confused: np.ndarray) -> float:
+    """The mean over classes of 2 TP / (2 TP + FP + FN), from each class's TP and FP + FN; a class that is neither there
+    nor predicted counts as 0.
 
-    Somebody who always says the same of two equally frequent classes has 1/3.
+    Predicting the same of two equally frequent classes every time gives 1/3.
     """
-    scores = []
-    for one in range(classes):
-        true = int(np.sum((labels == one) & (predicted == one)))
-        wrong = int(np.sum((labels == one) != (predicted == one)))
-        scores.append(2 * true / (2 * true + wrong) if true + wrong else 0.0)
-    return float(np.mean(scores))
+    found = 2 * true_positives + confused
+    return float(np.mean(np.where(found > 0, 2 * true_positives / np.maximum(found, 1), 0.0)))

@@ -1,0 +1,153 @@
+"""What is done to updates between a client and the server rule: a chain of transforms.
+
+A transform is one mechanism with both of its halves in one class. The client half changes an update before it leaves
+the client; the server half changes the cohort's sum before the server rule sees it. Client halves run in the order of
+the chain, server halves in reverse. A run without transforms has an empty chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from homespun.core import tree
+from homespun.core.messages import Broadcast, Update
+from homespun.core.records import RoundRecord
+
+NUMBER_BYTES = 8  # of a number that is sent by itself
+ROW_HEADER_BYTES = 16  # of a keyed row, beside its values: its index and its weight
+NOTHING_SENT = {"federated": 0, "keyed": 0, "statistics": 0, "private": 0}
+
+
+class UpdateTransform:
+    """One mechanism on updates. Override the halves that the mechanism has; the others change nothing."""
+
+    # Every client weighs 1, a refused update counts as zero, and updates are added in float64, so that neither a
+    # weight, nor a missing update, nor a rounding error says anything of a client.
+    equal_clients: bool = False
+    # How many clients take part is a secret: nothing that is shown or recorded may depend on it.
+    hides_cohort: bool = False
+
+    def before_round(self, broadcast: Broadcast) -> None:
+        """On the server, before any client works."""
+
+    def on_client(self, update: Update, broadcast: Broadcast, user: str) -> Update:
+        """One client's update, before it leaves the client."""
+        return update
+
+    @property
+    def sums_clients(self) -> bool:
+        """Whether the transform has `on_clients`; otherwise engines apply it client by client."""
+        return False
+
+    def on_clients(
+        self, gradients: Mapping[str, Tensor], statistics: Mapping[str, Tensor], *, scale: Mapping[str, float]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """`on_client` for many clients at once: the sum over clients of their changed updates, and their changed
+        statistics. An update is `scale` times a gradient [clients, ...]; a statistic has one number per client."""
+        raise NotImplementedError
+
+    def on_server(self, total: Update, broadcast: Broadcast) -> Update:
+        """The cohort's sum, before the server rule sees it."""
+        return total
+
+    def bytes_sent(self, update: Update, sent: dict[str, int]) -> dict[str, int]:
+        """Bytes by role that a client sends for this changed update; `sent` counts it as it is."""
+        return sent
+
+    def disclosed(self, record: RoundRecord, broadcast: Broadcast) -> RoundRecord:
+        """What may be recorded of a round."""
+        return record
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of the client half, from which a worker process makes it again."""
+        raise NotImplementedError(f"{type(self).__name__} has a client half: it needs to_dict")
+
+
+@dataclass(frozen=True)
+class Transforms:
+    """A chain of transforms."""
+
+    chain: tuple[UpdateTransform, ...] = ()
+
+    @property
+    def client_side(self) -> tuple[UpdateTransform, ...]:
+        """Those that change what a client sends."""
+        return tuple(one for one in self.chain if type(one).on_client is not UpdateTransform.on_client)
+
+    @property
+    def sums_clients(self) -> bool:
+        """Whether a cohort's sum can be made without each client's update: where at most one transform changes
+        updates, and that one can."""
+        return all(one.sums_clients for one in self.client_side) and len(self.client_side) <= 1
+
+    @property
+    def equal_clients(self) -> bool:
+        return any(one.equal_clients for one in self.chain)
+
+    @property
+    def hides_cohort(self) -> bool:
+        return any(one.hides_cohort for one in self.chain)
+
+    def before_round(self, broadcast: Broadcast) -> None:
+        for one in self.chain:
+            one.before_round(broadcast)
+
+    def on_client(self, update: Update, broadcast: Broadcast, user: str) -> Update:
+        for one in self.chain:
+            update = one.on_client(update, broadcast, user)
+        return update
+
+    def on_server(self, total: Update, broadcast: Broadcast) -> Update:
+        for one in reversed(self.chain):
+            total = one.on_server(total, broadcast)
+        return total
+
+    def bytes_sent(self, update: Update) -> dict[str, int]:
+        """Bytes by role of one client's update, as it leaves the client."""
+        sent = message_bytes(update)
+        for one in self.chain:
+            sent = one.bytes_sent(update, sent)
+        return sent
+
+    def disclosed(self, record: RoundRecord, broadcast: Broadcast) -> RoundRecord:
+        for one in self.chain:
+            record = one.disclosed(record, broadcast)
+        return record
+
+
+NO_TRANSFORMS = Transforms()
+
+
+def message_bytes(update: Update) -> dict[str, int]:
+    """Bytes by role of an update: parameters, keyed rows, and the numbers beside them. Private parameters are listed
+    to say it: none are sent."""
+    steps = {} if update.elected is None else update.elected.steps
+    score = 0 if update.elected is None else NUMBER_BYTES
+    return {
+        "federated": tree.byte_count(update.federated),
+        "keyed": sum(row_bytes(rows.values, rows=len(rows.index)) for rows in update.keyed.values()),
+        "statistics": NUMBER_BYTES * (1 + len(update.statistics)) + tree.byte_count(steps) + score,
+        "private": 0,
+    }
+
+
+def row_bytes(table: Tensor, *, rows: int) -> int:
+    """Bytes of so many rows of a keyed parameter."""
+    return rows * (ROW_HEADER_BYTES + table[:1].numel() * table.element_size())
+
+
+def add_bytes(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
+    return {role: left[role] + right[role] for role in left}
+
+
+def broadcast_bytes(broadcast: Broadcast, *, clients: int) -> dict[str, int]:
+    """Bytes by role that a cohort receives."""
+    return {
+        "federated": clients * tree.byte_count(broadcast.federated),
+        "keyed": clients * tree.byte_count(broadcast.keyed),
+        "private": 0,
+    }

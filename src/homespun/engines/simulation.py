@@ -1,0 +1,123 @@
+"""An engine whose clients are all on this machine: it looks them up in its store and has a trainer train them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from homespun.core import seeds
+from homespun.core.messages import Broadcast
+from homespun.core.method import Batch, Built, Method
+from homespun.core.progress import Done, silent
+from homespun.core.scores import Counts, Scoring
+from homespun.core.transforms import NO_TRANSFORMS, Transforms
+from homespun.core.tree import Tree
+from homespun.engines.engine import Client, Trainer, client_weight
+from homespun.engines.protocol import ClientStore, EvaluationProtocol, Trained
+
+BLOCK = 500  # users loaded and scored at a time
+
+
+@dataclass(frozen=True)
+class SimulationEngine:
+    built: Built
+    store: ClientStore
+    trainer: Trainer
+    scoring: Scoring
+    seed: int
+    transforms: Transforms = NO_TRANSFORMS
+
+    def train(self, broadcast: Broadcast, users: Sequence[str], *, done: Done = silent) -> Trained:
+        clients = self.store.load(users, "train", broadcast, people="population")
+        outcome = self.trainer.work(broadcast, clients, done=done)
+        weights = {client.user: client_weight(self.built, client, self.transforms) for client in clients}
+        self.store.stage(broadcast.round, clients, outcome.private, weights=weights)
+        return Trained(outcome.update, tuple(outcome.refused.values()), outcome.sent_bytes)
+
+    def confirm(self, round: int, *, weight: float) -> None:
+        self.store.confirm(round, weight=weight)
+
+    def evaluate(
+        self, broadcast: Broadcast, users: Sequence[str], protocol: EvaluationProtocol, *, done: Done = silent
+    ) -> dict[str, Counts]:
+        found: dict[str, Counts] = {}
+        owners = [*users[1:], *users[:1]] if protocol.private == "another" else users
+        for block, theirs in zip(blocks(users), blocks(owners), strict=True):
+            clients = self.store.load(block, protocol.part, broadcast, people=protocol.people)
+            states = self._states(broadcast, theirs, protocol, loaded=clients, done=done)
+            clients = [replace(client, private=own) for client, own in zip(clients, states, strict=True)]
+            found |= score_clients(self.scoring, self.trainer, broadcast, clients, done=done)
+        return found
+
+    def _states(
+        self,
+        broadcast: Broadcast,
+        users: Sequence[str],
+        protocol: EvaluationProtocol,
+        *,
+        loaded: Sequence[Client],
+        done: Done,
+    ) -> list[Tree]:
+        """The private parameters to score with: those of `users`, or where they start, after learning at home."""
+        learns = protocol.adapt_to or ("train" if self.built.method.generate is not None else None)
+        homes = loaded
+        if learns is not None or protocol.private == "another":
+            homes = self.store.load(users, learns or protocol.part, broadcast, people=protocol.people)
+        if protocol.private == "prior":
+            homes = [replace(home, private=self.store.new_private(home.user, broadcast)) for home in homes]
+        if learns is None:
+            return [home.private for home in homes]
+        homes = [replace(home, data=self._k_shot(home, protocol.k)) for home in homes]
+        return personalize_clients(self.built.method, self.trainer, broadcast, homes, done=done)
+
+    def _k_shot(self, home: Client, k: int | None) -> Batch:
+        return k_shot(home.data, k, draw=seeds.numpy_generator(self.seed, "samples", home.user))
+
+    def close(self) -> None:
+        self.trainer.close()
+
+
+def blocks(users: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (users[start : start + BLOCK] for start in range(0, len(users), BLOCK))
+
+
+def k_shot(data: Batch, k: int | None, *, draw: np.random.Generator) -> Batch:
+    """`k` examples, drawn; None: all of them. A user's fewer are among their more, in the order of the corpus.
+
+    The first ones would be an opening, a date, a greeting, and often of one setting only.
+    """
+    if k is None:
+        return data
+    chosen = np.sort(draw.permutation(len(next(iter(data.values()))))[:k])
+    return {name: column[torch.from_numpy(chosen)] for name, column in data.items()}
+
+
+def personalize_clients(
+    method: Method, trainer: Trainer, broadcast: Broadcast, homes: Sequence[Client], *, done: Done = silent
+) -> list[Tree]:
+    """What each client knows after learning from its examples at home; nothing is sent."""
+    able = [home for home in homes if home.examples or method.generate is not None]
+    if not adapts(method) or not able:
+        done(len(homes))
+        return [home.private for home in homes]
+    learned = trainer.work(broadcast, able, work="personalize", done=done).private
+    done(len(homes) - len(able))
+    return [learned.get(home.user, home.private) for home in homes]
+
+
+def adapts(method: Method) -> bool:
+    """Whether a client can make more of its own data after training."""
+    return bool(method.personalize) or method.generate is not None
+
+
+def score_clients(
+    scoring: Scoring, trainer: Trainer, broadcast: Broadcast, clients: Sequence[Client], *, done: Done = silent
+) -> dict[str, Counts]:
+    """Additive scores of those clients that have examples."""
+    able = [client for client in clients if client.examples]
+    outputs = trainer.predict(broadcast, able, done=done)
+    done(len(clients) - len(able))
+    return {client.user: scoring.score(client.data, output) for client, output in zip(able, outputs, strict=True)}

@@ -1,0 +1,73 @@
+"""Private state between a round's training and its confirmation, and clients that live in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from homespun.core.messages import Broadcast
+from homespun.core.method import Built
+from homespun.core.tree import Tree
+from homespun.engines.engine import Client
+from homespun.engines.protocol import Part, People
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What clients learned in a round, until the round is confirmed."""
+
+    clients: Sequence[Client]  # as they were before the round
+    trained: Mapping[str, Tree]
+    weights: Mapping[str, float]
+
+    def kept(self, built: Built, *, weight: float) -> Mapping[str, Tree]:
+        """What clients keep: all they learned (FURL's Eq. 7), or their update's share of the round's weight (Eq. 6)."""
+        if built.method.keeps == "all" or weight == 0:
+            return self.trained
+        return {
+            client.user: {
+                name: old + self.weights[client.user] / weight * (self.trained[client.user][name] - old)
+                for name, old in client.private.items()
+            }
+            for client in self.clients
+            if client.user in self.trained
+        }
+
+
+@dataclass
+class StagedRounds:
+    """What was staged and waits for confirmation: of one round, the last one that was trained."""
+
+    _rounds: dict[int, Staged] = field(default_factory=dict)
+
+    def put(self, round: int, staged: Staged) -> None:
+        self._rounds.clear()  # a round that is tried again starts from what was confirmed
+        self._rounds[round] = staged
+
+    def pop(self, round: int) -> Staged | None:
+        return self._rounds.pop(round, None)
+
+
+class MemoryClients:
+    """A `ClientStore` of clients that are given once, each with one part of its examples; for checks and benchmarks."""
+
+    def __init__(self, built: Built, clients: Iterable[Client], *, seed: int) -> None:
+        self.built, self.seed = built, seed
+        self.clients = {client.user: client for client in clients}
+        self._staged = StagedRounds()
+
+    def load(self, users: Sequence[str], part: Part, broadcast: Broadcast, *, people: People) -> list[Client]:
+        return [self.clients[user] for user in users]
+
+    def new_private(self, user: str, broadcast: Broadcast) -> Tree:
+        return self.built.new_private(user, seed=self.seed, broadcast=broadcast)
+
+    def stage(
+        self, round: int, clients: Sequence[Client], trained: Mapping[str, Tree], *, weights: Mapping[str, float]
+    ) -> None:
+        self._staged.put(round, Staged(clients, trained, weights))
+
+    def confirm(self, round: int, *, weight: float) -> None:
+        staged = self._staged.pop(round)
+        for user, private in (staged.kept(self.built, weight=weight) if staged else {}).items():
+            self.clients[user] = replace(self.clients[user], private=private)
