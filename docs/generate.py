@@ -2,11 +2,15 @@
 
     python docs/generate.py docs/methods/furl.md docs/methods/fedperc.md
 
-`<!-- results: NAME -->` takes the tables and `<!-- samples: NAME -->` a few texts from the folder `runs/NAME` of a
-finished `homespun compare experiments/NAME.toml`; `<!-- bench: NAME -->` the tables of `runs/bench-NAME.json`;
-`<!-- preferences: NAME -->` FedEmbed's tables from `runs/fedembed-NAME` and `runs/fedembed-NAME-imbalanced`;
-`<!-- curves: NAME -->` and `<!-- maps: NAME -->` a figure, which is written to `docs/figures`. What has
-not been run here stays as the page has it; where the page has nothing yet, a line says how to run it.
+`<!-- results: NAME -->` takes the tables of the comparison NAME; `<!-- preferences: NAME -->` FedEmbed's tables of
+fedembed-NAME and fedembed-NAME-imbalanced; `<!-- curves: NAME -->` and `<!-- maps: NAME -->` a figure, which is written
+to `docs/figures`. All of them read the record `docs/results/NAME.json`; without one, the folder `runs/NAME` of a
+finished `homespun compare experiments/NAME.toml`. The record comes first, so that each page can be written again from
+the repository alone: `python docs/records.py keep NAME` brings a record up to date.
+
+`<!-- samples: NAME -->` takes a few texts from the runs themselves, and `<!-- bench: NAME -->` the tables of
+`runs/bench-NAME.json`. What is not here stays as the page has it; where the page has nothing yet, a line says how to
+run it.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ from homespun.vault import VAULT_FILE
 sys.path.insert(0, str(Path(__file__).parent))  # its neighbours, from wherever it is started
 import fedembed_tables
 import figures
+import records
 
 MARKED = re.compile(
     r"(<!-- (results|samples|bench|preferences|curves|maps): (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL
@@ -53,8 +58,17 @@ CURVE_ROUNDS = (2, 4, 6, 10, 16, 24, 40)
 SAMPLING = {"max_tokens": 24, "top_p": 0.9, "seed": 0}
 
 
+def is_here(name: str) -> bool:
+    return records.record_file(name).exists() or (RUNS / name / RESULTS_FILE).exists()
+
+
+def comparison(name: str) -> dict[str, Any]:
+    """The results of a comparison, from its record if it has one."""
+    return records.comparison(name) if records.record_file(name).exists() else read_results(RUNS / name)
+
+
 def results_of(name: str) -> str:
-    results = read_results(RUNS / name)
+    results = comparison(name)
     text = metric_of(results) == PERPLEXITY
     parts = [*language_parts(results), settings_text(results)] if text else label_parts(results)
     spent = [escape(made)] if (made := together_text(results)) else []
@@ -169,7 +183,7 @@ def samples_of(name: str) -> str | None:
     from homespun.samples import showcase, showcase_markdown
     from homespun.training import reopen
 
-    results = read_results(RUNS / name)
+    results = comparison(name)
     key, configuration = next(iter(results["configurations"].items()))
     first = configuration["runs"][0]
     draw = Draw(first["seed"], first.get("fold"))
@@ -194,9 +208,8 @@ def bench_of(name: str) -> str:
 
 def preferences_of(name: str) -> str:
     """FedEmbed's tables, the paper's numbers in brackets."""
-    balanced = read_results(RUNS / f"fedembed-{name}")
-    twin = RUNS / f"fedembed-{name}-imbalanced"
-    imbalanced = read_results(twin) if (twin / RESULTS_FILE).exists() else None
+    twin = f"fedembed-{name}-imbalanced"
+    balanced, imbalanced = comparison(f"fedembed-{name}"), comparison(twin) if is_here(twin) else None
     tables = {"mnist": (2, 4), "voices": (3, 5)}[name]
     parts = [
         f"**Table {tables[0]}**: macro-F1, the mean over sub-populations; in brackets the paper's. "
@@ -219,12 +232,12 @@ def preferences_of(name: str) -> str:
 
 
 def curves_of(name: str) -> str:
-    return figure(f"{name}-curves", figures.curves(read_results(RUNS / name)), "Learning curves on the evaluation part")
+    return figure(f"{name}-curves", figures.curves(comparison(name)), "Learning curves on the evaluation part")
 
 
 def maps_of(name: str) -> str | None:
-    """None if another machine has the run: a record has no map."""
-    results = read_results(RUNS / name)
+    """None if there is no map: another machine has the run, and its record was kept for a page without a map."""
+    results = comparison(name)
     if not any(one["runs"][0].get("maps") for one in results["configurations"].values()):
         return None
     return figure(f"{name}-maps", figures.maps(results), "Users' own vectors in the plane, by t-SNE")
@@ -249,12 +262,12 @@ KINDS = {
 
 def filled(match: re.Match[str]) -> str:
     marker, kind, name, found, end = match.groups()
-    source, command = RUNS / name / RESULTS_FILE, f"homespun compare experiments/{name}.toml"
+    here, command = is_here(name), f"homespun compare experiments/{name}.toml"
     if kind == "preferences":
-        source, command = RUNS / f"fedembed-{name}" / RESULTS_FILE, f"make fedembed-{name}"
+        here, command = is_here(f"fedembed-{name}"), f"make fedembed-{name}"
     if kind == "bench":
-        source, command = bench_file(name), f"homespun bench {name} --json > {bench_file(name)}"
-    made = KINDS[kind](name) if source.exists() else None
+        here, command = bench_file(name).exists(), f"homespun bench {name} --json > {bench_file(name)}"
+    made = KINDS[kind](name) if here else None
     if made is not None:
         return f"{marker}{made}\n{end}"
     if found.strip() and not found.startswith(NOT_RUN):

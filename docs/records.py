@@ -1,74 +1,201 @@
-"""Keep the numbers behind the pages, so that a comparison of many hours can go on where another machine left it.
+"""Keep the numbers behind the pages, one file for each comparison, and take them up again.
 
-    python docs/records.py keep fedembed-mnist    finished runs of runs/fedembed-mnist -> docs/results/fedembed-mnist
+    python docs/records.py keep fedembed-mnist    runs/fedembed-mnist -> docs/results/fedembed-mnist.json
     python docs/records.py lay fedembed-mnist     and back: `homespun compare` then trains only what is missing
     python docs/records.py controls fedperc-sotu  work out the controls of language anew: they need no trained model
 
-A record is a run's `results.json` without what no page needs: maps, hundreds of users one by one, digits beyond the
-seventh, and where the corpus lay. It says itself which run it is; `homespun compare` refuses any other than the run
-asked for.
+`keep` takes the finished runs, and `docs/generate.py` writes pages straight from the records. A record has what pages
+and `homespun compare` need of each run's `results.json`. It has no summaries, which are computed again; no values of
+single users where no table needs them; no digits beyond the seventh; and not where the corpus lay. Each run says itself
+which run it is: `homespun compare` refuses any other than the run asked for. `docs/record_file.py` has the format.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from homespun.controls import IN_CONTEXT, evaluate_controls, newcomer_controls
-from homespun.experiment import Draw, Experiment, open_configuration, read_experiment
-from homespun.files import read_json, write_json
-from homespun.results import RESULTS_FILE, control_summary, read_results, summary
+from homespun.core.errors import HomespunError, RunError
+from homespun.experiment import Draw, Experiment, open_configuration, read_experiment, run_folder
+from homespun.results import RESULTS_FILE, assemble, read_results, write_results
 
-RUNS, RECORDS, EXPERIMENTS = Path("runs"), Path("docs/results"), Path("experiments")
-MANY_USERS = 500
+sys.path.insert(0, str(Path(__file__).parent))  # its neighbours, from wherever it is started
+from record_file import Record, Run, read_record, write_record
 
-
-def keep(name: str) -> list[Path]:
-    """Write a record of every finished run of this comparison."""
-    kept = []
-    for place in sorted(found.parent for found in (RUNS / name / "runs").glob(f"*/*/{RESULTS_FILE}")):
-        record = RECORDS / name / f"{place.parent.name}-{place.name}.json"
-        record.parent.mkdir(parents=True, exist_ok=True)
-        kept.append(write_json(record, shortened(read_results(place)), indent=None))
-    return kept
+RUNS, RECORDS, EXPERIMENTS, PAGES = Path("runs"), Path("docs/results"), Path("experiments"), Path("docs/methods")
+ROUND = ("clients", "seconds", "down_bytes", "up_bytes")
+POINT = ("round", "epoch", "value")
+EVALUATION = ("metric", "value", "loss", "users", "examples", "user_mean", "user_worst_tenth")
+OF_TEXTS = ("user_values", "user_loss", "user_tokens")  # what differences and their intervals are computed from
+MAP = ("tsne", "group", "label", "positive_rate")
 
 
-def lay(name: str) -> list[Path]:
-    """Put every record where `homespun compare` looks for its run; what was begun there goes on as it is."""
-    laid = []
-    for record in sorted((RECORDS / name).glob("*.json")):
-        configuration, _, draw = record.stem.rpartition("-seed-")
-        place = RUNS / name / "runs" / configuration / f"seed-{draw}"
-        if not place.exists():
-            place.mkdir(parents=True)
-            laid.append(write_json(place / RESULTS_FILE, read_json(record, missing=f"{record}: gone")))
+def record_file(name: str) -> Path:
+    return RECORDS / f"{name}.json"
+
+
+def keep(name: str) -> int:
+    """Write the finished runs of a comparison into its record, beside those it has already; how many they are.
+
+    What the experiment's file does not ask for any more is left out.
+    """
+    experiment = read_experiment(EXPERIMENTS / f"{name}.toml")
+    titles = {key: one.title or key for key, one in experiment.configurations.items()}
+    found = _finished(experiment)
+    before = read_record(record_file(name)) if record_file(name).exists() else None
+    of_run = {run: single["configurations"] for run, single in found.items()}
+    new = Record(
+        name=name,
+        titles=titles,
+        draws=[draw.folder for draw in experiment.draws],
+        runs={run: shortened(_only(configurations)) for run, configurations in of_run.items()},
+        versions={run: single["versions"] for run, single in found.items()},
+        data=_by_draw((run, rounded(single["data"])) for run, single in found.items()),
+        controls=_by_draw((run, _short_controls(single["controls"]["runs"][0])) for run, single in found.items()),
+        maps=_maps(name, of_run, first=experiment.draws[0].folder),
+        similarity=_similarity(name),
+    )
+    if found:
+        write_record(record_file(name), new if before is None else _joined(before, new))
+    return len(found)
+
+
+def lay(name: str) -> int:
+    """Put every run where `homespun compare` looks for it, unless something is there; how many were put there."""
+    record, laid = read_record(record_file(name)), 0
+    for (key, draw), run in record.runs.items():
+        place = RUNS / name / "runs" / key / draw
+        if place.exists():
+            continue
+        place.mkdir(parents=True)
+        title = record.titles[key]
+        single = assemble(
+            title,
+            record.data[draw],
+            configurations={run["method"]: (title, [run])},
+            controls=[record.controls[draw]],
+        )
+        write_results(place, {**single, "versions": record.versions[key, draw]})
+        laid += 1
     return laid
 
 
-def controls(name: str) -> list[Path]:
-    """Write the controls of every draw into its records, trained by whichever machine: they are of the base model and
-    the corpus alone."""
-    experiment, written = read_experiment(EXPERIMENTS / f"{name}.toml"), []
-    for draw in experiment.draws:
-        places = sorted((RECORDS / name).glob(f"*-{draw.folder}.json"))
-        if not places:
-            continue
-        known, new = _controls(experiment, draw)
-        for place in places:
-            results = read_json(place, missing=f"{place}: gone")
-            (only,) = results["configurations"].values()
-            (run,) = only["runs"]
-            _require_same_tokens(place, results["controls"]["runs"][0]["untouched"], known["untouched"])
-            run["newcomers_untouched"] = new.get("untouched")
-            run["newcomers_in_context"] = {
-                count.removeprefix(IN_CONTEXT): one for count, one in new.items() if count.startswith(IN_CONTEXT)
-            }
-            only["summary"] = summary(only["runs"])
-            results["controls"] = {"runs": [known], "summary": control_summary([known], [draw.seed])}
-            written.append(write_json(place, rounded(results), indent=None))
-    return written
+def comparison(name: str) -> dict[str, Any]:
+    """What `homespun compare` had as the results of this comparison, computed from its record."""
+    record = read_record(record_file(name))
+    _require_all_runs(record)
+    configurations = {}
+    for key, title in record.titles.items():
+        first, *others = (record.runs[key, draw] for draw in record.draws)
+        drawn = {"maps": record.maps[key]} if key in record.maps else {}
+        configurations[key] = (title, [{**first, **drawn}, *others])
+    controls_by_draw = [record.controls[draw] for draw in record.draws]
+    found = assemble(name, _data(record), configurations=configurations, controls=controls_by_draw)
+    return {**found, "versions": _all_versions(record), "similarity": list(record.similarity)}
+
+
+def controls(name: str) -> int:
+    """Write the controls of every draw into its runs, trained by whichever machine: they are of the base model and the
+    corpus alone. The number of runs."""
+    experiment, record = read_experiment(EXPERIMENTS / f"{name}.toml"), read_record(record_file(name))
+    known_draws = {draw for _, draw in record.runs}
+    found = {draw.folder: _controls(experiment, draw) for draw in experiment.draws if draw.folder in known_draws}
+    for draw, (known, _) in found.items():
+        if record.controls[draw]["untouched"]["user_tokens"] != known["untouched"]["user_tokens"]:
+            sys.exit(f"{name}, {draw}: it was scored on other tokens than these. Is the corpus another one?")
+    runs = {(key, draw): {**run, **_of_newcomers(found[draw][1])} for (key, draw), run in record.runs.items()}
+    known_of = {draw: _short_controls(known) for draw, (known, _) in found.items()}
+    write_record(record_file(name), replace(record, runs=runs, controls=known_of))
+    return len(runs)
+
+
+def _finished(experiment: Experiment) -> dict[Run, dict[str, Any]]:
+    """The results of every finished run that the experiment asks for."""
+    places = {
+        (key, draw.folder): run_folder(RUNS / experiment.name, key, draw)
+        for key in experiment.configurations
+        for draw in experiment.draws
+    }
+    return {run: read_results(place) for run, place in places.items() if (place / RESULTS_FILE).exists()}
+
+
+def _joined(before: Record, new: Record) -> Record:
+    """The new one, with what only the earlier one has."""
+
+    def wanted(found: Mapping[Run, Any]) -> dict[Run, Any]:
+        return {run: one for run, one in found.items() if run[0] in new.titles and run[1] in new.draws}
+
+    pairs = {(one["left"], one["right"], one["seed"]): one for one in (*before.similarity, *new.similarity)}
+    return replace(
+        new,
+        runs=wanted({**before.runs, **new.runs}),
+        versions=wanted({**before.versions, **new.versions}),
+        data={**before.data, **new.data},
+        controls={**before.controls, **new.controls},
+        maps={**before.maps, **new.maps},
+        similarity=list(pairs.values()),
+    )
+
+
+def _only(configurations: Mapping[str, Any]) -> dict[str, Any]:
+    (only,) = configurations.values()
+    (run,) = only["runs"]
+    return run
+
+
+def _by_draw(found: Iterable[tuple[Run, Any]]) -> dict[str, Any]:
+    """Of the first configuration that has the draw, as `homespun compare` takes it."""
+    made: dict[str, Any] = {}
+    for (_, draw), one in found:
+        made.setdefault(draw, one)
+    return made
+
+
+def _maps(name: str, found: Mapping[Run, Mapping[str, Any]], *, first: str) -> dict[str, Any]:
+    """Of the first draw, if a page shows them."""
+    if not any(f"<!-- maps: {name} -->" in page.read_text(encoding="utf-8") for page in PAGES.glob("*.md")):
+        return {}
+    drawn = {key: _only(configurations).get("maps") for (key, draw), configurations in found.items() if draw == first}
+    return {key: rounded({part: one.get(part) for part in MAP}) for key, one in drawn.items() if one}
+
+
+def _similarity(name: str) -> list[Any]:
+    """Of users' vectors, which only the machine that trained the runs can compute."""
+    found = read_results(RUNS / name) if (RUNS / name / RESULTS_FILE).exists() else {}
+    return rounded(found.get("similarity") or [])
+
+
+def _require_all_runs(record: Record) -> None:
+    missing = [f"{key}, {draw}" for key in record.titles for draw in record.draws if (key, draw) not in record.runs]
+    if missing:
+        raise RunError(
+            f"{record_file(record.name)}: no runs of {'; '.join(missing)}. Finish `homespun compare "
+            f"experiments/{record.name}.toml`, then `python docs/records.py keep {record.name}`."
+        )
+
+
+def _data(record: Record) -> dict[str, Any]:
+    """As `experiment.collect` has it: the newcomers of a seed's folds are different people."""
+    runs = [record.runs[next(iter(record.titles)), draw] for draw in record.draws]
+    one, folds = record.data[record.draws[0]], [run["fold"] for run in runs if run["seed"] == runs[0]["seed"]]
+    if folds == [None]:
+        return dict(one)
+    newcomers = sum(record.data[draw]["newcomers"] for draw in record.draws[: len(folds)])
+    return {**one, "newcomers": newcomers, "folds": len(folds)}
+
+
+def _all_versions(record: Record) -> dict[str, str]:
+    """Those that the runs were trained with, not those of this machine."""
+    found: dict[str, dict[str, None]] = {}
+    for versions in record.versions.values():
+        for key, value in versions.items():
+            found.setdefault(key, {})[value] = None
+    return {key: " and ".join(values) for key, values in found.items()}
 
 
 def _controls(experiment: Experiment, draw: Draw) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -82,30 +209,52 @@ def _controls(experiment: Experiment, draw: Draw) -> tuple[dict[str, Any], dict[
     return known, new
 
 
-def _require_same_tokens(place: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    if before["user_tokens"] != now["user_tokens"]:
-        sys.exit(f"{place}: it was scored on other tokens than these. Is the corpus another one?")
+def _of_newcomers(new: Mapping[str, Any]) -> dict[str, Any]:
+    in_context = {
+        count.removeprefix(IN_CONTEXT): _evaluation(one) for count, one in new.items() if count.startswith(IN_CONTEXT)
+    }
+    untouched = new.get("untouched")
+    found = {"newcomers_untouched": untouched and _evaluation(untouched), "newcomers_in_context": in_context}
+    return rounded(found)
 
 
-def shortened(results: dict[str, Any]) -> dict[str, Any]:
-    """Without what no page needs."""
-    (only,) = results["configurations"].values()
-    for run in only["runs"]:
-        run.pop("maps", None)
-        for part in ("eval", "test"):
-            if len(run[part].get("user_values", ())) > MANY_USERS:
-                del run[part]["user_values"]
-    for control in results["controls"]["runs"]:
-        for one in control.values():
-            if len(one.get("user_values", ())) > MANY_USERS:
-                del one["user_values"]
-    return rounded(results)
+def shortened(run: Mapping[str, Any]) -> dict[str, Any]:
+    """A run without what no page needs."""
+
+    def each(part: str, *more: str) -> Any:
+        found = run.get(part)
+        return found and {count: _evaluation(one, *more) for count, one in found.items()}
+
+    untouched = run.get("newcomers_untouched")
+    changed = {
+        "rounds": [{part: entry[part] for part in ROUND} for entry in run["rounds"]],
+        "curve": [{part: entry[part] for part in POINT} for entry in run["curve"]],
+        "eval": _evaluation(run["eval"]),
+        "test": _evaluation(run["test"], "group_f1"),
+        "adapted": each("adapted"),
+        # the newcomers of several folds are one evaluation, from each of them
+        "newcomers": each("newcomers", "user_values"),
+        "newcomers_untouched": untouched and _evaluation(untouched),
+        "newcomers_in_context": each("newcomers_in_context"),
+        "personal": each("personal"),
+    }
+    return rounded({key: value for key, value in {**run, **changed}.items() if key in run and key != "maps"})
+
+
+def _short_controls(found: Mapping[str, Any]) -> dict[str, Any]:
+    return rounded({name: _evaluation(one) for name, one in found.items()})
+
+
+def _evaluation(found: Mapping[str, Any], *more: str) -> dict[str, Any]:
+    texts = OF_TEXTS if found.get("metric") == "perplexity" else ()
+    return {part: found[part] for part in (*EVALUATION, *texts, *more) if part in found}
 
 
 def rounded(value: Any, digits: int = 7) -> Any:
-    """So many digits of every number, all of them in what says which run it is; of paths the name."""
-    if isinstance(value, dict):
-        return {key: rounded(inner, 17 if key in ("identity", "run") else digits) for key, inner in value.items()}
+    """So many digits of every number, all of them in what says which run it is, four of a time; of paths the name."""
+    if isinstance(value, Mapping):
+        exact = {"identity": 17, "run": 17, "seconds": 4}
+        return {key: rounded(inner, exact.get(key, digits)) for key, inner in value.items()}
     if isinstance(value, list):
         return [rounded(inner, digits) for inner in value]
     if isinstance(value, str) and Path(value).is_absolute():
@@ -118,9 +267,12 @@ def main() -> None:
     if len(sys.argv) < 3 or sys.argv[1] not in todo:
         sys.exit(__doc__)
     for name in sys.argv[2:]:
-        if not (RUNS / name if sys.argv[1] == "keep" else RECORDS / name).exists():
+        if not (RUNS / name if sys.argv[1] == "keep" else record_file(name)).exists():
             sys.exit(f"{name}: nothing of that name to {sys.argv[1]}")
-        print(f"{name}: {len(todo[sys.argv[1]](name))} runs")
+        try:
+            print(f"{name}: {todo[sys.argv[1]](name)} runs")
+        except HomespunError as error:
+            sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -153,6 +153,18 @@ def test_fedembeds_tables_stand_beside_the_papers(generate):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("page", sorted((FILE.parent / "methods").glob("*.md")), ids=lambda page: page.stem)
+def test_a_page_is_what_its_records_say(generate, monkeypatch, page):
+    """`python docs/generate.py` on a fresh clone changes no page and no figure."""
+    import records  # docs/generate.py has put its folder on the path
+
+    monkeypatch.setattr(records, "RECORDS", FILE.parent / "results")
+    before = page.read_text(encoding="utf-8")
+    assert generate(before) == before, f"{page.name} is not what its records say: run docs/generate.py on it"
+    for drawn in Path("docs/figures").glob("*.svg"):
+        assert drawn.read_bytes() == (FILE.parent / "figures" / drawn.name).read_bytes(), drawn.name
+
+
 def test_every_table_has_a_record_or_says_that_it_has_none():
     """A number on a page comes from a record in the repository, or the page says so just before the table."""
     pages = sorted((FILE.parent / "methods").glob("*.md"))
@@ -161,5 +173,5 @@ def test_every_table_has_a_record_or_says_that_it_has_none():
         for found in re.finditer(r"<!-- results: (\S+) -->", text):
             before = text[max(0, found.start() - 300) : found.start()]
             marked = "No record of these runs is kept" in before
-            assert marked != (FILE.parent / "results" / found[1]).exists(), f"{page.name}: {found[1]}"
+            assert marked != (FILE.parent / "results" / f"{found[1]}.json").exists(), f"{page.name}: {found[1]}"
     assert len(pages) == 3

@@ -1,6 +1,5 @@
 """How many users and examples are evaluated: few by default where it takes long, and as before where records exist."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -43,16 +42,16 @@ def test_experiments_on_language_do_not_depend_on_the_default(path):
             assert {"evaluate_users", "evaluate_examples"} <= {*experiment.settings, *configuration.settings}
 
 
-@pytest.mark.parametrize("record", sorted((ROOT / "docs" / "results").glob("*")), ids=lambda folder: folder.name)
-def test_experiments_evaluate_as_their_records_did(record):
-    experiment = read_experiment(ROOT / "experiments" / f"{record.name}.toml")
-    for file in record.glob("*.json"):
-        ((name, found),) = json.loads(file.read_text())["configurations"].items()
-        ((run,),) = [found["runs"]]
-        method = run["method"]
-        same = [one for one in experiment.configurations.values() if one.method == method]
-        for configuration in same:
-            asked = run_settings(method, {**experiment.settings, **configuration.settings})
-            assert run["run"]["evaluate_users"] == asked.evaluate_users, file.name
-            assert run["run"]["evaluate_examples"] == asked.evaluate_examples, file.name
-        assert same, name
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "results").glob("*")), ids=lambda path: path.stem)
+def test_experiments_evaluate_as_their_records_did(path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from record_file import read_record
+
+    experiment, record = read_experiment(ROOT / "experiments" / f"{path.stem}.toml"), read_record(path)
+    assert record.runs
+    for (key, draw), run in record.runs.items():
+        configuration = experiment.configurations[key]
+        asked = run_settings(configuration.method, {**experiment.settings, **configuration.settings})
+        assert run["method"] == configuration.method
+        assert run["run"]["evaluate_users"] == asked.evaluate_users, f"{key}, {draw}"
+        assert run["run"]["evaluate_examples"] == asked.evaluate_examples, f"{key}, {draw}"
