@@ -49,6 +49,7 @@ reproduce: $(READY)
 	$(BIN)/homespun compare experiments/furl-dialects.toml
 	$(BIN)/homespun compare experiments/furl-sticker.toml
 	$(BIN)/homespun compare experiments/furl-reddit.toml
+	$(BIN)/python docs/records.py keep furl-dialects furl-sticker furl-reddit
 	$(BIN)/python docs/generate.py docs/methods/furl.md
 
 private: $(READY)
@@ -65,12 +66,14 @@ fedembed-mnist: $(READY)
 	$(BIN)/homespun compare experiments/fedembed-mnist-more.toml
 	$(BIN)/homespun compare experiments/fedembed-mnist-overlap.toml
 	$(BIN)/homespun compare experiments/fedembed-mnist-local.toml
+	$(BIN)/python docs/records.py keep fedembed-mnist fedembed-mnist-imbalanced fedembed-mnist-overlap fedembed-mnist-local
 	$(BIN)/python docs/generate.py docs/methods/fedembed.md
 
 fedembed-voices: $(READY)
 	$(BIN)/homespun data voices
 	$(BIN)/homespun compare experiments/fedembed-voices.toml
 	$(BIN)/homespun compare experiments/fedembed-voices-imbalanced.toml
+	$(BIN)/python docs/records.py keep fedembed-voices fedembed-voices-imbalanced
 	$(BIN)/python docs/generate.py docs/methods/fedembed.md
 
 # Without its dependencies: the file with the weights is wanted, the code around it is not.
