@@ -10,7 +10,7 @@ Runs of a comparison are alike, so each value is written once for all runs that 
 The order is that of the lists `configurations` and `draws` in the same file. Rounds and curves are tables with a column
 for each name: a list has one value per round, anything else is the value of all rounds.
 
-Why this form: it is a twelfth of the size of one `results.json` per run, and still plain JSON with one value per
+Why this form: it is an eleventh of the size of one `results.json` per run, and still plain JSON with one value per
 line, so that `git diff`, `grep` and `jq` work on it, which they do not on a compressed file. The same runs always give
 the same bytes: order is kept, and nothing depends on time or place.
 """
