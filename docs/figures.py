@@ -73,8 +73,8 @@ def curves(results: Mapping[str, Any]) -> str:
 
 
 def maps(results: Mapping[str, Any]) -> str:
-    """t-SNE of the first seed's user vectors, a panel for every configuration that has some; coloured by the known
-    group, the rate of positives or the most frequent label."""
+    """t-SNE of the first seed's user vectors, a panel for every configuration that has some; coloured by the rate
+    of positives, the known group or the most frequent label."""
     first = {one["title"]: one["runs"][0].get("maps") for one in results["configurations"].values()}
     found = [(title, drawn) for title, drawn in first.items() if drawn]
     parts: list[str] = []
@@ -99,7 +99,7 @@ def maps(results: Mapping[str, Any]) -> str:
 def _colors(drawn: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, str]]]:
     """A colour for every user, and what the colours mean."""
     rates = drawn.get("positive_rate")
-    if rates and not any(drawn.get("group") or []):
+    if rates:  # the paper's figure 4
         known = [rate for rate in rates if rate is not None]
         low, high = min(known), max(known)
         shades = [OTHER_COLOR if rate is None else _shade((rate - low) / ((high - low) or 1)) for rate in rates]
