@@ -209,9 +209,13 @@ def strip(prefix: str, tensors: Tree) -> dict[str, Tensor]:
     return {name[start:]: tensor for name, tensor in tensors.items() if name.startswith(prefix + "/")}
 
 
-def broadcast_to_bytes(broadcast: Broadcast) -> bytes:
+def broadcast_to_tensors(broadcast: Broadcast) -> tuple[dict[str, Any], dict[str, Tensor]]:
     tensors = {**prefixed("federated", broadcast.federated), **prefixed("keyed", broadcast.keyed)}
-    return pack({"round": broadcast.round}, tensors)
+    return {"round": broadcast.round}, tensors
+
+
+def broadcast_to_bytes(broadcast: Broadcast) -> bytes:
+    return pack(*broadcast_to_tensors(broadcast))
 
 
 def broadcast_from_bytes(data: bytes) -> Broadcast:

@@ -23,9 +23,10 @@ from homespun.core.messages import (
 )
 from homespun.core.method import Built, Method
 from homespun.core.roles import SHARED, Role
-from homespun.core.transforms import NOTHING_SENT, Transforms
+from homespun.core.transforms import Transforms
 from homespun.core.tree import Tree
 from homespun.engines.engine import Client, Outcome
+from homespun.engines.remote import bytes_from_json
 from homespun.privacy.dp import DpMechanism, dp_from_dict
 
 
@@ -83,14 +84,7 @@ def outcome_from_reply(
     for client in clients:
         if client.user in private:
             _require_kept(private[client.user], built, client)
-    return Outcome(update, private, refused, _sent_bytes(header.get("sent_bytes")))
-
-
-def _sent_bytes(found: Any) -> dict[str, int]:
-    counts = found.values() if isinstance(found, dict) and found.keys() == NOTHING_SENT.keys() else [None]
-    if any(type(count) is not int or not 0 <= count < 2**53 for count in counts):
-        raise MessageError("a reply that does not say how many bytes its clients sent")
-    return dict(found)
+    return Outcome(update, private, refused, bytes_from_json(header.get("sent_bytes")))
 
 
 def _refused(found: Any, clients: Sequence[Client]) -> dict[str, str]:

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from homespun.core.errors import WorkerError
-from homespun.core.messages import Broadcast, pack, prefixed, unpack
+from homespun.core.messages import Broadcast, broadcast_to_tensors, pack, unpack
 from homespun.core.method import Built
 from homespun.core.progress import silent
 from homespun.terminal import say
@@ -66,8 +66,8 @@ def setup_message(built: Built, seed: int) -> bytes:
 
 
 def broadcast_message(broadcast: Broadcast) -> bytes:
-    tensors = {**prefixed("federated", broadcast.federated), **prefixed("keyed", broadcast.keyed)}
-    return pack({"kind": "broadcast", "round": broadcast.round}, tensors)
+    header, tensors = broadcast_to_tensors(broadcast)
+    return pack({"kind": "broadcast", **header}, tensors)
 
 
 class Worker:

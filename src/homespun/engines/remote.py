@@ -1,0 +1,166 @@
+"""An engine at the other end of a byte pipe.
+
+`RemoteEngine` is the server's end: it turns calls into messages. `answer` is the clients' end: it turns a message into
+a call of an engine, and the result into a reply. Messages are JSON and safetensors; nothing is unpickled, and there is
+no field for a private parameter, an example or a model's output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from homespun.core.errors import HomespunError, MessageError, WorkerError
+from homespun.core.messages import (
+    Broadcast,
+    broadcast_from_tensors,
+    broadcast_to_tensors,
+    pack,
+    strip,
+    unpack,
+    update_from_tensors,
+    update_to_tensors,
+)
+from homespun.core.progress import Done, silent
+from homespun.core.scores import Counts
+from homespun.core.transforms import NOTHING_SENT
+from homespun.core.tree import Tree
+from homespun.engines.protocol import Engine, EvaluationProtocol, Trained
+
+
+@dataclass(frozen=True)
+class RemoteEngine:
+    """The engine that answers what `ask` sends: a message in, its reply out."""
+
+    ask: Callable[[bytes], bytes]
+
+    def train(self, broadcast: Broadcast, users: Sequence[str], *, done: Done = silent) -> Trained:
+        header, tensors = self._asked({"ask": "train", "users": list(users)}, broadcast)
+        done(len(users))
+        return trained_from_tensors(header, tensors)
+
+    def confirm(self, round: int, *, weight: float) -> None:
+        _reply(self.ask(pack({"ask": "confirm", "round": round, "weight": weight}, {})))
+
+    def evaluate(
+        self, broadcast: Broadcast, users: Sequence[str], protocol: EvaluationProtocol, *, done: Done = silent
+    ) -> dict[str, Counts]:
+        asked = {"ask": "evaluate", "users": list(users), "protocol": asdict(protocol)}
+        header, tensors = self._asked(asked, broadcast)
+        done(len(users))
+        return scores_from_tensors(header, tensors)
+
+    def close(self) -> None:
+        """The other end closes itself."""
+
+    def _asked(self, header: Mapping[str, Any], broadcast: Broadcast) -> tuple[dict[str, Any], Tree]:
+        sent, tensors = broadcast_to_tensors(broadcast)
+        return _reply(self.ask(pack({**header, **sent}, tensors)))
+
+
+def answer(engine: Engine, message: bytes) -> bytes:
+    """The reply of an engine to one message of a `RemoteEngine`. An error of homespun's is a reply too."""
+    try:
+        header, tensors = unpack(message)
+        asked = header.get("ask")
+        if asked == "confirm":
+            round, weight = _round(header), _weight(header)
+            engine.confirm(round, weight=weight)
+            return pack({}, {})
+        users, broadcast = _users(header), broadcast_from_tensors(header, tensors)
+        if asked == "train":
+            return pack(*trained_to_tensors(engine.train(broadcast, users)))
+        if asked == "evaluate":
+            protocol = _protocol(header)
+            return pack(*scores_to_tensors(engine.evaluate(broadcast, users, protocol)))
+        raise MessageError("a message that asks for nothing an engine does")
+    except HomespunError as error:
+        return pack({"error": str(error)}, {})
+
+
+def _reply(message: bytes) -> tuple[dict[str, Any], Tree]:
+    header, tensors = unpack(message)
+    if "error" in header:
+        raise WorkerError(str(header["error"]))
+    return header, tensors
+
+
+def trained_to_tensors(trained: Trained) -> tuple[dict[str, Any], Tree]:
+    header, tensors = update_to_tensors(trained.update)
+    return {**header, "refused": list(trained.refused), "sent_bytes": dict(trained.sent_bytes)}, tensors
+
+
+def trained_from_tensors(header: Mapping[str, Any], tensors: Tree) -> Trained:
+    refused, sent = header.get("refused"), header.get("sent_bytes")
+    if not isinstance(refused, list) or not all(isinstance(reason, str) for reason in refused):
+        raise MessageError("a reply that does not say which updates were refused")
+    return Trained(update_from_tensors(header, tensors), tuple(refused), bytes_from_json(sent))
+
+
+def bytes_from_json(found: Any) -> dict[str, int]:
+    """Bytes by role."""
+    counts = found.values() if isinstance(found, dict) and found.keys() == NOTHING_SENT.keys() else [None]
+    if any(type(count) is not int or not 0 <= count < 2**53 for count in counts):
+        raise MessageError("a reply that does not say how many bytes its clients sent")
+    return dict(found)
+
+
+def scores_to_tensors(scores: Mapping[str, Counts]) -> tuple[dict[str, Any], Tree]:
+    """Users by their position: a name is data and never part of a tensor's name."""
+    tensors = {
+        f"{place}/{name}": torch.from_numpy(value.copy())
+        for place, counts in enumerate(scores.values())
+        for name, value in counts.items()
+    }
+    return {"users": list(scores)}, tensors
+
+
+def scores_from_tensors(header: Mapping[str, Any], tensors: Tree) -> dict[str, Counts]:
+    found = {
+        user: {name: value.numpy() for name, value in strip(str(place), tensors).items()}
+        for place, user in enumerate(_users(header))
+    }
+    if sum(map(len, found.values())) != len(tensors):
+        raise MessageError("a reply with scores of a user that it does not name")
+    return found
+
+
+def _users(header: Mapping[str, Any]) -> list[str]:
+    users = header.get("users")
+    if not isinstance(users, list) or not all(isinstance(user, str) for user in users):
+        raise MessageError("its users are not a list of names")
+    return users
+
+
+def _round(header: Mapping[str, Any]) -> int:
+    round = header.get("round")
+    if type(round) is not int or round < 0:
+        raise MessageError("its round is not a number of a round")
+    return round
+
+
+def _weight(header: Mapping[str, Any]) -> float:
+    weight = header.get("weight")
+    if type(weight) not in (int, float) or not 0 <= weight < 2**53:  # type: ignore[operator]
+        raise MessageError("its weight is not a number of examples")
+    return float(weight)  # type: ignore[arg-type]
+
+
+def _protocol(header: Mapping[str, Any]) -> EvaluationProtocol:
+    """Checked field by field: it decides which of a client's examples are looked at."""
+    given = header.get("protocol")
+    if not isinstance(given, dict) or given.keys() != asdict(EvaluationProtocol("test")).keys():
+        raise MessageError("its protocol does not have the fields of one")
+    allowed = {
+        "part": ("train", "eval", "test", "scored"),
+        "people": ("participants", "newcomers"),
+        "adapt_to": ("train", "adapt", None),
+        "private": ("own", "prior", "another"),
+    }
+    wrong = [name for name, values in allowed.items() if given[name] not in values]
+    if wrong or not (given["k"] is None or (type(given["k"]) is int and given["k"] >= 0)):
+        raise MessageError(f"its protocol has no such {wrong[0] if wrong else 'k'}")
+    return EvaluationProtocol(**given)
