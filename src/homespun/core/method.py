@@ -23,6 +23,10 @@ from homespun.core import seeds
 from homespun.core.errors import MethodError, UnknownNameError, nearest
 from homespun.core.messages import Broadcast, Elected, ServerState
 from homespun.core.method_files import MethodFile, gathered, module_from_file
+from homespun.core.optimizers import Adam as Adam
+from homespun.core.optimizers import AdamW as AdamW
+from homespun.core.optimizers import Optimizer as Optimizer
+from homespun.core.optimizers import Sgd as Sgd
 from homespun.core.roles import Partition, Role, Rules, first_match, partition
 from homespun.core.server import FedAvg, ServerRule
 from homespun.core.settings import Settings, parse
@@ -43,21 +47,6 @@ class Stackable(Protocol):
     def stacked(self, parameters: Tree, batch: Batch) -> Tensor: ...
 
 
-@dataclass(frozen=True)
-class Sgd:
-    rate: float
-    momentum: float = 0.0
-
-
-@dataclass(frozen=True)
-class Adam:
-    rate: float
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-
-
-Optimizer: TypeAlias = Sgd | Adam
 WHOLE = 1_000_000  # a batch that holds everything a user has
 
 
@@ -68,6 +57,9 @@ class Phase:
     `trains` maps globs to optimizers, first match wins; a parameter that no glob covers stands still.
     Give `epochs` or `steps`. `proximal` is FedProx's mu: it pulls what is shared towards its broadcast
     value by adding mu/2 |w - w_broadcast|^2 to the loss. `loss` is the method's unless the phase has its own.
+
+    `clip_norm` scales a step's gradient down to this norm, over all parameters that the phase trains of one client, as
+    torch.nn.utils.clip_grad_norm_ does; FedProx's pull is part of it. That is for stable training, not for privacy.
     """
 
     trains: Mapping[str, Optimizer]
@@ -76,10 +68,13 @@ class Phase:
     steps: int | None = None
     proximal: float = 0.0
     loss: Loss | None = None
+    clip_norm: float | None = None
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
             raise MethodError(f"a phase has either epochs or steps, got epochs={self.epochs}, steps={self.steps}")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise MethodError(f"a phase's clip_norm is above 0, got {self.clip_norm}. Leave it out to clip nothing.")
 
     def optimizer_of(self, name: str) -> Optimizer | None:
         pattern = first_match(name, self.trains)

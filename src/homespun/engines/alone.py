@@ -1,8 +1,8 @@
 """One client at a time, for models that cannot be stacked: `loop`'s local work with less of it.
 
 The numbers are the same but for rounding. Of a keyed parameter only the rows that the client's examples name are
-copied and trained: the others have no gradient and stand still. FedProx's pull is added to the gradient, not found by
-way of the loss. And the optimizers are torch's fused ones, which go over a parameter once.
+copied and trained: the others have no gradient and stand still, unless their weights decay. FedProx's pull is added to
+the gradient, not found by way of the loss. And the optimizers are torch's fused ones, which go over a parameter once.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 from homespun.core import seeds
 from homespun.core.batches import plan_batches
 from homespun.core.messages import Broadcast, Update
-from homespun.core.method import Adam, Batch, Built, Optimizer, Phase, optimizers
-from homespun.core.roles import SHARED
+from homespun.core.method import Batch, Built, Phase, optimizers
 from homespun.core.transforms import Transforms
 from homespun.core.tree import Tree
 from homespun.engines.engine import Client, Work, client_update, kept_at_home, with_released
+from homespun.engines.local_step import local_step
 from homespun.engines.loop import model_output
 
 
@@ -28,7 +28,7 @@ def work_alone(
     built: Built, broadcast: Broadcast, client: Client, *, work: Work, seed: int, transforms: Transforms
 ) -> tuple[Update | None, dict[str, Tensor]]:
     """What this client sends, if it is not for itself, and what stays at its home."""
-    own = narrow(built, broadcast, client)
+    own = narrow(built, broadcast, client, work=work)
     trained, statistics = train_alone(built, own.broadcast, own.client, work=work, seed=seed)
     trained = with_released(built, own.broadcast, own.client, trained, work=work, seed=seed)
     whole = built.parameters(broadcast, client.private)
@@ -41,7 +41,8 @@ def work_alone(
     update = client_update(
         built, own.broadcast, own.client, trained=trained, statistics=statistics, transforms=transforms
     )
-    return replace(update, keyed={name: replace(r, index=own.rows[name]) for name, r in update.keyed.items()}), kept
+    keyed = {name: replace(rows, index=own.rows[name][rows.index]) for name, rows in update.keyed.items()}
+    return replace(update, keyed=keyed), kept
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,9 @@ class Narrowed:
     rows: Mapping[str, Tensor]  # keyed parameter -> where its rows stand in the whole table
 
 
-def narrow(built: Built, broadcast: Broadcast, client: Client) -> Narrowed:
+def narrow(built: Built, broadcast: Broadcast, client: Client, *, work: Work = "phases") -> Narrowed:
+    if _decays(built, work):  # then also the rows that the client never uses move
+        return Narrowed(broadcast, client, {name: torch.arange(len(table)) for name, table in broadcast.keyed.items()})
     named = {
         column: torch.unique(client.data[column].long(), return_inverse=True)
         for column in set(built.method.keys.values())
@@ -63,6 +66,12 @@ def narrow(built: Built, broadcast: Broadcast, client: Client) -> Narrowed:
     private = {name: value[rows[name]] if name in rows else value for name, value in client.private.items()}
     keyed = {name: table[rows[name]] for name, table in broadcast.keyed.items()}
     return Narrowed(replace(broadcast, keyed=keyed), replace(client, private=private, data=data), rows)
+
+
+def _decays(built: Built, work: Work) -> bool:
+    """Whether the weights of a keyed parameter decay."""
+    phases: Sequence[Phase] = getattr(built.method, work)
+    return any(one.weight_decay for phase in phases for one in optimizers(phase, list(built.method.keys)).values())
 
 
 def train_alone(
@@ -87,32 +96,23 @@ def _train_phase(
     built: Built, phase: Phase, parameters: Tree, *, anchor: Tree, batches: Sequence[Batch]
 ) -> tuple[dict[str, Tensor], float]:
     """The parameters that this phase trains, trained, and the summed loss."""
-    chosen = optimizers(phase, list(parameters))
-    leaves = {name: parameters[name].clone().requires_grad_() for name in chosen}
-    pulled = [name for name in built.partition.names(*SHARED) if name in chosen] if phase.proximal else []
-    steppers = [_fused(optimizer, leaves[name]) for name, optimizer in chosen.items()]
+    steps = local_step(built, phase, parameters, anchor=anchor, stacked=False)
+    leaves = {
+        name: parameters[name].clone(memory_format=torch.contiguous_format).requires_grad_() for name in steps.chosen
+    }
     loss_of, share = phase.loss or built.method.loss, built.method.share
     total = 0.0
     for batch in batches:
         losses = loss_of(lambda given, rows: model_output(built, given, rows), {**parameters, **leaves}, batch)
         total += float(losses.detach().sum())
         shares = torch.ones_like(losses) if share is None else batch[share].to(losses)
-        for leaf in leaves.values():
-            leaf.grad = None
         objective = (losses * shares).sum() / shares.sum()
-        if objective.requires_grad:
-            objective.backward()
-        for name in pulled:
-            leaf = leaves[name]
-            pull = (leaf.detach() - anchor[name]).mul_(phase.proximal)
-            leaf.grad = pull if leaf.grad is None else leaf.grad.add_(pull)
-        for stepper in steppers:
-            stepper.step()
+        steps.take(leaves, _gradients(objective, leaves))
     return {name: leaf.detach() for name, leaf in leaves.items()}, total
 
 
-def _fused(optimizer: Optimizer, leaf: Tensor) -> torch.optim.Optimizer:
-    if isinstance(optimizer, Adam):
-        betas = (optimizer.beta1, optimizer.beta2)
-        return torch.optim.Adam([leaf], lr=optimizer.rate, betas=betas, eps=optimizer.epsilon, fused=True)
-    return torch.optim.SGD([leaf], lr=optimizer.rate, momentum=optimizer.momentum, fused=True)
+def _gradients(objective: Tensor, leaves: Tree) -> dict[str, Tensor | None]:
+    if not objective.requires_grad:  # a loss that none of them has a part in
+        return dict.fromkeys(leaves)
+    found = torch.autograd.grad(objective, list(leaves.values()), allow_unused=True)
+    return dict(zip(leaves, found, strict=True))

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from homespun.core import seeds
 from homespun.core.batches import plan_batches
 from homespun.core.messages import Broadcast
-from homespun.core.method import Adam, Batch, Built, Optimizer, Phase, optimizers
+from homespun.core.method import AdamW, Batch, Built, Optimizer, Phase, Sgd, optimizers
 from homespun.core.progress import Done, each, silent
 from homespun.core.roles import SHARED
 from homespun.core.threads import one_thread
@@ -120,13 +120,18 @@ def train_phase(
         for optimizer in optimizer_list:
             optimizer.zero_grad(set_to_none=True)
         objective.backward()
+        if phase.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_([values[name] for name in chosen], phase.clip_norm)
         for optimizer in optimizer_list:
             optimizer.step()
     return {name: value.detach() for name, value in values.items()}, total
 
 
 def torch_optimizer(optimizer: Optimizer, tensors: list[Tensor]) -> torch.optim.Optimizer:
-    if isinstance(optimizer, Adam):
-        betas = (optimizer.beta1, optimizer.beta2)
-        return torch.optim.Adam(tensors, lr=optimizer.rate, betas=betas, eps=optimizer.epsilon)
-    return torch.optim.SGD(tensors, lr=optimizer.rate, momentum=optimizer.momentum)
+    if isinstance(optimizer, Sgd):
+        return torch.optim.SGD(
+            tensors, lr=optimizer.rate, momentum=optimizer.momentum, weight_decay=optimizer.weight_decay
+        )
+    kind = torch.optim.AdamW if isinstance(optimizer, AdamW) else torch.optim.Adam
+    betas = (optimizer.beta1, optimizer.beta2)
+    return kind(tensors, lr=optimizer.rate, betas=betas, eps=optimizer.epsilon, weight_decay=optimizer.weight_decay)

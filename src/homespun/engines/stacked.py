@@ -9,7 +9,6 @@ are always the first ones, and those who are done are not touched again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -18,8 +17,8 @@ from torch import Tensor
 from homespun.core import seeds
 from homespun.core.batches import plan_batches
 from homespun.core.messages import Broadcast, Update
-from homespun.core.method import Adam, Batch, Built, Optimizer, Phase, Stackable, optimizers
-from homespun.core.roles import SHARED, Role
+from homespun.core.method import Batch, Built, Phase, Stackable
+from homespun.core.roles import Role
 from homespun.core.transforms import NO_TRANSFORMS, NOTHING_SENT, Transforms, add_bytes
 from homespun.core.tree import Tree
 from homespun.engines.alone import work_alone
@@ -34,6 +33,7 @@ from homespun.engines.engine import (
     with_columns,
     with_released,
 )
+from homespun.engines.local_step import local_step
 from homespun.engines.loop import LoopEngine, predict_client
 
 
@@ -129,12 +129,11 @@ def train_phase_stacked(
     plans: Sequence[Sequence[np.ndarray]],
 ) -> Tensor:
     """Train `values` in place; return each client's summed loss."""
-    chosen = optimizers(phase, list(values))
+    steps = local_step(built, phase, values, anchor=anchor, stacked=True)
+    chosen = steps.chosen
     for name in chosen:  # until now it may have been one value, shown to everybody
         values[name] = values[name].clone(memory_format=torch.contiguous_format)
-    shared = set(built.partition.names(*SHARED)) if phase.proximal else set()
     frozen = built.partition.select(built.initial, Role.FROZEN)
-    steppers = {name: Stepper(optimizer) for name, optimizer in chosen.items()}
     model = built.model
     assert isinstance(model, Stackable)
     loss_of = phase.loss or built.method.loss
@@ -158,43 +157,8 @@ def train_phase_stacked(
         objective = ((losses * shares).sum(dim=1) / shares.sum(dim=1)).sum()
         trained = list(chosen)
         gradients = torch.autograd.grad(objective, [leaves[name] for name in trained], allow_unused=True)
-        for name, gradient in zip(trained, gradients, strict=True):
-            if name in shared:
-                pull = phase.proximal * (values[name][:active] - anchor[name][:active])
-                gradient = pull if gradient is None else gradient + pull
-            if gradient is not None:
-                steppers[name].step(values[name], gradient)
+        steps.take(values, dict(zip(trained, gradients, strict=True)), active=active)
     return total
-
-
-@dataclass
-class Stepper:
-    """torch's SGD or Adam for one stacked parameter, of which the first rows may still be in training."""
-
-    optimizer: Optimizer
-    memory: dict[str, Tensor] = field(default_factory=dict)
-    steps: int = 0
-
-    def step(self, value: Tensor, gradient: Tensor) -> None:
-        self.steps += 1
-        target, active, optimizer = value[: len(gradient)], len(gradient), self.optimizer
-        if isinstance(optimizer, Adam):
-            first, second = (
-                self._remembered("first", value)[:active],
-                self._remembered("second", value)[:active],
-            )
-            first.lerp_(gradient, 1 - optimizer.beta1)
-            second.mul_(optimizer.beta2).addcmul_(gradient, gradient, value=1 - optimizer.beta2)
-            correction = (1 - optimizer.beta2**self.steps) ** 0.5
-            denominator = (second.sqrt() / correction).add_(optimizer.epsilon)
-            target.addcdiv_(first, denominator, value=-optimizer.rate / (1 - optimizer.beta1**self.steps))
-            return
-        if optimizer.momentum:
-            gradient = self._remembered("momentum", value)[:active].mul_(optimizer.momentum).add_(gradient)
-        target.add_(gradient, alpha=-optimizer.rate)
-
-    def _remembered(self, name: str, like: Tensor) -> Tensor:
-        return self.memory.setdefault(name, torch.zeros_like(like))
 
 
 def stack_private(built: Built, clients: Sequence[Client]) -> dict[str, Tensor]:

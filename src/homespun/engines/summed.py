@@ -19,18 +19,14 @@ from torch import Tensor
 from homespun.core import seeds
 from homespun.core.batches import plan_batches
 from homespun.core.messages import Broadcast, Elected, Rows, Update
-from homespun.core.method import Batch, Built, Method, Sgd, Stackable, optimizers
+from homespun.core.method import Batch, Built, Method, Stackable, optimizers
+from homespun.core.optimizers import is_plain
 from homespun.core.roles import SHARED, Role
 from homespun.core.transforms import NO_TRANSFORMS, NUMBER_BYTES, Transforms, row_bytes
 from homespun.core.tree import Tree, byte_count
 from homespun.engines.engine import Client, Outcome, Work, client_weight, in_user_order, with_columns, with_released
-from homespun.engines.stacked import (
-    Stepper,
-    stack_data,
-    stack_private,
-    train_phase_stacked,
-    work_together,
-)
+from homespun.engines.local_step import local_step
+from homespun.engines.stacked import stack_data, stack_private, train_phase_stacked, work_together
 
 
 def work_cohort(
@@ -64,7 +60,7 @@ def _one_gradient(built: Built, method: Method, *, most: int) -> bool:
     *before, last = method.phases
     if any(optimizers(phase, shared) for phase in before):
         return False
-    plain = all(isinstance(found, Sgd) and not found.momentum for found in optimizers(last, shared).values())
+    plain = last.clip_norm is None and all(map(is_plain, optimizers(last, shared).values()))
     return plain and last.batch >= most and 1 in (last.steps, last.epochs)
 
 
@@ -94,12 +90,7 @@ def _summed(
     weights = torch.tensor([client_weight(built, client, transforms) for client in clients])
     gradients, here = _gradients(built, broadcast, cohort, weights=weights, apart=bool(changes))
     last = built.method.phases[-1]
-    for name, value in cohort.private.items():
-        optimizer = last.optimizer_of(name)
-        if name in gradients and optimizer is not None:
-            share = weights.view(-1, *[1] * (value.dim() - 1))
-            cohort.private[name] = value.clone()
-            Stepper(optimizer).step(cohort.private[name], gradients[name] / share)
+    cohort.private = _stepped(built, cohort.private, gradients, weights=weights)
     kept = [{name: value[place] for name, value in cohort.private.items()} for place in range(len(clients))]
     released = _released(built, broadcast, clients, kept, seed=seed)
     shared = _shared(broadcast)
@@ -179,6 +170,18 @@ def _gradients(
     trained = list(optimizers(last, list(leaves)))
     found = torch.autograd.grad(objective, [leaves[name] for name in trained], allow_unused=True)
     return {name: one for name, one in zip(trained, found, strict=True) if one is not None}, here
+
+
+def _stepped(built: Built, private: Tree, gradients: Tree, *, weights: Tensor) -> dict[str, Tensor]:
+    """The private parameters after the last phase's one step. Their gradients come times their clients' weights."""
+    own = {name: gradients[name] / _beside(weights, gradients[name]) for name in private if name in gradients}
+    values = {name: value.clone() if name in own else value for name, value in private.items()}
+    local_step(built, built.method.phases[-1], values, anchor={}, stacked=True).take(values, own)
+    return values
+
+
+def _beside(weights: Tensor, value: Tensor) -> Tensor:
+    return weights.view(-1, *[1] * (value.dim() - 1))
 
 
 def _shared(broadcast: Broadcast) -> dict[str, Tensor]:

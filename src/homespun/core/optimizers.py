@@ -1,0 +1,50 @@
+"""The optimizers of local training, by torch's names and with torch's meaning.
+
+An optimizer is a value: its state lives in the engine that takes the steps and starts afresh in every phase. Weight
+decay covers the whole of a parameter, as in torch, also the rows of a keyed parameter that a client's examples do not
+name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """`torch.optim.SGD`; weight decay adds weight_decay * w to the gradient."""
+
+    rate: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class Adam:
+    """`torch.optim.Adam`; weight decay adds weight_decay * w to the gradient, and so to both moments."""
+
+    rate: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """`torch.optim.AdamW`; weight decay multiplies w by 1 - rate * weight_decay before the step."""
+
+    rate: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+
+
+Optimizer: TypeAlias = Sgd | Adam | AdamW
+
+
+def is_plain(optimizer: Optimizer) -> bool:
+    """Whether a step is minus rate times the gradient and nothing else, so that steps of one rate add up."""
+    return isinstance(optimizer, Sgd) and not optimizer.momentum and not optimizer.weight_decay

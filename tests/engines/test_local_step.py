@@ -1,0 +1,193 @@
+"""The fast engines' step is torch's: one number of each optimizer by hand, and the oracle's numbers for whole rounds."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from small_cohort import built, clients
+
+from homespun.core import tree
+from homespun.core.errors import MethodError
+from homespun.core.method import Adam, AdamW, Phase, Sgd
+from homespun.engines.alone import narrow
+from homespun.engines.cohort import CohortEngine
+from homespun.engines.local_step import FusedStepper, LocalStep, Stepper, clip_by_norm
+from homespun.engines.loop import LoopEngine
+from homespun.engines.summed import can_be_summed
+from homespun.models.document import DocumentModel
+
+OPTIMIZERS = {
+    "sgd": Sgd(0.1),
+    "momentum": Sgd(0.05, momentum=0.9),
+    "sgd decay": Sgd(0.1, momentum=0.5, weight_decay=0.1),
+    "adam": Adam(0.01, epsilon=1e-4),
+    "adam decay": Adam(0.01, epsilon=1e-4, weight_decay=0.3),
+    "adamw": AdamW(0.01, epsilon=1e-4, weight_decay=0.5),
+}
+
+
+def phases(made, *some):
+    return replace(made, method=replace(made.method, phases=some, personalize=some))
+
+
+class Unstackable(DocumentModel):
+    stacked = None
+
+
+def alone(made):
+    """As if its model could not be stacked."""
+    made.model.__class__ = Unstackable
+    return made
+
+
+def agree(slow, fast):
+    assert slow.update.keyed.keys() == fast.update.keyed.keys()
+    for name, rows in slow.update.keyed.items():
+        theirs = fast.update.keyed[name]
+        assert torch.equal(rows.index, theirs.index) and torch.equal(rows.weight, theirs.weight)
+        assert torch.allclose(rows.values, theirs.values, atol=1e-4)
+    # the update is weighted by examples: sums of about 100
+    assert tree.max_abs_difference(slow.update.federated, fast.update.federated) < 3e-4
+    for user, private in slow.private.items():
+        assert private.keys() == fast.private[user].keys()
+        assert tree.max_abs_difference(private, fast.private[user]) < 3e-5
+
+
+# By hand: w = 2, gradients 3 and then 1
+
+
+BY_HAND = {
+    # 2 - 0.1 * 3 = 1.7;  1.7 - 0.1 * 1
+    "sgd": (Sgd(0.1), [1.7, 1.6]),
+    # 3 + 0.5 * 2 = 4: 2 - 0.4 = 1.6;  1 + 0.5 * 1.6 = 1.8, 0.9 * 4 + 1.8 = 5.4: 1.6 - 0.54
+    "sgd with momentum and decay": (Sgd(0.1, momentum=0.9, weight_decay=0.5), [1.6, 1.06]),
+    # the first step is the rate, whatever the gradient;
+    # then m = 0.5 * 1.5 + 0.5 * 1 = 1.25, over 0.75; v = 0.5 * 4.5 + 0.5 * 1 = 2.75, over 0.75
+    "adam": (Adam(0.1, beta1=0.5, beta2=0.5, epsilon=0.0), [1.9, 1.9 - 0.1 * (1.25 / 0.75) / (2.75 / 0.75) ** 0.5]),
+    # 3 + 0.5 * 2 = 4, and 1 + 0.5 * 1.9 = 1.95: m = 0.5 * 2 + 0.975, v = 0.5 * 8 + 0.5 * 1.95^2
+    "adam with decay": (
+        Adam(0.1, beta1=0.5, beta2=0.5, epsilon=0.0, weight_decay=0.5),
+        [1.9, 1.9 - 0.1 * (1.975 / 0.75) / ((4 + 0.5 * 1.95**2) / 0.75) ** 0.5],
+    ),
+    # 2 * (1 - 0.1 * 0.5) = 1.9, less 0.1
+    "adamw": (
+        AdamW(0.1, beta1=0.5, beta2=0.5, epsilon=0.0, weight_decay=0.5),
+        [1.8, 1.8 * 0.95 - 0.1 * (1.25 / 0.75) / (2.75 / 0.75) ** 0.5],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", [Stepper, FusedStepper])
+@pytest.mark.parametrize(("optimizer", "expected"), BY_HAND.values(), ids=BY_HAND)
+def test_two_steps_by_hand(optimizer, expected, kind):
+    value, stepper = torch.tensor([2.0]), kind(optimizer)
+    for gradient, after in zip((3.0, 1.0), expected, strict=True):
+        stepper.step(value, torch.tensor([gradient]))
+        assert value.item() == pytest.approx(after, abs=1e-6)
+
+
+def test_a_client_that_is_done_stands_still_and_the_others_count_on():
+    """Two clients with w = 2 and the same gradients, of which the second has one step only."""
+    value, stepper = torch.tensor([2.0, 2.0]), Stepper(BY_HAND["adam"][0])
+    stepper.step(value, torch.tensor([3.0, 3.0]))
+    stepper.step(value, torch.tensor([1.0]))
+    assert value.tolist() == pytest.approx([BY_HAND["adam"][1][1], 1.9], abs=1e-6)
+
+
+# Clipping
+
+
+def test_the_norm_is_over_all_parameters_of_a_client_and_each_clients_own():
+    """Client 0 has the gradient (3, 0, 4), of norm 5: a fifth of it is left. Client 1 has (0.6, 0, 0): all is left."""
+    gradients = {"a": torch.tensor([[3.0, 0.0], [0.6, 0.0]]), "b": torch.tensor([4.0, 0.0])}
+    found = clip_by_norm(gradients, 1.0, stacked=True)
+    assert found["a"].flatten().tolist() == pytest.approx([0.6, 0.0, 0.6, 0.0], abs=1e-6)
+    assert found["b"].tolist() == pytest.approx([0.8, 0.0], abs=1e-6)
+    one = clip_by_norm({"a": torch.tensor([3.0, 0.0]), "b": torch.tensor(4.0)}, 1.0, stacked=False)
+    assert one["a"].tolist() == pytest.approx([0.6, 0.0], abs=1e-6) and one["b"].item() == pytest.approx(0.8, abs=1e-6)
+
+
+def test_fedprox_pulls_before_the_gradient_is_clipped():
+    """w = 5 with its anchor at 1 and mu = 1: 3 + 4 = 7, clipped to 2. Clipped before the pull it would be 2 + 4."""
+    phase = Phase(trains={"w": Sgd(1.0)}, batch=1, steps=1, proximal=1.0, clip_norm=2.0)
+    steps = LocalStep(phase, {"w": Sgd(1.0)}, frozenset(["w"]), {"w": torch.tensor([[1.0]])}, stacked=True)
+    values = {"w": torch.tensor([[5.0]])}
+    steps.take(values, {"w": torch.tensor([[3.0]])}, active=1)
+    assert values["w"].item() == pytest.approx(3.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan")])
+def test_a_norm_to_clip_to_is_above_zero(wrong):
+    with pytest.raises(MethodError, match="clip_norm is above 0"):
+        Phase(trains={"*": Sgd(0.1)}, batch=1, steps=1, clip_norm=wrong)
+
+
+# Whole rounds against the oracle: clients have 11, 15 and 18 examples, so that they take 3 to 5 steps
+
+
+@pytest.mark.parametrize("path", ["stacked", "alone"])
+@pytest.mark.parametrize("clip_norm", [None, 0.2])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_engines_agree(optimizer, clip_norm, path):
+    phase = Phase(trains={"*": optimizer}, batch=4, epochs=1, proximal=0.5, clip_norm=clip_norm)
+    made = phases(built(users="table"), phase)
+    start = made.start().broadcast()
+    everybody = clients(made, [0, 5, 8])
+    assert len({client.examples for client in everybody}) == 3
+    slow = LoopEngine(made, 0).work(start, everybody)
+    slow_at_home = LoopEngine(made, 0).work(start, everybody, work="personalize")
+    if path == "alone":
+        made = alone(made)
+    agree(slow, CohortEngine(made, 0, workers=0).work(start, everybody))
+    agree(slow_at_home, CohortEngine(made, 0, workers=0).work(start, everybody, work="personalize"))
+
+
+def test_clipping_changes_the_round():
+    """The comparison above would also hold if no engine clipped."""
+    made = built()
+    start, everybody = made.start().broadcast(), clients(made, [0, 1])
+    plain, clipped = (
+        phases(made, Phase(trains={"*": Sgd(0.3)}, batch=4, epochs=1, clip_norm=norm)) for norm in (None, 0.2)
+    )
+    moved = [LoopEngine(one, 0).work(start, everybody).update.federated["output.weight"] for one in (plain, clipped)]
+    assert moved[1].norm() < 0.5 * moved[0].norm()
+
+
+def test_an_optimizer_starts_afresh_in_every_phase():
+    phase = Phase(trains={"*": Adam(0.01, epsilon=1e-4)}, batch=4, steps=2)
+    made = phases(built(), phase, phase)
+    start, everybody = made.start().broadcast(), clients(made, [0, 1])
+    agree(LoopEngine(made, 0).work(start, everybody), CohortEngine(made, 0, workers=0).work(start, everybody))
+
+
+def test_rows_that_a_client_never_uses_are_left_out_unless_they_decay():
+    made = alone(built(users="table"))
+    start, (client,) = made.start().broadcast(), clients(made, [3])
+    assert narrow(made, start, client).broadcast.keyed["user.table"].shape[0] == 1
+    decaying = phases(made, Phase(trains={"*": Sgd(0.1, weight_decay=0.1)}, batch=2, steps=1))
+    assert narrow(decaying, start, client).broadcast.keyed["user.table"].shape[0] == 12
+
+
+# The sum of a cohort as one gradient
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "changes", "summed"),
+    [
+        (Sgd(1.0), {}, True),
+        (Sgd(1.0, momentum=0.9), {}, False),
+        (Sgd(1.0, weight_decay=0.1), {}, False),
+        (Adam(0.01, epsilon=1e-3), {}, False),
+        (AdamW(0.01, epsilon=1e-3), {}, False),
+        (Sgd(1.0), {"clip_norm": 1.0}, False),
+        (Sgd(1.0), {"batch": 3}, False),
+        (Sgd(1.0), {"steps": 2}, False),
+    ],
+)
+def test_only_one_plain_step_is_summed(optimizer, changes, summed):
+    phase = replace(Phase(trains={"*": optimizer}, batch=100, steps=1), **changes)
+    made = phases(built(), phase)
+    everybody = clients(made, [0, 3])
+    assert can_be_summed(made, everybody, None) is summed
+    start = made.start().broadcast()
+    agree(LoopEngine(made, 0).work(start, everybody), CohortEngine(made, 0, workers=0).work(start, everybody))
