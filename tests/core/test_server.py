@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from homespun.core.messages import Rows, ServerState, Update
-from homespun.core.server import FedAdam, FedAvg
+from homespun.core.errors import SettingsError
+from homespun.core.messages import Rows, ServerState, Update, state_from_bytes, state_to_bytes
+from homespun.core.server import FedAdam, FedAvg, server_rule
 
 STATE = ServerState(0, {"w": torch.tensor([1.0])}, {"t": torch.tensor([[0.0], [5.0], [9.0]])})
 
@@ -38,6 +39,41 @@ def test_fedadam_by_hand():
     # m = -0.19, v = 0.0199
     assert twice.federated["w"].item() == pytest.approx(1 - 0.01 / 0.101 - 0.019 / (0.0199**0.5 + 0.001), abs=1e-6)
     assert once.keyed["t"][1].item() == 5.0  # untouched
+
+
+def test_fedadam_with_bias_correction_by_hand():
+    """delta -1 twice: m / (1 - 0.9^t) = -1 and v / (1 - 0.99^t) = 1, so that every step is 0.1 / 1.001."""
+    rule = FedAdam(rate=0.1, beta1=0.9, beta2=0.99, adaptivity=1e-3, bias_correction=True)
+    once = rule(STATE, update())
+    assert once.federated["w"].item() == pytest.approx(1 - 0.1 / 1.001, abs=1e-6)
+    between = rule(once, update(weight=0.0))  # a round without a step is not counted
+    twice = rule(state_from_bytes(state_to_bytes(between)), update())  # and the count is part of the state
+    assert twice.federated["w"].item() == pytest.approx(1 - 0.2 / 1.001, abs=1e-6)
+    assert once.keyed["t"][1].item() == 5.0  # untouched
+
+
+def test_fedadam_with_weight_decay_by_hand():
+    """delta -1 - 0.5 * 1 = -1.5: m = -0.15, v = 0.0225; an untouched row of 5 has -2.5: m = -0.25, v = 0.0625."""
+    once = FedAdam(rate=0.1, beta1=0.9, beta2=0.99, adaptivity=1e-3, weight_decay=0.5)(STATE, update())
+    assert once.federated["w"].item() == pytest.approx(1 - 0.015 / 0.151, abs=1e-6)
+    assert once.keyed["t"][1].item() == pytest.approx(5 - 0.025 / 0.251, abs=1e-6)
+
+
+def test_fedadam_as_published_keeps_the_moments_alone():
+    assert sorted(FedAdam()(STATE, update()).optimizer) == [
+        "federated.first.w",
+        "federated.second.w",
+        "keyed.first.t",
+        "keyed.second.t",
+    ]
+
+
+def test_a_rule_by_its_name_and_options():
+    found = server_rule("fedadam", rate=0.5, over="cohort", weight_decay=0.1, bias_correction=True)
+    assert found == FedAdam(rate=0.5, weight_decay=0.1, bias_correction=True)
+    assert server_rule("fedavg", rate=None, over="cohort") == FedAvg()
+    with pytest.raises(SettingsError, match="options of server = fedadam"):
+        server_rule("fedavg", rate=None, over="cohort", weight_decay=0.1)
 
 
 @pytest.mark.parametrize("rule", [FedAvg(), FedAdam()])

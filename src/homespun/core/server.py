@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from homespun.core.errors import SettingsError
 from homespun.core.messages import Rows, ServerState, Update
 from homespun.core.tree import Tree
 
@@ -63,28 +64,40 @@ class FedAvg:
 @dataclass(frozen=True)
 class FedAdam:
     """Adam on the server, with the mean delta in the gradient's place (Reddi et al., 2021, algorithm 2:
-    no bias correction, `adaptivity` is their tau)."""
+    no bias correction, `adaptivity` is their tau).
+
+    Two options of `torch.optim.Adam` that the paper does not have: `weight_decay` subtracts weight_decay * w from the
+    mean delta, which is minus a gradient; `bias_correction` divides the moments by 1 - beta^t after t steps.
+    """
 
     rate: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.99
     adaptivity: float = 1e-3
     over: Denominator = "cohort"
+    weight_decay: float = 0.0
+    bias_correction: bool = False
 
     def __call__(self, state: ServerState, update: Update) -> ServerState:
         if update.weight == 0:
             return replace(state, round=state.round + 1)
         federated, keyed = mean_delta(state, update, over=self.over)
         memory: dict[str, Tensor] = {}
+        of_first = of_second = 1.0
+        if self.bias_correction:  # rounds without anybody's weight are no steps
+            memory["steps"] = state.optimizer.get("steps", torch.zeros((), dtype=torch.int64)) + 1
+            of_first, of_second = (1 - beta ** int(memory["steps"]) for beta in (self.beta1, self.beta2))
 
         def step(role: str, values: Tree, deltas: Tree) -> dict[str, Tensor]:
             moved = {}
             for name, value in values.items():
                 first, second = f"{role}.first.{name}", f"{role}.second.{name}"
                 zero = torch.zeros_like(value)
-                memory[first] = self.beta1 * state.optimizer.get(first, zero) + (1 - self.beta1) * deltas[name]
-                memory[second] = self.beta2 * state.optimizer.get(second, zero) + (1 - self.beta2) * deltas[name] ** 2
-                moved[name] = value + self.rate * memory[first] / (memory[second].sqrt() + self.adaptivity)
+                delta = deltas[name] - self.weight_decay * value if self.weight_decay else deltas[name]
+                memory[first] = self.beta1 * state.optimizer.get(first, zero) + (1 - self.beta1) * delta
+                memory[second] = self.beta2 * state.optimizer.get(second, zero) + (1 - self.beta2) * delta**2
+                scale = (memory[second] / of_second).sqrt() + self.adaptivity
+                moved[name] = value + self.rate * (memory[first] / of_first) / scale
             return moved
 
         return ServerState(
@@ -95,7 +108,18 @@ class FedAdam:
         )
 
 
-def server_rule(name: ServerName, *, rate: float | None, over: Denominator) -> FedAvg | FedAdam:
+def server_rule(
+    name: ServerName,
+    *,
+    rate: float | None,
+    over: Denominator,
+    weight_decay: float = 0.0,
+    bias_correction: bool = False,
+) -> FedAvg | FedAdam:
     """By the names that settings have; without a rate, the rule's own."""
     given = {} if rate is None else {"rate": rate}
-    return FedAdam(over=over, **given) if name == "fedadam" else FedAvg(over=over, **given)
+    if name == "fedadam":
+        return FedAdam(over=over, weight_decay=weight_decay, bias_correction=bias_correction, **given)
+    if weight_decay or bias_correction:
+        raise SettingsError("weight_decay and bias_correction are options of server = fedadam; fedavg has neither.")
+    return FedAvg(over=over, **given)
