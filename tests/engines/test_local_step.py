@@ -1,4 +1,4 @@
-"""The fast engines' step is torch's: one number of each optimizer by hand, and the oracle's numbers for whole rounds."""
+"""The fast engines' step is torch's: one number of each optimizer by hand, and the oracle's for whole rounds."""
 
 from dataclasses import replace
 

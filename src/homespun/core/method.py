@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from homespun.core import seeds
+from homespun.core.draws import KEY
 from homespun.core.errors import MethodError, UnknownNameError, nearest
 from homespun.core.messages import Broadcast, Elected, ServerState
 from homespun.core.method_files import MethodFile, gathered, module_from_file
@@ -154,6 +155,7 @@ class Method:
     predicts: Literal["labels", "text"] = "labels"  # the model gives logits of labels, or the loss of every token
     base: str = ""  # name of the pre-trained language model underneath, if there is one
     built_on: str = ""  # its fingerprint
+    stochastic: bool = False  # the loss draws random numbers: training batches have a column `key` (core/draws.py)
     pooled: bool = False  # central training: one holder has everybody's examples
     origin: str = ""  # the module or file this method came from
     files: tuple[MethodFile, ...] = ()  # the files outside the package it is made of, as they ran
@@ -226,6 +228,8 @@ def _require_sound_phases(method: Method, parts: Partition) -> None:
         frozen = [name for name in parts.names(Role.FROZEN) if phase.optimizer_of(name)]
         if frozen:
             raise MethodError(f"{method.name}: a phase trains {frozen}, which the rules call frozen")
+    if method.stochastic and KEY in method.keys.values():
+        raise MethodError(f"{method.name}: the column {KEY!r} is that of random draws, and cannot name rows as well")
     if set(method.keys) != set(parts.names(Role.KEYED)):
         raise MethodError(
             f"{method.name}: keys name {sorted(method.keys)}, the rules say {sorted(parts.names(Role.KEYED))}"

@@ -20,6 +20,7 @@ from homespun.core.method import Batch, Built, Phase, optimizers
 from homespun.core.transforms import Transforms
 from homespun.core.tree import Tree
 from homespun.engines.engine import Client, Work, client_update, kept_at_home, with_released
+from homespun.engines.keys import client_batches, phase_keys
 from homespun.engines.local_step import local_step
 from homespun.engines.loop import model_output
 
@@ -82,9 +83,10 @@ def train_alone(
     parameters: dict[str, Tensor] = dict(anchor)
     generator = seeds.numpy_generator(seed, work, broadcast.round, client.user)
     loss, examples = 0.0, 0.0
-    for phase in getattr(built.method, work):
+    for number, phase in enumerate(getattr(built.method, work)):
         plan = plan_batches(client.examples, phase, generator)
-        batches = [{name: column[rows] for name, column in client.data.items()} for rows in plan]
+        keys = phase_keys(built, seed=seed, work=work, round=broadcast.round, phase=number, users=[client.user])
+        batches = client_batches(client.data, plan, keys)
         trained, phase_loss = _train_phase(built, phase, parameters, anchor=anchor, batches=batches)
         parameters |= trained
         loss += phase_loss

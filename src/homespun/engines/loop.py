@@ -30,6 +30,7 @@ from homespun.engines.engine import (
     with_columns,
     with_released,
 )
+from homespun.engines.keys import client_batches, phase_keys
 
 
 @dataclass(frozen=True)
@@ -84,15 +85,16 @@ def train_client(
     if work == "personalize" and built.method.generate is not None:
         with torch.no_grad():
             parameters |= built.method.generate(parameters, client.data)
-    for phase in getattr(built.method, work):
-        batches = plan_batches(client.examples, phase, generator)
+    for number, phase in enumerate(getattr(built.method, work)):
+        plan = plan_batches(client.examples, phase, generator)
         data = with_columns(built, parameters, client.data)
+        keys = phase_keys(built, seed=seed, work=work, round=broadcast.round, phase=number, users=[client.user])
         parameters, phase_loss = train_phase(
             built, phase, parameters, anchor=built.parameters(broadcast, client.private),
-            batches=[{name: column[rows] for name, column in data.items()} for rows in batches],
+            batches=client_batches(data, plan, keys),
         )  # fmt: skip
         loss += phase_loss
-        examples += sum(len(rows) for rows in batches)
+        examples += sum(len(rows) for rows in plan)
     parameters = with_released(built, broadcast, client, parameters, work=work, seed=seed)
     return parameters, {"loss": loss, "examples": examples}
 

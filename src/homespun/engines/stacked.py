@@ -33,6 +33,7 @@ from homespun.engines.engine import (
     with_columns,
     with_released,
 )
+from homespun.engines.keys import PhaseKeys, phase_keys
 from homespun.engines.local_step import local_step
 from homespun.engines.loop import LoopEngine, predict_client
 
@@ -101,13 +102,15 @@ def train_stacked(
     data, frozen = stack_data(busiest_first), built.partition.select(built.initial, Role.FROZEN)
     generators = [seeds.numpy_generator(seed, work, broadcast.round, client.user) for client in busiest_first]
     loss, examples = torch.zeros(count, dtype=torch.float64), np.zeros(count)
-    for phase in getattr(built.method, work):
+    users = [client.user for client in busiest_first]
+    for number, phase in enumerate(getattr(built.method, work)):
         plans = [
             plan_batches(client.examples, phase, generator)
             for client, generator in zip(busiest_first, generators, strict=True)
         ]
         here = with_columns(built, {**frozen, **values}, data)
-        loss += train_phase_stacked(built, phase, values, anchor=anchor, data=here, plans=plans)
+        keys = phase_keys(built, seed=seed, work=work, round=broadcast.round, phase=number, users=users)
+        loss += train_phase_stacked(built, phase, values, anchor=anchor, data=here, plans=plans, keys=keys)
         examples += [sum(len(rows) for rows in plan) for plan in plans]
     found: dict[int, tuple[dict[str, Tensor], dict[str, float]]] = {}
     for place, position in enumerate(order):
@@ -127,8 +130,9 @@ def train_phase_stacked(
     anchor: Tree,
     data: Batch,
     plans: Sequence[Sequence[np.ndarray]],
+    keys: PhaseKeys,
 ) -> Tensor:
-    """Train `values` in place; return each client's summed loss."""
+    """Train `values` in place; return each client's summed loss. `keys` are of the same clients."""
     steps = local_step(built, phase, values, anchor=anchor, stacked=True)
     chosen = steps.chosen
     for name in chosen:  # until now it may have been one value, shown to everybody
@@ -150,7 +154,8 @@ def train_phase_stacked(
             if not torch.equal(rows, everything):
                 batch = {name: column[torch.arange(active)[:, None], rows] for name, column in data.items()}
         leaves = {name: value[:active].detach().requires_grad_(name in chosen) for name, value in values.items()}
-        losses = loss_of(lambda given, some: model.stacked({**frozen, **given}, some), leaves, batch)
+        drawn = keys.add(batch, step=step, rows=rows)  # other keys in every step, and the same tensors else
+        losses = loss_of(lambda given, some: model.stacked({**frozen, **given}, some), leaves, drawn)
         total[:active] += (losses.detach() * valid).sum(dim=1)
         shares = valid if built.method.share is None else valid * batch[built.method.share]
         # Each client's parameters are its own rows: the gradient of the sum over clients is each one's own.

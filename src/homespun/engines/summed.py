@@ -25,6 +25,7 @@ from homespun.core.roles import SHARED, Role
 from homespun.core.transforms import NO_TRANSFORMS, NUMBER_BYTES, Transforms, row_bytes
 from homespun.core.tree import Tree, byte_count
 from homespun.engines.engine import Client, Outcome, Work, client_weight, in_user_order, with_columns, with_released
+from homespun.engines.keys import phase_keys
 from homespun.engines.local_step import local_step
 from homespun.engines.stacked import stack_data, stack_private, train_phase_stacked, work_together
 
@@ -88,7 +89,7 @@ def _summed(
     cohort = Stacked(clients, stack_data(clients), stack_private(built, clients), told)
     _train_private(built, broadcast, cohort, seed=seed)
     weights = torch.tensor([client_weight(built, client, transforms) for client in clients])
-    gradients, here = _gradients(built, broadcast, cohort, weights=weights, apart=bool(changes))
+    gradients, here = _gradients(built, broadcast, cohort, weights=weights, seed=seed, apart=bool(changes))
     last = built.method.phases[-1]
     cohort.private = _stepped(built, cohort.private, gradients, weights=weights)
     kept = [{name: value[place] for name, value in cohort.private.items()} for place in range(len(clients))]
@@ -133,17 +134,21 @@ def _train_private(built: Built, broadcast: Broadcast, cohort: Stacked, *, seed:
     data = cohort.data if in_order else {name: column[order] for name, column in cohort.data.items()}
     frozen = built.partition.select(built.initial, Role.FROZEN)
     draws = [seeds.numpy_generator(seed, "phases", broadcast.round, clients[place].user) for place in order]
-    for phase in before:
+    users = [clients[place].user for place in order]
+    for number, phase in enumerate(before):
         plans = [plan_batches(clients[place].examples, phase, draw) for place, draw in zip(order, draws, strict=True)]
         here = with_columns(built, {**frozen, **values}, data)
-        cohort.told["loss"][order] += train_phase_stacked(built, phase, values, anchor=shared, data=here, plans=plans)
+        keys = phase_keys(built, seed=seed, work="phases", round=broadcast.round, phase=number, users=users)
+        cohort.told["loss"][order] += train_phase_stacked(
+            built, phase, values, anchor=shared, data=here, plans=plans, keys=keys
+        )
         cohort.told["examples"][order] += torch.tensor([float(sum(map(len, plan))) for plan in plans])
     back = torch.tensor(order).argsort()
     cohort.private = {name: values[name][back] for name in cohort.private}
 
 
 def _gradients(
-    built: Built, broadcast: Broadcast, cohort: Stacked, *, weights: Tensor, apart: bool
+    built: Built, broadcast: Broadcast, cohort: Stacked, *, weights: Tensor, seed: int, apart: bool
 ) -> tuple[dict[str, Tensor], Batch]:
     """Of everything that the last phase trains, at the weights that were sent: what is shared summed over clients, or
     each client's apart; private parameters' each times its client's weight. And the columns that homes worked out."""
@@ -160,7 +165,9 @@ def _gradients(
     model = built.model
     assert isinstance(model, Stackable)
     losses = (last.loss or built.method.loss)(
-        lambda given, some: model.stacked({**frozen, **given}, some), leaves, here
+        lambda given, some: model.stacked({**frozen, **given}, some),
+        leaves,
+        _with_keys(built, broadcast, cohort, here, seed),
     )
     valid = torch.arange(losses.shape[1]) < examples[:, None]
     losses = losses * valid
@@ -170,6 +177,15 @@ def _gradients(
     trained = list(optimizers(last, list(leaves)))
     found = torch.autograd.grad(objective, [leaves[name] for name in trained], allow_unused=True)
     return {name: one for name, one in zip(trained, found, strict=True) if one is not None}, here
+
+
+def _with_keys(built: Built, broadcast: Broadcast, cohort: Stacked, data: Batch, seed: int) -> Batch:
+    """The last phase has one step, on everything there is."""
+    users = [client.user for client in cohort.clients]
+    phase = len(built.method.phases) - 1
+    keys = phase_keys(built, seed=seed, work="phases", round=broadcast.round, phase=phase, users=users)
+    most = max(client.examples for client in cohort.clients)
+    return keys.add(data, step=0, rows=torch.arange(most).expand(len(users), -1))
 
 
 def _stepped(built: Built, private: Tree, gradients: Tree, *, weights: Tensor) -> dict[str, Tensor]:

@@ -1,0 +1,47 @@
+"""The column `key` of training batches, by which a stochastic loss draws its random numbers (see `core/draws.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from homespun.core import draws
+from homespun.core.method import Batch, Built
+from homespun.engines.engine import Work
+
+
+@dataclass(frozen=True)
+class PhaseKeys:
+    """What the keys of one phase of some clients derive from; of a loss that draws nothing there are none."""
+
+    stochastic: bool
+    seed: int
+    work: Work
+    round: int
+    phase: int
+    users: Sequence[str]
+
+    def add(self, batch: Batch, *, step: int, rows: Tensor) -> Batch:
+        """The batch with its keys. `rows` are the examples' positions: [n] of a single client, or [clients, n] of the
+        first so many."""
+        if not self.stochastic:
+            return batch
+        users = self.users[: 1 if rows.dim() == 1 else len(rows)]
+        steps = [draws.step_key(self.seed, self.work, self.round, user, phase=self.phase, step=step) for user in users]
+        return draws.with_keys(batch, steps, rows)
+
+
+def phase_keys(built: Built, *, seed: int, work: Work, round: int, phase: int, users: Sequence[str]) -> PhaseKeys:
+    return PhaseKeys(built.method.stochastic, seed, work, round, phase, users)
+
+
+def client_batches(data: Batch, plan: Sequence[np.ndarray], keys: PhaseKeys) -> list[Batch]:
+    """The batches of one client's phase."""
+    return [
+        keys.add({name: column[rows] for name, column in data.items()}, step=step, rows=torch.from_numpy(rows))
+        for step, rows in enumerate(plan)
+    ]

@@ -1,0 +1,146 @@
+"""Dropout draws the same masks in every engine, and others for every seed, round, user and step."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from small_cohort import FEDERATION
+
+from homespun.core import tree
+from homespun.core.errors import MethodError
+from homespun.core.messages import state_to_bytes
+from homespun.core.method import Task, build, load_method
+from homespun.core.trust import named_by_user
+from homespun.data import load_federation
+from homespun.engines import summed
+from homespun.engines.cohort import CohortEngine
+from homespun.engines.engine import Client
+from homespun.engines.loop import LoopEngine
+from homespun.engines.summed import can_be_summed
+from homespun.opening import open_run
+from homespun.privacy.guard import Guard
+from homespun.privacy.mechanism import Clip
+from homespun.run import RunSettings
+
+FILE = str(Path(__file__).parent / "dropout_method.py")
+PATHS = ["stacked", "alone", "summed"]
+
+
+@named_by_user()
+def make(**settings):
+    return build(load_method(FILE, settings, Task(classes=8, population=12)), seed=0)
+
+
+def make_clients(made, positions=(0, 3, 4, 8)):
+    return [
+        Client(
+            FEDERATION.users[position],
+            made.new_private(FEDERATION.users[position], seed=0),
+            made.method.encode(FEDERATION.examples(position)),
+        )
+        for position in positions
+    ]
+
+
+def difference(one, other):
+    assert one.update.keyed.keys() == other.update.keyed.keys()
+    rows, theirs = one.update.keyed["user.table"], other.update.keyed["user.table"]
+    assert torch.equal(rows.index, theirs.index)
+    return max(
+        tree.max_abs_difference(one.update.federated, other.update.federated),
+        float((rows.values - theirs.values).abs().max()),
+        *(tree.max_abs_difference(own, other.private[user]) for user, own in one.private.items()),
+    )
+
+
+@pytest.mark.parametrize("guard", [None, Guard(Clip({"*": 0.5}))], ids=["unguarded", "clipped"])
+@pytest.mark.parametrize("path", PATHS)
+def test_engines_draw_the_same_masks(path, guard):
+    made = make(path=path)
+    start, everybody = made.start().broadcast(), make_clients(made)
+    assert can_be_summed(made, everybody, guard) is (path == "summed")
+    slow = LoopEngine(made, 0, guard).work(start, everybody)
+    fast = CohortEngine(made, 0, workers=0, guard=guard).work(start, everybody)
+    assert difference(slow, fast) < 1e-4
+    without = LoopEngine(make(path=path, p=0.0), 0, guard).work(start, everybody)
+    assert difference(slow, without) > 0.01  # else nothing was dropped
+
+
+@pytest.mark.parametrize("path", ["stacked", "alone"])
+def test_engines_draw_the_same_masks_at_home(path):
+    made = make(path=path)
+    start, everybody = made.start().broadcast(), make_clients(made)
+    slow, fast = (
+        engine.work(start, everybody, work="personalize").private
+        for engine in (LoopEngine(made, 0), CohortEngine(made, 0, workers=0))
+    )
+    for user, own in slow.items():
+        assert tree.max_abs_difference(own, fast[user]) < 1e-5
+
+
+def test_a_cohort_of_one_gradient_goes_the_summed_way(monkeypatch):
+    monkeypatch.setattr(summed, "work_together", None)
+    made = make(path="summed")
+    CohortEngine(made, 0, workers=0).work(made.start().broadcast(), make_clients(made))
+
+
+def keys_of(engine, made, *, round=0, position=0):
+    """All keys that a client's training meets, one list for each step."""
+    met = []
+
+    def loss(predict, parameters, batch):
+        met.append(batch["key"].flatten().tolist())
+        return made.method.loss(predict, parameters, batch)
+
+    phases = tuple(replace(phase, loss=loss) for phase in made.method.phases)
+    watched = replace(made, method=replace(made.method, phases=phases))
+    engine(watched).work(replace(made.start().broadcast(), round=round), make_clients(made, [position]))
+    return met
+
+
+@pytest.mark.parametrize(
+    "engine", [lambda made: LoopEngine(made, 0), lambda made: CohortEngine(made, 0, workers=0)], ids=["loop", "cohort"]
+)
+@pytest.mark.parametrize("path", PATHS)
+def test_every_step_round_user_and_seed_has_keys_of_its_own(path, engine):
+    """Client 0 has 18 examples: 3 steps on all of them, then 5 steps on 4, 4, 4, 4 and 2, or one step on all."""
+    made = make(path=path)
+    first = keys_of(engine, made)
+    assert [len(keys) for keys in first] == ([18, 18, 18, 18] if path == "summed" else [18, 18, 18, 4, 4, 4, 4, 2])
+    another_seed = lambda made: replace(engine(made), seed=1)  # noqa: E731
+    others = [keys_of(engine, made, round=1), keys_of(engine, made, position=3), keys_of(another_seed, made)]
+    every = [key for keys in (first, *others) for step in keys for key in step]
+    assert len(set(every)) == len(every)
+
+
+def test_predictions_have_no_key_and_are_the_same_twice():
+    made = make()
+    start, everybody = made.start().broadcast(), make_clients(made)
+    for engine in (LoopEngine(made, 0), CohortEngine(made, 0, workers=0), LoopEngine(make(p=0.0), 5)):
+        for one, other in zip(
+            engine.predict(start, everybody), LoopEngine(made, 3).predict(start, everybody), strict=True
+        ):
+            assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_the_column_of_keys_cannot_name_rows():
+    made = make()
+    wrong = replace(made.method, keys={"user.table": "key"})
+    with pytest.raises(MethodError, match="the column 'key' is that of random draws"):
+        build(wrong, seed=0)
+
+
+@pytest.mark.parametrize("engine", ["cohort", "loop"])
+def test_a_resumed_run_draws_what_the_uninterrupted_one_does(tmp_path, engine):
+    @named_by_user()
+    def trained(folder, *, rounds):
+        settings = RunSettings(rounds=rounds, cohort=3, workers=0, engine=engine)
+        federation = load_federation("dialects", settings={"users": 6, "examples": 10})
+        with open_run(tmp_path / folder, method=FILE, federation=federation, settings=settings) as run:
+            for _ in run.rounds():
+                pass
+            return state_to_bytes(run.state), {user: run.vault.export(user) for user in run.vault.users()}
+
+    trained("resumed", rounds=1)
+    assert trained("resumed", rounds=3) == trained("whole", rounds=3)
