@@ -120,7 +120,7 @@ def triplet(predict: Predict, parameters: Tree, batch: Batch, *, kinds: int, mar
     """
     embedding, prototypes = parameters["user.embedding"], parameters["places.prototypes"]
     distance = (embedding[..., None, :] - prototypes).square().sum(dim=-1)  # [..., prototypes]
-    likes = torch.arange(prototypes.shape[-2]) % kinds
+    likes = torch.arange(prototypes.shape[-2], device=prototypes.device) % kinds
     positive = batch["kind"][..., None] == likes  # [..., examples, prototypes]
     far = distance[..., None, :].expand(positive.shape)
     attracts = far.masked_fill(~positive, torch.inf).min(dim=-1, keepdim=True).values

@@ -110,7 +110,7 @@ def method(settings: Settings, task: Task) -> Method:
     def read(which: str, parameters: Tree, query: Tensor, *, tokens: Tensor, is_word: Tensor) -> Tensor:
         """One generator: queries [n, p, d] and evidence [n, E] to embeddings [n, p, d]."""
         own = {name: parameters[f"generators.{which}.{name}"] for name, _ in templates[which].named_parameters()}
-        words = pretrained.embeddings[tokens.long()]
+        words = pretrained.embeddings.to(tokens.device)[tokens.long()]
         return functional_call(templates[which], own, (query, words, is_word))
 
     def loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
@@ -122,14 +122,16 @@ def method(settings: Settings, task: Task) -> Method:
         own = read("personal", parameters, prior, tokens=batch["evidence"], is_word=of >= 0)
         setting = read("context", parameters, rows, tokens=batch["evidence"], is_word=here)
         prefix = {"personal.embedding": own, "context.table": setting}
-        return fedperc.loss(predict, {**parameters, **prefix}, {**batch, "context": torch.arange(len(context))})
+        return fedperc.loss(
+            predict, {**parameters, **prefix}, {**batch, "context": torch.arange(len(context), device=context.device)}
+        )
 
     def generated(parameters: Tree, data: Batch) -> Tree:
         """Both embeddings from all of somebody's text at once; without text, from nothing."""
-        said = torch.arange(data["tokens"].shape[1]) < data["length"][:, None]
+        said = torch.arange(data["tokens"].shape[1], device=data["tokens"].device) < data["length"][:, None]
         tokens, of = data["tokens"][said][None], data["context"][:, None].expand_as(said)[said][None]
         rows = parameters["context.table"]
-        each = torch.arange(len(rows))[:, None]
+        each = torch.arange(len(rows), device=rows.device)[:, None]
         everything = torch.ones_like(of, dtype=torch.bool)
         (own,) = read("personal", parameters, parameters["prior.embedding"][None], tokens=tokens, is_word=everything)
         many = tokens.expand(len(rows), -1)

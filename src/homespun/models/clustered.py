@@ -62,7 +62,9 @@ class StackedClustered(Clustered):
             if int(cluster[0]) == REFERENCE:  # then everybody's
                 plain[name] = self._reference(table, 1 if own else 0) + probe
             else:
-                plain[name] = table[torch.arange(len(cluster)), cluster] if own else table[cluster]
+                plain[name] = (
+                    table[torch.arange(len(cluster), device=cluster.device), cluster] if own else table[cluster]
+                )
         return self.model.stacked(plain, _without(batch))
 
 

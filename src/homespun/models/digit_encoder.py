@@ -83,7 +83,7 @@ class _Fold(torch.autograd.Function):
         through = (near[..., None] * of_pixel[:, None]).flatten(2)  # [t, o, q k]
         seen = torch.bmm(through.mT, weight).view(9, PLACES, 9, CHANNELS)
         windows = seen.new_zeros(PLACES, WINDOW**2 + 2, CHANNELS)
-        for value, pixels in zip(seen, _pixels_of_values(), strict=True):
+        for value, pixels in zip(seen, _pixels_of_values(seen.device), strict=True):
             windows.index_add_(1, pixels, value)
         windows[:, -2] = torch.mm(near.flatten(0, 1).mT, weight.flatten(0, 1)).neg_()
         windows[:, -1] = torch.addmm(bias, near_offset.flatten(0, 1).mT, weight.flatten(0, 1))
@@ -97,7 +97,7 @@ class _Fold(torch.autograd.Function):
         grad = grad if ctx.apart else grad[None]
         clients = len(grad)
         seen = grad.new_empty(9, clients, PLACES, 9, CHANNELS)  # [t, C, q, k, c]
-        for value, pixels in zip(seen, _pixels_of_values(), strict=True):
+        for value, pixels in zip(seen, _pixels_of_values(seen.device), strict=True):
             torch.index_select(grad, 2, pixels, out=value)
         minus_gain, constant = -grad[:, :, -2], grad[:, :, -1]  # [C, q, c]
         by_channel = weight.flatten(0, 1)
@@ -208,7 +208,7 @@ class _Encode(torch.autograd.Function):
         pixels[3:, 3:] = image.flatten(0, 1).permute(1, 2, 0).contiguous()  # bytes are turned faster than floats
         pixels = pixels.view(-1, rows).mul_(1 / 255)
         seen = pixels.new_empty(WINDOW**2 + 2, PLACES, rows)
-        torch.index_select(pixels, 0, _pixel_of_window(), out=seen[: WINDOW**2].view(-1, rows))
+        torch.index_select(pixels, 0, _pixel_of_window(pixels.device), out=seen[: WINDOW**2].view(-1, rows))
         own = seen[:OWN].view(OWN, -1)
         quadratic = (squares @ own).mul_(own).view(-1, rows).sum(dim=0).view(clients, count)
         crossed = (pixels.view(-1, clients, count) * person.with_pixels.mT[..., None]).sum(dim=0)
@@ -372,18 +372,20 @@ def _by_channel(value: Tensor) -> Tensor:
 
 
 @cache
-def _pixel_of_window() -> Tensor:
+def _pixel_of_window(device: torch.device) -> Tensor:
     """Where every window's pixels are in the padded image: [49 pixels, 49 places], flat."""
     corner = [4 * row * PADDED + 4 * column for row in range(7) for column in range(7)]
     inside = [row * PADDED + column for row, column in (divmod(at, WINDOW) for at in ORDER)]
-    return torch.tensor([pixel + start for pixel in inside for start in corner])
+    return torch.tensor([pixel + start for pixel in inside for start in corner], device=device)
 
 
 @cache
-def _pixels_of_values() -> list[Tensor]:
+def _pixels_of_values(device: torch.device) -> list[Tensor]:
     """Which of a window's pixels are the nine that each of its nine values sees."""
     near = [divmod(at, 3) for at in range(9)]
     return [
-        torch.tensor([ORDER.index((2 * down + row) * WINDOW + 2 * right + column) for row, column in near])
+        torch.tensor(
+            [ORDER.index((2 * down + row) * WINDOW + 2 * right + column) for row, column in near], device=device
+        )
         for down, right in near
     ]

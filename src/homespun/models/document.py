@@ -92,7 +92,7 @@ class DocumentModel(nn.Module):
             user = own["user.embedding"][:, None].expand(-1, count, -1)
             document = torch.cat((document, user), dim=2)
         elif self.users == "table":
-            each_client = torch.arange(clients)[:, None]
+            each_client = torch.arange(clients, device=document.device)[:, None]
             document = torch.cat((document, own["user.table"][each_client, batch["author"]]), dim=2)
         hidden = stacked_linear(document, own["hidden.weight"], bias=own["hidden.bias"])
         return stacked_linear(torch.relu(hidden), own["output.weight"], bias=own["output.bias"])

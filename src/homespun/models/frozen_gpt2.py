@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -282,6 +282,16 @@ def _heads(inputs: Tensor, heads: int) -> _Heads:
     )
 
 
+def _on_device(layout: _Layout, device: torch.device) -> _Layout:
+    def moved(value: Any) -> dict[str, Any]:
+        tensors = {one.name: getattr(value, one.name) for one in fields(value)}
+        return {name: one.to(device) for name, one in tensors.items() if isinstance(one, Tensor)}
+
+    if device.type == "cpu":
+        return layout
+    return replace(layout, **moved(layout), heads=replace(layout.heads, **moved(layout.heads)))
+
+
 def _groups(inputs: Tensor, heads: int) -> tuple[_Group, ...]:
     """Neighbours in length share a group until padding would cost more than another group does."""
     lengths, counts = (each.tolist() for each in inputs.unique_consecutive(return_counts=True))
@@ -309,7 +319,9 @@ class _PrefixLosses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weights: FrozenGpt2, keep: bool, tokens: Tensor, lengths: Tensor, prefix: Tensor) -> Tensor:
         losses = prefix.new_zeros(tokens.shape)
-        layouts = _layouts(tokens, lengths, vectors=prefix.shape[1], heads=weights.heads)
+        # Many small steps with numbers that Python needs: they are the CPU's, and what they give moves at once.
+        found = _layouts(tokens.cpu(), lengths.cpu(), vectors=prefix.shape[1], heads=weights.heads)
+        layouts = [_on_device(layout, prefix.device) for layout in found]
         saved: list[Tensor] = []
         for layout in layouts:
             of_rows, kept = _forward(weights, layout, prefix=prefix, keep=keep)

@@ -154,17 +154,22 @@ class Reader:
     kept: dict[bytes, Tensor] = field(default_factory=dict)
     kept_bytes: int = 0
 
+    def __deepcopy__(self, _: Any) -> Reader:
+        """A copy remembers nothing: it is made for a backbone on another device."""
+        return Reader(self.start, self.positions, self.limit_bytes)
+
     def read(self, backbone: Any, batch: Mapping[str, Tensor]) -> Read:
         tokens, length = batch["tokens"], batch["length"]
-        real = torch.arange(tokens.shape[1]) < length[:, None]
-        texts = [row[:count] for row, count in zip(tokens.numpy(), length.tolist(), strict=True)]
+        real = torch.arange(tokens.shape[1], device=tokens.device) < length[:, None]
+        texts = [row[:count] for row, count in zip(tokens.cpu().numpy(), length.tolist(), strict=True)]
         keys = [text.tobytes() for text in texts]
         unseen = {key: torch.from_numpy(text) for key, text in zip(keys, texts, strict=True) if key not in self.kept}
-        new = dict(zip(unseen, self._features(backbone, list(unseen.values())), strict=True))
+        new = dict(zip(unseen, self._features(backbone, list(unseen.values()), tokens.device), strict=True))
         self._keep(new)
         hidden = [new[key] if key in new else self.kept[key] for key in keys]
         width = backbone.get_input_embeddings().weight.shape[1]
-        return Read(torch.cat(hidden) if hidden else torch.zeros(0, width), tokens[real].long(), real)
+        none = torch.zeros(0, width, device=tokens.device)
+        return Read(torch.cat(hidden) if hidden else none, tokens[real].long(), real)
 
     def _keep(self, features: Mapping[bytes, Tensor]) -> None:
         for key, hidden in features.items():
@@ -173,7 +178,7 @@ class Reader:
                 self.kept[key] = hidden
                 self.kept_bytes += size
 
-    def _features(self, backbone: Any, texts: Sequence[Tensor]) -> list[Tensor]:
+    def _features(self, backbone: Any, texts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         """The last hidden states [length, width] of [start ++ all but the last token], text by text."""
         found: dict[int, Tensor] = {}
         room = [min(-(-len(text) // STRIDE) * STRIDE, self.positions) for text in texts]
@@ -187,7 +192,7 @@ class Reader:
                     inputs[row, 1 : len(texts[place])] = texts[place][:-1]
                 # No mask: what is read is never behind the filler.
                 with torch.no_grad():
-                    states = backbone(input_ids=inputs, use_cache=False).last_hidden_state
+                    states = backbone(input_ids=inputs.to(device), use_cache=False).last_hidden_state
                 found |= {place: states[row, : len(texts[place])].clone() for row, place in enumerate(some)}
         return [found[place] for place in range(len(texts))]
 

@@ -24,9 +24,9 @@ def losses_after(model: Any, before: Sequence[int], batch: Mapping[str, Tensor])
     """-log p(token | before, tokens before it) [n, L], zero beyond an utterance's length."""
     tokens, length = batch["tokens"].long(), batch["length"]
     if not len(tokens):
-        return torch.zeros(tokens.shape)
-    real = torch.arange(tokens.shape[1]) < length[:, None]
-    read = model(input_ids=torch.tensor([list(before)]), use_cache=True, logits_to_keep=1)
+        return torch.zeros(tokens.shape, device=tokens.device)
+    real = torch.arange(tokens.shape[1], device=tokens.device) < length[:, None]
+    read = model(input_ids=torch.tensor([list(before)], device=tokens.device), use_cache=True, logits_to_keep=1)
     losses = []
     for some in tokens.split(ROWS):
         remembered = copy.deepcopy(read.past_key_values)

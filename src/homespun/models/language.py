@@ -7,7 +7,7 @@ negative log-likelihood of every token given the prefix and the tokens before it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,13 @@ class PreferenceModel(nn.Module):
             self.context = nn.ParameterDict({"table": first.expand(rows, -1, -1).clone()})
         else:
             self.register_buffer("start", first.clone(), persistent=False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Where the parameters move, to another device, the frozen ones that `frozen_gpt2` holds move too."""
+        moved = super()._apply(fn, recurse)
+        if self.frozen_gpt2 is not None:
+            self.frozen_gpt2 = prepare(self.backbone)
+        return moved
 
     def prefix(self, context: Tensor) -> Tensor:
         """The virtual tokens [n, tokens, width] before utterances of these contexts."""

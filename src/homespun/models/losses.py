@@ -26,7 +26,7 @@ PROBE = {"tokens": torch.tensor([[1, 2, 3], [3, 1, 0]]), "length": torch.tensor(
 def padded_losses(backbone: nn.Module, prefix: Tensor, *, tokens: Tensor, length: Tensor) -> Tensor:
     """Neighbours in length are read together, to pad little."""
     if not len(length):
-        return torch.zeros(tokens.shape)
+        return torch.zeros(tokens.shape, device=tokens.device)
     losses = []
     order = length.argsort(stable=True)
     for rows in order.split(GROUP):
@@ -37,7 +37,7 @@ def padded_losses(backbone: nn.Module, prefix: Tensor, *, tokens: Tensor, length
 
 
 def _group_losses(backbone: Any, prefix: Tensor, *, tokens: Tensor, length: Tensor) -> Tensor:
-    real = torch.arange(tokens.shape[1]) < length[:, None]
+    real = torch.arange(tokens.shape[1], device=tokens.device) < length[:, None]
     words = backbone.get_input_embeddings()(tokens)
     mask = torch.cat((real.new_ones(prefix.shape[:2]), real), dim=1)
     logits = backbone(inputs_embeds=torch.cat((prefix, words), dim=1), attention_mask=mask.long()).logits
@@ -71,12 +71,12 @@ def _looks_back_a_little(config: Any) -> bool:
 
 def packed_losses(backbone: nn.Module, prefix: Tensor, *, tokens: Tensor, length: Tensor) -> Tensor:
     """Neighbours in the batch share a row."""
-    real = torch.arange(tokens.shape[1]) < length[:, None]
+    real = torch.arange(tokens.shape[1], device=tokens.device) < length[:, None]
     losses = [
         _row_losses(backbone, prefix[start:stop], tokens=tokens[start:stop].long(), real=real[start:stop])
         for start, stop in rows(length + prefix.shape[1])
     ]
-    none = torch.zeros(tokens.shape)
+    none = torch.zeros(tokens.shape, device=tokens.device)
     return none.masked_scatter(real, torch.cat(losses)) if losses else none
 
 
@@ -97,10 +97,10 @@ def _row_losses(backbone: Any, prefix: Tensor, *, tokens: Tensor, real: Tensor) 
     vectors = prefix.shape[1]
     read = torch.cat((real.new_ones(prefix.shape[:2]), real), dim=1)
     inputs = torch.cat((prefix, backbone.get_input_embeddings()(tokens)), dim=1)[read]
-    position = torch.arange(read.shape[1]).expand_as(read)[read]
-    utterance = torch.arange(len(read))[:, None].expand_as(read)[read]
+    position = torch.arange(read.shape[1], device=read.device).expand_as(read)[read]
+    utterance = torch.arange(len(read), device=read.device)[:, None].expand_as(read)[read]
     seen = (utterance[:, None] == utterance) & (position[:, None] >= position)
-    mask = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+    mask = torch.zeros(seen.shape, device=seen.device).masked_fill(~seen, torch.finfo(torch.float32).min)
     logits = backbone(
         inputs_embeds=inputs[None], attention_mask=mask[None, None], position_ids=position[None], use_cache=False
     ).logits[0]

@@ -20,7 +20,7 @@ def nearest(embedding: Tensor, places: Tensor) -> Tensor:
 
 def map_step(embedding: Tensor, nodes: Tensor, *, radius: Tensor, rate: float) -> Tensor:
     """Kohonen's step: the nearest node and its neighbours on the line move towards the embedding."""
-    place = torch.arange(len(nodes))
+    place = torch.arange(len(nodes), device=nodes.device)
     near = torch.exp(-(place - nearest(embedding, nodes)).square() / (2 * radius.square()))
     return rate * near[:, None] * (embedding - nodes)
 
@@ -67,7 +67,7 @@ class MapServer:
 
 def _carried_over(model: ServerState, overlap: Tensor, *, least: float) -> ServerState:
     """A cluster to which nobody came keeps its own head."""
-    old = torch.arange(len(overlap))
+    old = torch.arange(len(overlap), device=overlap.device)
     source = torch.where(overlap.max(dim=0).values >= least, overlap.argmax(dim=0), old)
     moments = {name: value[source] if ".heads." in name else value for name, value in model.optimizer.items()}
     return replace(model, keyed={name: table[source] for name, table in model.keyed.items()}, optimizer=moments)

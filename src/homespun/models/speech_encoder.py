@@ -76,13 +76,13 @@ def of_person(encoder: Tree, embedding: Tensor | None, clients: int) -> Tensor:
     shift = encoder["0.bias"].expand(clients, -1)[:, None].expand(-1, FRONT[0] * FRONT[1], -1)
     if embedding is not None:
         wide = FIRST.widened(weight.select(weight.dim() - 3, 1))
-        place, pixel, down, right = _on_diagonal(embedding.shape[1])
+        place, pixel, down, right = _on_diagonal(embedding.shape[1], embedding.device)
         shift = shift.index_add(1, place, embedding[:, pixel, None] * wide[..., down, right].mT)
     return shift.unflatten(1, FRONT)
 
 
 @cache
-def _on_diagonal(size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _on_diagonal(size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Every place whose window sees a pixel of the diagonal, that pixel, and where in the window it is."""
     (top, left), (down, right) = FIRST.padding, FIRST.steps
     height, width = FIRST.widened(torch.zeros(WINDOW)).shape
@@ -93,7 +93,7 @@ def _on_diagonal(size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         for column in range(FRONT[1])
         if 0 <= pixel + top - down * row < height and 0 <= pixel + left - right * column < width
     ]
-    place, pixels, rows, columns = torch.tensor(met).unbind(dim=1)
+    place, pixels, rows, columns = torch.tensor(met, device=device).unbind(dim=1)
     return place, pixels, rows, columns
 
 
@@ -196,9 +196,9 @@ def _add_pixels(image: Tensor, dtype: torch.dtype) -> Tensor:
     """For each of a window's three rows, what its weights meet at every place: [3, n * 50 * 41, 9]. The window has the
     first five of the nine columns; with the others it is all in one piece."""
     (down, right), (two, three) = FIRST.steps, FIRST.stride
-    padded = torch.zeros(len(image), 1 + image.shape[1], image.shape[2], dtype=torch.int16)
+    padded = torch.zeros(len(image), 1 + image.shape[1], image.shape[2], dtype=torch.int16, device=image.device)
     padded[:, 1:] = image
-    found = torch.empty(WINDOW[0], len(image), FRONT[0], right * FRONT[1], dtype=dtype)
+    found = torch.empty(WINDOW[0], len(image), FRONT[0], right * FRONT[1], dtype=dtype, device=image.device)
     for row, sums in enumerate(found):
         both = padded[:, row:-two:down][:, : FRONT[0]] + padded[:, row + two :: down]
         width = sums.shape[-1]

@@ -187,7 +187,12 @@ def _windows(inputs: Tensor, size: torch.Size, geometry: Geometry) -> tuple[Tens
     """Every window of every row, [C, n * places, kh * kw * in], and how many places there are; bytes become numbers. By
     numpy, which copies windows three times as fast."""
     (top, left), (down, right) = geometry.padding, geometry.steps
-    padded = functional.pad(inputs, (0, 0, left, left, top, top)).numpy()
+    around = functional.pad(inputs, (0, 0, left, left, top, top))
+    if inputs.device.type != "cpu":
+        seen = around.unfold(2, size[0], down).unfold(3, size[1], right)  # [C, n, height, width, in, kh, kw]
+        numbers = seen.permute(0, 1, 2, 3, 5, 6, 4).to(around.dtype if around.is_floating_point() else torch.float32)
+        return numbers.flatten(4).flatten(1, 3), seen.shape[2:4]
+    padded = around.numpy()
     every = sliding_window_view(padded, size, axis=(2, 3))[:, :, ::down, ::right]  # [C, n, height, width, in, kh, kw]
     kind = padded.dtype if padded.dtype.kind == "f" else np.float32
     windows = torch.from_numpy(every.transpose(0, 1, 2, 3, 5, 6, 4).astype(kind, order="C"))

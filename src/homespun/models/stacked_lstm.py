@@ -89,13 +89,13 @@ def _only_used_rows(table: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
     """A table with one row per character of the text, for vocabularies larger than a batch."""
     clients, _, dim = table.shape
     used = table.gather(1, text.flatten(1)[:, :, None].expand(-1, -1, dim))
-    return used, torch.arange(used.shape[1]).view_as(text[0]).expand(clients, -1, -1)
+    return used, torch.arange(used.shape[1], device=text.device).view_as(text[0]).expand(clients, -1, -1)
 
 
 def _aligned_rows(text: Tensor, lengths: Tensor, *, padding: int) -> Tensor:
     """Row numbers [N, L, B] in the order the two directions read them, padding first."""
     longest = text.shape[2]
-    position = torch.arange(longest)
+    position = torch.arange(longest, device=text.device)
     backward = text.flip(2)
     forward = text
     if bool((lengths != longest).any()):
@@ -114,7 +114,7 @@ class _StackedBiLSTM(torch.autograd.Function):
         hidden = weights[1].shape[2]
         is_padding = rows == height
         # Row numbers within the projected tables of all clients and directions, laid end to end.
-        rows = rows + (torch.arange(count) * (height + 1)).view(-1, 1, 1)
+        rows = rows + (torch.arange(count, device=rows.device) * (height + 1)).view(-1, 1, 1)
         steps = rows.transpose(0, 1).reshape(length, count * batch)
         projected = _project(table, weights)
         recurrent = _recurrent_weights(weights[1], weights[5])
@@ -156,7 +156,7 @@ class _StackedBiLSTM(torch.autograd.Function):
 
 
 def _per_gate(values: Sequence[float], like: Tensor, *, trailing: int) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype).view(4, *[1] * trailing)
+    return torch.tensor(values, dtype=like.dtype, device=like.device).view(4, *[1] * trailing)
 
 
 def _project(table: Tensor, weights: Sequence[Tensor]) -> Tensor:
@@ -277,7 +277,7 @@ def _recur_backward(
         direct, grad_k = of_step.unbind(0), torch.zeros_like(grad_k)
     grad_u = torch.zeros_like(grad_k)
     grad_u_by_gate = grad_u.unsqueeze(2)
-    out = torch.empty(count, length, batch, 4, hidden, dtype=grad.dtype)
+    out = grad.new_empty(count, length, batch, 4, hidden)
     steps = zip(
         cell_factors.unbind(0),
         gate_factors[:, :, :, :3].unbind(0),
