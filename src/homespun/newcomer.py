@@ -251,7 +251,7 @@ def home_engine(run: Run, *, steps: int | None = None, generated: bool = False) 
         )
     _require_way(run.method, steps=steps, generated=generated, learns=learns)
     method = replace(run.method, personalize=() if generated else tuple(phases))
-    return LoopEngine(replace(run.built, method=method), run.settings.seed)
+    return LoopEngine(replace(run.built, method=method), run.settings.seed, device=run.settings.device)
 
 
 def _require_way(method: Method, *, steps: int | None, generated: bool, learns: bool) -> None:

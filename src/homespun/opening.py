@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from homespun.core.devices import require_device
 from homespun.core.errors import DataError, HomespunError, RunError, SettingsError, raise_faults
 from homespun.core.messages import state_from_bytes
 from homespun.core.method import WHOLE, Method, Task, build, load_method
@@ -93,6 +94,7 @@ def open_run(
             f"{federation.name}: {made.name} reads {made.reads}, and this corpus has {held}. Try {corpora}."
         )
     if not read_only:
+        require_device(settings.device)
         _require_known_contexts(made, participants, newcomers, settings)
     _require_same_base(Path(folder), made)
     if (Path(folder) / VAULT_FILE).exists():  # another run is refused before its model is built, however large it is
@@ -114,7 +116,7 @@ def open_run(
                 f"privacy: {made.name} elects one client's step, and noise on a sum does not hide whose it is. "
                 "Set map_step to mean: then everybody's step is clipped, summed and noised like everything else."
             )
-    server_users = prototypical_users(built, federation, seed=settings.seed)
+    server_users = prototypical_users(built, federation, seed=settings.seed, device=settings.device)
     new = not (Path(folder) / VAULT_FILE).exists()
     vault = Vault.open(Path(folder), identity=identity_of(made, federation, settings), read_only=read_only)
     data = data or getattr(federation, "loaded_by", None)

@@ -51,7 +51,8 @@ class Stacked(Network):
         def rows(table, at):
             if table.dim() == 2:
                 return table[at]
-            return table[torch.arange(len(table)).view(-1, *[1] * (at.dim() - 1)), at]
+            each = torch.arange(len(table), device=table.device)
+            return table[each.view(-1, *[1] * (at.dim() - 1)), at]
 
         return self._logits(parameters, batch, rows=rows)
 

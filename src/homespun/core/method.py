@@ -172,6 +172,7 @@ class Built:
     model: nn.Module
     partition: Partition
     initial: Mapping[str, Tensor]  # every parameter as built; the frozen ones are the model's own
+    device: str = "cpu"  # where the model and `initial` are; an engine may place them elsewhere
 
     def start(self) -> ServerState:
         """The server's state before the first round."""

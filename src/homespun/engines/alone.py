@@ -19,6 +19,7 @@ from homespun.core.messages import Broadcast, Update
 from homespun.core.method import Batch, Built, Phase, optimizers
 from homespun.core.transforms import Transforms
 from homespun.core.tree import Tree
+from homespun.engines.device import broadcast_on, client_on, taken_back
 from homespun.engines.engine import Client, Work, client_update, kept_at_home, with_released
 from homespun.engines.keys import client_batches, phase_keys
 from homespun.engines.local_step import local_step
@@ -79,6 +80,7 @@ def train_alone(
     built: Built, broadcast: Broadcast, client: Client, *, work: Work, seed: int
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """`loop.train_client`."""
+    broadcast, client = broadcast_on(broadcast, built.device), client_on(client, built.device)
     anchor = built.parameters(broadcast, client.private)
     parameters: dict[str, Tensor] = dict(anchor)
     generator = seeds.numpy_generator(seed, work, broadcast.round, client.user)
@@ -91,7 +93,7 @@ def train_alone(
         parameters |= trained
         loss += phase_loss
         examples += sum(len(rows) for rows in plan)
-    return parameters, {"loss": loss, "examples": examples}
+    return taken_back(built, parameters), {"loss": loss, "examples": examples}
 
 
 def _train_phase(

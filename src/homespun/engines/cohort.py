@@ -9,17 +9,20 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from math import ceil
 from typing import Any
 
 from torch import Tensor
 
+from homespun.core.devices import CPU
 from homespun.core.messages import Broadcast, pack
 from homespun.core.method import Built, Stackable
 from homespun.core.progress import Done, each, silent
 from homespun.core.threads import one_thread
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
+from homespun.engines.device import place
 from homespun.engines.engine import Client, Outcome, Work, empty_update, in_user_order, require_own_roles
 from homespun.engines.exchange import clients_to_tensors, outcome_from_reply, outputs_from_reply, transforms_to_list
 from homespun.engines.pool import Reply, broadcast_message, setup_message, shared_pool
@@ -43,6 +46,15 @@ class CohortEngine:
     seed: int
     workers: int = field(default_factory=default_workers)
     transforms: Transforms = NO_TRANSFORMS
+    device: str = CPU  # another one than the CPU is this process's own, and no worker is asked
+
+    @cached_property
+    def placed(self) -> Built:
+        return place(self.built, self.device)
+
+    @property
+    def _here(self) -> bool:
+        return self.workers == 0 or self.device != CPU
 
     @one_thread()
     def work(
@@ -50,9 +62,9 @@ class CohortEngine:
     ) -> Outcome:
         require_own_roles(broadcast, self.built)
         chunks = chunked(by_size(in_user_order(clients)), self._chunk)
-        if self.workers == 0:
+        if self._here:
             outcomes = [
-                work_cohort(self.built, broadcast, chunk, work=work, seed=self.seed, transforms=self.transforms)
+                work_cohort(self.placed, broadcast, chunk, work=work, seed=self.seed, transforms=self.transforms)
                 for chunk in each(chunks, done, size=len)
             ]
         else:
@@ -73,8 +85,8 @@ class CohortEngine:
         require_own_roles(broadcast, self.built)
         order = sorted(range(len(clients)), key=lambda position: -clients[position].examples)
         chunks = chunked([clients[position] for position in order], self._chunk)
-        if self.workers == 0:
-            outputs = [predict_together(self.built, broadcast, chunk) for chunk in each(chunks, done, size=len)]
+        if self._here:
+            outputs = [predict_together(self.placed, broadcast, chunk) for chunk in each(chunks, done, size=len)]
         else:
             replies = self._distribute(broadcast, chunks, {"kind": "predict"}, done=done)
             outputs = [outputs_from_reply(tensors, chunk) for chunk, (_, tensors) in zip(chunks, replies, strict=True)]

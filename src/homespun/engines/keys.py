@@ -41,7 +41,9 @@ def phase_keys(built: Built, *, seed: int, work: Work, round: int, phase: int, u
 
 def client_batches(data: Batch, plan: Sequence[np.ndarray], keys: PhaseKeys) -> list[Batch]:
     """The batches of one client's phase."""
-    return [
-        keys.add({name: column[rows] for name, column in data.items()}, step=step, rows=torch.from_numpy(rows))
-        for step, rows in enumerate(plan)
-    ]
+    device = next(iter(data.values())).device
+    found = []
+    for step, positions in enumerate(plan):
+        rows = torch.from_numpy(positions).to(device)
+        found.append(keys.add({name: column[rows] for name, column in data.items()}, step=step, rows=rows))
+    return found

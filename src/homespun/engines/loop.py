@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch.func import functional_call
 
 from homespun.core import seeds
 from homespun.core.batches import plan_batches
+from homespun.core.devices import CPU
 from homespun.core.messages import Broadcast
 from homespun.core.method import AdamW, Batch, Built, Optimizer, Phase, Sgd, optimizers
 from homespun.core.progress import Done, each, silent
@@ -18,6 +20,7 @@ from homespun.core.roles import SHARED
 from homespun.core.threads import one_thread
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
 from homespun.core.tree import Tree
+from homespun.engines.device import broadcast_on, client_on, place, taken_back
 from homespun.engines.engine import (
     Client,
     Outcome,
@@ -38,6 +41,11 @@ class LoopEngine:
     built: Built
     seed: int
     transforms: Transforms = NO_TRANSFORMS
+    device: str = CPU
+
+    @cached_property
+    def placed(self) -> Built:
+        return place(self.built, self.device)
 
     @one_thread()
     def work(
@@ -45,8 +53,9 @@ class LoopEngine:
     ) -> Outcome:
         require_own_roles(broadcast, self.built)
         arrived, private = intake(self.built, broadcast, self.transforms), {}
+        there = broadcast_on(broadcast, self.device)  # once for all clients
         for client in each(in_user_order(clients), done):
-            trained, statistics = train_client(self.built, broadcast, client, work=work, seed=self.seed)
+            trained, statistics = train_client(self.placed, there, client, work=work, seed=self.seed)
             if work == "phases":  # whoever personalizes has nothing to send
                 sent = client_update(
                     self.built, broadcast, client, trained=trained, statistics=statistics, transforms=self.transforms
@@ -59,7 +68,7 @@ class LoopEngine:
     @one_thread()
     def predict(self, broadcast: Broadcast, clients: Sequence[Client], *, done: Done = silent) -> list[Tensor]:
         require_own_roles(broadcast, self.built)
-        return [predict_client(self.built, broadcast, client) for client in each(clients, done)]
+        return [predict_client(self.placed, broadcast, client) for client in each(clients, done)]
 
     def close(self) -> None:
         pass
@@ -70,15 +79,17 @@ def model_output(built: Built, parameters: Tree, batch: Batch) -> Tensor:
 
 
 def predict_client(built: Built, broadcast: Broadcast, client: Client) -> Tensor:
+    broadcast, client = broadcast_on(broadcast, built.device), client_on(client, built.device)
     parameters = built.parameters(broadcast, client.private)
     with torch.no_grad():
-        return model_output(built, parameters, with_columns(built, parameters, client.data))
+        return model_output(built, parameters, with_columns(built, parameters, client.data)).to(CPU)
 
 
 def train_client(
     built: Built, broadcast: Broadcast, client: Client, *, work: Work, seed: int
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """All phases of one client's local work: its trained parameters and its statistics."""
+    broadcast, client = broadcast_on(broadcast, built.device), client_on(client, built.device)
     parameters = built.parameters(broadcast, client.private)
     generator = seeds.numpy_generator(seed, work, broadcast.round, client.user)
     loss, examples = 0.0, 0.0
@@ -95,7 +106,7 @@ def train_client(
         )  # fmt: skip
         loss += phase_loss
         examples += sum(len(rows) for rows in plan)
-    parameters = with_released(built, broadcast, client, parameters, work=work, seed=seed)
+    parameters = with_released(built, broadcast, client, taken_back(built, parameters), work=work, seed=seed)
     return parameters, {"loss": loss, "examples": examples}
 
 

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from homespun.core import seeds
 from homespun.core.batches import plan_batches
+from homespun.core.devices import CPU
 from homespun.core.messages import Broadcast, Update
 from homespun.core.method import Batch, Built, Phase, Stackable
 from homespun.core.roles import Role
 from homespun.core.transforms import NO_TRANSFORMS, NOTHING_SENT, Transforms, add_bytes
 from homespun.core.tree import Tree
 from homespun.engines.alone import work_alone
+from homespun.engines.device import values_on
 from homespun.engines.engine import (
     Client,
     Outcome,
@@ -53,7 +55,7 @@ def work_together(
     stackable = isinstance(built.model, Stackable)
     generates = work == "personalize" and built.method.generate is not None
     if generates or (built.method.columns is not None and not stackable):  # needs the whole of what is shared
-        return LoopEngine(built, seed, transforms).work(broadcast, clients, work=work)
+        return LoopEngine(built, seed, transforms, device=built.device).work(broadcast, clients, work=work)
     if not stackable:
         for client in clients:
             sent, kept = work_alone(built, broadcast, client, work=work, seed=seed, transforms=transforms)
@@ -75,16 +77,17 @@ def work_together(
 def predict_together(built: Built, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
     if not isinstance(built.model, Stackable) or any(client.examples == 0 for client in clients):
         return [predict_client(built, broadcast, client) for client in clients]
-    data = stack_data(clients)
+    data = values_on(stack_data(clients), built.device)
     shared = {**broadcast.federated, **broadcast.keyed}
     own = {name for client in clients for name in client.private}  # with copies of shared ones, if there are any
+    theirs = {name: torch.stack([{**shared, **client.private}[name] for client in clients]) for name in own}
     parameters = {
-        **{name: value.expand(len(clients), *value.shape) for name, value in shared.items()},
-        **{name: torch.stack([{**shared, **client.private}[name] for client in clients]) for name in own},
+        **{name: value.expand(len(clients), *value.shape) for name, value in values_on(shared, built.device).items()},
+        **values_on(theirs, built.device),
         **built.partition.select(built.initial, Role.FROZEN),
     }
     with torch.no_grad():
-        outputs = built.model.stacked(parameters, with_columns(built, parameters, data))
+        outputs = built.model.stacked(parameters, with_columns(built, parameters, data)).to(CPU)
     return [output[: client.examples].clone() for output, client in zip(outputs, clients, strict=True)]
 
 
@@ -95,11 +98,13 @@ def train_stacked(
     order = sorted(range(len(clients)), key=lambda position: -clients[position].examples)
     busiest_first = [clients[position] for position in order]
     count = len(clients)
-    anchor = {
-        name: value.expand(count, *value.shape) for name, value in {**broadcast.federated, **broadcast.keyed}.items()
-    }
-    values = {**anchor, **stack_private(built, busiest_first)}
-    data, frozen = stack_data(busiest_first), built.partition.select(built.initial, Role.FROZEN)
+    shared = values_on({**broadcast.federated, **broadcast.keyed}, built.device)
+    anchor = {name: value.expand(count, *value.shape) for name, value in shared.items()}
+    values = {**anchor, **values_on(stack_private(built, busiest_first), built.device)}
+    data, frozen = (
+        values_on(stack_data(busiest_first), built.device),
+        built.partition.select(built.initial, Role.FROZEN),
+    )
     generators = [seeds.numpy_generator(seed, work, broadcast.round, client.user) for client in busiest_first]
     loss, examples = torch.zeros(count, dtype=torch.float64), np.zeros(count)
     users = [client.user for client in busiest_first]
@@ -115,7 +120,7 @@ def train_stacked(
     found: dict[int, tuple[dict[str, Tensor], dict[str, float]]] = {}
     for place, position in enumerate(order):
         trained = with_released(
-            built, broadcast, clients[position], {name: value[place] for name, value in values.items()},
+            built, broadcast, clients[position], {name: value[place].to(CPU) for name, value in values.items()},
             work=work, seed=seed,
         )  # fmt: skip
         found[position] = trained, {"loss": float(loss[place]), "examples": float(examples[place])}
@@ -152,11 +157,15 @@ def train_phase_stacked(
         if not torch.equal(rows, before):
             before, batch = rows, data
             if not torch.equal(rows, everything):
-                batch = {name: column[torch.arange(active)[:, None], rows] for name, column in data.items()}
+                here = torch.arange(active)[:, None].to(built.device), rows.to(built.device)
+                batch = {name: column[here] for name, column in data.items()}
+        valid = valid.to(built.device)
         leaves = {name: value[:active].detach().requires_grad_(name in chosen) for name, value in values.items()}
-        drawn = keys.add(batch, step=step, rows=rows)  # other keys in every step, and the same tensors else
+        drawn = keys.add(
+            batch, step=step, rows=rows.to(built.device)
+        )  # other keys in every step, and the same tensors else
         losses = loss_of(lambda given, some: model.stacked({**frozen, **given}, some), leaves, drawn)
-        total[:active] += (losses.detach() * valid).sum(dim=1)
+        total[:active] += (losses.detach() * valid).sum(dim=1).to(CPU)
         shares = valid if built.method.share is None else valid * batch[built.method.share]
         # Each client's parameters are its own rows: the gradient of the sum over clients is each one's own.
         objective = ((losses * shares).sum(dim=1) / shares.sum(dim=1)).sum()

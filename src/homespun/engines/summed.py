@@ -18,12 +18,14 @@ from torch import Tensor
 
 from homespun.core import seeds
 from homespun.core.batches import plan_batches
+from homespun.core.devices import CPU
 from homespun.core.messages import Broadcast, Elected, Rows, Update
 from homespun.core.method import Batch, Built, Method, Stackable, optimizers
 from homespun.core.optimizers import is_plain
 from homespun.core.roles import SHARED, Role
 from homespun.core.transforms import NO_TRANSFORMS, NUMBER_BYTES, Transforms, row_bytes
 from homespun.core.tree import Tree, byte_count
+from homespun.engines.device import broadcast_on, values_on
 from homespun.engines.engine import Client, Outcome, Work, client_weight, in_user_order, with_columns, with_released
 from homespun.engines.keys import phase_keys
 from homespun.engines.local_step import local_step
@@ -86,12 +88,14 @@ def _summed(
     changes = transforms.client_side
     nothing = torch.zeros(len(clients), dtype=torch.float64)
     told = {"loss": nothing.clone(), "examples": nothing.clone()}
-    cohort = Stacked(clients, stack_data(clients), stack_private(built, clients), told)
-    _train_private(built, broadcast, cohort, seed=seed)
+    data, private = (values_on(values, built.device) for values in (stack_data(clients), stack_private(built, clients)))
+    cohort = Stacked(clients, data, private, told)
+    there = broadcast_on(broadcast, built.device)
+    _train_private(built, there, cohort, seed=seed)
     weights = torch.tensor([client_weight(built, client, transforms) for client in clients])
-    gradients, here = _gradients(built, broadcast, cohort, weights=weights, seed=seed, apart=bool(changes))
+    gradients, here = _gradients(built, there, cohort, weights=weights, seed=seed, apart=bool(changes))
     last = built.method.phases[-1]
-    cohort.private = _stepped(built, cohort.private, gradients, weights=weights)
+    cohort.private = _stepped(built, values_on(cohort.private, CPU), gradients, weights=weights)
     kept = [{name: value[place] for name, value in cohort.private.items()} for place in range(len(clients))]
     released = _released(built, broadcast, clients, kept, seed=seed)
     shared = _shared(broadcast)
@@ -117,8 +121,8 @@ def _summed(
         clients=len(clients),
         elected=elected,
     )
-    private = {client.user: own for client, own in zip(clients, kept, strict=True)}
-    return Outcome(update, private, sent_bytes=_sent_bytes(broadcast, update, touched))
+    at_home = {client.user: own for client, own in zip(clients, kept, strict=True)}
+    return Outcome(update, at_home, sent_bytes=_sent_bytes(broadcast, update, touched))
 
 
 def _train_private(built: Built, broadcast: Broadcast, cohort: Stacked, *, seed: int) -> None:
@@ -129,9 +133,10 @@ def _train_private(built: Built, broadcast: Broadcast, cohort: Stacked, *, seed:
     clients = cohort.clients
     order = sorted(range(len(clients)), key=lambda place: -clients[place].examples)  # the busiest first
     shared = {name: value.expand(len(clients), *value.shape) for name, value in _shared(broadcast).items()}
-    values: dict[str, Tensor] = {**shared, **{name: value[order] for name, value in cohort.private.items()}}
+    rows = torch.tensor(order).to(built.device)
+    values: dict[str, Tensor] = {**shared, **{name: value[rows] for name, value in cohort.private.items()}}
     in_order = order == sorted(order)  # everybody has as many: nothing to copy
-    data = cohort.data if in_order else {name: column[order] for name, column in cohort.data.items()}
+    data = cohort.data if in_order else {name: column[rows] for name, column in cohort.data.items()}
     frozen = built.partition.select(built.initial, Role.FROZEN)
     draws = [seeds.numpy_generator(seed, "phases", broadcast.round, clients[place].user) for place in order]
     users = [clients[place].user for place in order]
@@ -143,7 +148,7 @@ def _train_private(built: Built, broadcast: Broadcast, cohort: Stacked, *, seed:
             built, phase, values, anchor=shared, data=here, plans=plans, keys=keys
         )
         cohort.told["examples"][order] += torch.tensor([float(sum(map(len, plan))) for plan in plans])
-    back = torch.tensor(order).argsort()
+    back = rows.argsort()
     cohort.private = {name: values[name][back] for name in cohort.private}
 
 
@@ -151,8 +156,9 @@ def _gradients(
     built: Built, broadcast: Broadcast, cohort: Stacked, *, weights: Tensor, seed: int, apart: bool
 ) -> tuple[dict[str, Tensor], Batch]:
     """Of everything that the last phase trains, at the weights that were sent: what is shared summed over clients, or
-    each client's apart; private parameters' each times its client's weight. And the columns that homes worked out."""
-    last, examples = built.method.phases[-1], cohort.examples
+    each client's apart; private parameters' each times its client's weight. And the columns that name rows of keyed
+    parameters. Both on the CPU."""
+    last, examples = built.method.phases[-1], cohort.examples.to(built.device)
     frozen = built.partition.select(built.initial, Role.FROZEN)
     shared = _shared(broadcast)
     here = with_columns(built, {**frozen, **shared, **cohort.private}, cohort.data)
@@ -169,14 +175,15 @@ def _gradients(
         leaves,
         _with_keys(built, broadcast, cohort, here, seed),
     )
-    valid = torch.arange(losses.shape[1]) < examples[:, None]
+    valid = torch.arange(losses.shape[1], device=losses.device) < examples[:, None]
     losses = losses * valid
-    cohort.told["loss"] += losses.detach().sum(dim=1)
-    cohort.told["examples"] += examples
-    objective = (weights * losses.sum(dim=1) / examples).sum()
+    cohort.told["loss"] += losses.detach().sum(dim=1).to(CPU)
+    cohort.told["examples"] += cohort.examples
+    objective = (weights.to(built.device) * losses.sum(dim=1) / examples).sum()
     trained = list(optimizers(last, list(leaves)))
     found = torch.autograd.grad(objective, [leaves[name] for name in trained], allow_unused=True)
-    return {name: one for name, one in zip(trained, found, strict=True) if one is not None}, here
+    gradients = {name: one for name, one in zip(trained, found, strict=True) if one is not None}
+    return values_on(gradients, CPU), values_on({column: here[column] for column in built.method.keys.values()}, CPU)
 
 
 def _with_keys(built: Built, broadcast: Broadcast, cohort: Stacked, data: Batch, seed: int) -> Batch:
@@ -185,7 +192,7 @@ def _with_keys(built: Built, broadcast: Broadcast, cohort: Stacked, data: Batch,
     phase = len(built.method.phases) - 1
     keys = phase_keys(built, seed=seed, work="phases", round=broadcast.round, phase=phase, users=users)
     most = max(client.examples for client in cohort.clients)
-    return keys.add(data, step=0, rows=torch.arange(most).expand(len(users), -1))
+    return keys.add(data, step=0, rows=torch.arange(most, device=built.device).expand(len(users), -1))
 
 
 def _stepped(built: Built, private: Tree, gradients: Tree, *, weights: Tensor) -> dict[str, Tensor]:

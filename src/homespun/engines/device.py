@@ -1,0 +1,61 @@
+"""Where local work is computed. Clients, broadcasts and outcomes are on the CPU; the engine moves what it needs to its
+device and takes back what was trained.
+
+An engine's `built` for another device is `place(built, device)`: the training functions of all engines go by
+`built.device`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from homespun.core.devices import CPU
+from homespun.core.messages import Broadcast
+from homespun.core.method import Built
+from homespun.core.roles import Role
+from homespun.core.tree import Tree
+from homespun.engines.engine import Client
+
+
+def place(built: Built, device: str) -> Built:
+    """A copy with the model and all parameters on this device; on the device where it is, `built` itself."""
+    if device == built.device:
+        return built
+    model = copy.deepcopy(built.model).to(device)
+    placed = dict(model.named_parameters())
+    # a frozen parameter may be most of a language model: it is not held twice
+    initial = {
+        name: placed[name].detach() if built.partition.roles[name] is Role.FROZEN else value.to(device)
+        for name, value in built.initial.items()
+    }
+    return replace(built, model=model, initial=initial, device=device)
+
+
+def values_on(values: Mapping[str, Tensor], device: str) -> dict[str, Tensor]:
+    return {name: value.to(device) for name, value in values.items()}
+
+
+def broadcast_on(broadcast: Broadcast, device: str) -> Broadcast:
+    if device == CPU:
+        return broadcast
+    return replace(
+        broadcast, federated=values_on(broadcast.federated, device), keyed=values_on(broadcast.keyed, device)
+    )
+
+
+def client_on(client: Client, device: str) -> Client:
+    if device == CPU:
+        return client
+    return replace(client, private=values_on(client.private, device), data=values_on(client.data, device))
+
+
+def taken_back(built: Built, trained: Tree) -> dict[str, Tensor]:
+    """Trained parameters on the CPU. What is frozen stays where it is: nobody asks for it, and it may be large."""
+    if built.device == CPU:
+        return dict(trained)
+    frozen = set(built.partition.names(Role.FROZEN))
+    return {name: value if name in frozen else value.to(CPU) for name, value in trained.items()}
