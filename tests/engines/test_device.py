@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from homespun.core import tree
 from homespun.core.errors import SettingsError
 from homespun.core.method import Adam, AdamW, Phase, Sgd, build, load_method, method_module
+from homespun.core.transforms import Transforms
 from homespun.core.trust import named_by_user
 from homespun.data import load_federation
 from homespun.engines import summed
@@ -30,9 +31,9 @@ from homespun.methods.furl import SMALL
 from homespun.models import document
 from homespun.models.stacked_layers import Geometry, _windows
 from homespun.opening import open_run, task_of
-from homespun.privacy.guard import Guard
+from homespun.privacy.dp import DpMechanism
 from homespun.privacy.mechanism import Clip
-from homespun.run import RunSettings
+from homespun.runs.settings import RunSettings
 
 SIZES = [5, 2, 3]
 ENGINES = {
@@ -117,10 +118,10 @@ def test_a_round_elsewhere(name, engine):
 
 def test_clipped_gradients_elsewhere():
     made, clients = make("fedembed")
-    start, guard = made.start().broadcast(), Guard(Clip({"*": 0.5}))
+    start, clips = made.start().broadcast(), Transforms((DpMechanism(Clip({"*": 0.5})),))
     with elsewhere():
-        found = CohortEngine(made, 0, workers=0, guard=guard, device="meta").work(start, clients)
-    require_same(tensors(CohortEngine(made, 0, workers=0, guard=guard).work(start, clients)), tensors(found))
+        found = CohortEngine(made, 0, workers=0, transforms=clips, device="meta").work(start, clients)
+    require_same(tensors(CohortEngine(made, 0, workers=0, transforms=clips).work(start, clients)), tensors(found))
 
 
 @pytest.mark.parametrize("optimizer", [Sgd(0.1, momentum=0.9, weight_decay=0.1), Adam(0.1), AdamW(0.1)])

@@ -188,6 +188,6 @@ def test_only_one_plain_step_is_summed(optimizer, changes, summed):
     phase = replace(Phase(trains={"*": optimizer}, batch=100, steps=1), **changes)
     made = phases(built(), phase)
     everybody = clients(made, [0, 3])
-    assert can_be_summed(made, everybody, None) is summed
+    assert can_be_summed(made, everybody) is summed
     start = made.start().broadcast()
     agree(LoopEngine(made, 0).work(start, everybody), CohortEngine(made, 0, workers=0).work(start, everybody))

@@ -11,6 +11,7 @@ from homespun.core import tree
 from homespun.core.errors import MethodError
 from homespun.core.messages import state_to_bytes
 from homespun.core.method import Task, build, load_method
+from homespun.core.transforms import NO_TRANSFORMS, Transforms
 from homespun.core.trust import named_by_user
 from homespun.data import load_federation
 from homespun.engines import summed
@@ -19,9 +20,9 @@ from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine
 from homespun.engines.summed import can_be_summed
 from homespun.opening import open_run
-from homespun.privacy.guard import Guard
+from homespun.privacy.dp import DpMechanism
 from homespun.privacy.mechanism import Clip
-from homespun.run import RunSettings
+from homespun.runs.settings import RunSettings
 
 FILE = str(Path(__file__).parent / "dropout_method.py")
 PATHS = ["stacked", "alone", "summed"]
@@ -54,16 +55,19 @@ def difference(one, other):
     )
 
 
-@pytest.mark.parametrize("guard", [None, Guard(Clip({"*": 0.5}))], ids=["unguarded", "clipped"])
+CLIPS = Transforms((DpMechanism(Clip({"*": 0.5})),))
+
+
+@pytest.mark.parametrize("chain", [NO_TRANSFORMS, CLIPS], ids=["as it is", "clipped"])
 @pytest.mark.parametrize("path", PATHS)
-def test_engines_draw_the_same_masks(path, guard):
+def test_engines_draw_the_same_masks(path, chain):
     made = make(path=path)
     start, everybody = made.start().broadcast(), make_clients(made)
-    assert can_be_summed(made, everybody, guard) is (path == "summed")
-    slow = LoopEngine(made, 0, guard).work(start, everybody)
-    fast = CohortEngine(made, 0, workers=0, guard=guard).work(start, everybody)
+    assert can_be_summed(made, everybody) is (path == "summed")
+    slow = LoopEngine(made, 0, chain).work(start, everybody)
+    fast = CohortEngine(made, 0, workers=0, transforms=chain).work(start, everybody)
     assert difference(slow, fast) < 1e-4
-    without = LoopEngine(make(path=path, p=0.0), 0, guard).work(start, everybody)
+    without = LoopEngine(make(path=path, p=0.0), 0, chain).work(start, everybody)
     assert difference(slow, without) > 0.01  # else nothing was dropped
 
 
