@@ -13,7 +13,6 @@ from homespun.engines.cohort import CohortEngine
 from homespun.engines.engine import Client
 from homespun.engines.simulation import SimulationEngine
 from homespun.engines.staging import MemoryClients
-from homespun.evaluation.scoring import scoring_of
 from homespun.runs.round import run_round
 
 
@@ -30,7 +29,7 @@ class Rounds:
             for user, batch in enumerate(data)
         )
         self.state, self.store = state, MemoryClients(self.built, clients, seed=self.seed)
-        scoring = scoring_of(self.built.method)
+        scoring = self.built.method.scoring
         self.engine = SimulationEngine(self.built, self.store, self.trainer, scoring, self.seed, self.transforms)
 
     def round(self, cohort: Sequence[int]) -> None:

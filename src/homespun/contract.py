@@ -49,7 +49,6 @@ from homespun.engines.engine import Client, Trainer
 from homespun.engines.loop import LoopEngine, train_client
 from homespun.engines.simulation import SimulationEngine
 from homespun.engines.staging import MemoryClients
-from homespun.evaluation.scoring import scoring_of
 from homespun.opening import open_run, task_of
 from homespun.privacy.dp import DpMechanism
 from homespun.privacy.mechanism import Clip
@@ -166,7 +165,7 @@ def _advance(
     """Some rounds with all clients: the server's state and what each client holds."""
     built, state = subject.built, subject.built.start()
     store = MemoryClients(built, clients or subject.clients, seed=SEED)
-    engine = SimulationEngine(built, store, trainer, scoring_of(built.method), SEED)
+    engine = SimulationEngine(built, store, trainer, built.method.scoring, SEED)
     server_users = prototypical_users(built, subject.federation, seed=SEED)
     for _ in range(rounds):
         state, _ = run_round(built, engine, state, list(store.clients), server_users=server_users)

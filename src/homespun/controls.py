@@ -9,21 +9,25 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import singledispatch
+from typing import Any
 
 import torch
 
 from homespun.core import seeds
+from homespun.core.method import Artefact
 from homespun.core.progress import Done, counted, each, silent
 from homespun.core.roles import Role
+from homespun.core.scores import Part, Scoring
 from homespun.core.threads import one_thread
 from homespun.data.federation import Federation
 from homespun.data.splits import sample_users
-from homespun.engines.protocol import EvaluationProtocol, Part
+from homespun.engines.protocol import EvaluationProtocol
 from homespun.engines.simulation import k_shot
 from homespun.evaluation import classification, language
-from homespun.evaluation.classification import Evaluation
-from homespun.evaluation.language import TextEvaluation
-from homespun.judging import TEXT_SHOTS, evaluate_people, own_samples, sampled, tested_part
+from homespun.evaluation.classification import Evaluation, LabelScoring
+from homespun.evaluation.language import TextEvaluation, TokenScoring
+from homespun.judging import evaluate_people, own_samples, sampled
 from homespun.models.in_context import joined, losses_after
 from homespun.models.language import PreferenceModel
 from homespun.models.pretrained import Pretrained, load_pretrained
@@ -36,32 +40,46 @@ CHOSEN_ON = (8, 25)  # users and utterances of the evaluation part that choose t
 IN_CONTEXT = "in_context_"  # with the number of sentences, the name of a control
 
 
-def evaluate_controls(run: Run, part: Part | None = None) -> Mapping[str, Evaluation | TextEvaluation]:
+def evaluate_controls(run: Run, part: Part | None = None) -> Mapping[str, Any]:
     """What participants would have without the method, on the same examples as `evaluate`."""
-    part = part or tested_part(run)
-    positions = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
-    if run.method.predicts == "text":
-        return text_controls(run, run.federation, positions, part=part, learns_from="adapt")
-    splits = [run.clients.split(run.federation, position) for position in positions]
-    tested = [spaced(getattr(split, part), run.settings.evaluate_examples) for split in splits]
-    return classification.controls(splits, tested, classes=run.method.task.classes, metric=run.method.metric)
+    return controls(run.scoring, run, run.federation, part=part or run.scoring.scored_part, learns_from="adapt")
 
 
-def newcomer_controls(run: Run) -> Mapping[str, TextEvaluation]:
-    """The same for users who never took part; of text only."""
-    if run.method.predicts != "text" or not len(run.newcomers.users):
+def newcomer_controls(run: Run) -> Mapping[str, Any]:
+    """The same for users who never took part, where users are compared one by one."""
+    if not run.scoring.by_user or not len(run.newcomers.users):
         return {}
-    positions = sample_users(run.newcomers, at_most=run.settings.evaluate_users, seed=run.settings.seed)
-    return text_controls(run, run.newcomers, positions, part="scored", learns_from="train")
+    return controls(run.scoring, run, run.newcomers, part=run.scoring.scored_part, learns_from="train")
 
 
+@singledispatch
+def controls(scoring: Scoring, run: Run, people: Federation, *, part: Part, learns_from: Part) -> Mapping[str, Any]:
+    """The controls of a kind of scoring; another kind registers its own with `controls.register`."""
+    return {}
+
+
+@controls.register
+def _label_controls(
+    scoring: LabelScoring, run: Run, people: Federation, *, part: Part, learns_from: Part
+) -> dict[str, Evaluation]:
+    splits = [run.clients.split(people, position) for position in _positions(run, people)]
+    tested = [spaced(getattr(split, part), run.settings.evaluate_examples) for split in splits]
+    return classification.controls(splits, tested, scoring)
+
+
+def _positions(run: Run, people: Federation) -> list[int]:
+    return sample_users(people, at_most=run.settings.evaluate_users, seed=run.settings.seed)
+
+
+@controls.register
 @one_thread()
-def text_controls(
-    run: Run, people: Federation, positions: Sequence[int], *, part: Part, learns_from: Part
+def _token_controls(
+    scoring: TokenScoring, run: Run, people: Federation, *, part: Part, learns_from: Part
 ) -> dict[str, TextEvaluation]:
     """The pre-trained model by number of a user's own sentences in its context: the ones that a method adapts to."""
-    if not run.method.base:
+    if run.method.base_model is None:
         return {}
+    positions = _positions(run, people)
     key = _digest(run, people, positions, (part, learns_from))
     if key not in _worked_out:
         _worked_out[key] = _text_controls(run, people, positions, part=part, learns_from=learns_from)
@@ -74,7 +92,7 @@ _worked_out: dict[str, dict[str, TextEvaluation]] = {}
 
 def _digest(run: Run, people: Federation, positions: Sequence[int], parts: Sequence[Part]) -> str:
     """Of all that controls depend on: the base model, whose samples are drawn, and the tokens of every part."""
-    found = hashlib.sha256(f"{run.method.built_on} {run.settings.seed} {parts}".encode())
+    found = hashlib.sha256(f"{_base_model(run).fingerprint} {run.settings.seed} {parts}".encode())
     chooses = sample_users(run.federation, at_most=CHOSEN_ON[0], seed=run.settings.seed)
     read: list[tuple[Federation, int, Part]] = [(run.federation, position, "eval") for position in chooses]
     read += [(people, position, part) for position in positions for part in parts]
@@ -85,15 +103,20 @@ def _digest(run: Run, people: Federation, positions: Sequence[int], parts: Seque
     return found.hexdigest()
 
 
+def _base_model(run: Run) -> Artefact:
+    assert run.method.base_model is not None
+    return run.method.base_model
+
+
 def _text_controls(
     run: Run, people: Federation, positions: Sequence[int], *, part: Part, learns_from: Part
 ) -> dict[str, TextEvaluation]:
-    pretrained = load_pretrained(run.method.base)
+    pretrained = load_pretrained(_base_model(run).name)
     whose = "participants" if learns_from == "adapt" else "new users"
     done = counted(run.progress, f"{whose}: base model", total=len(positions))
     start = best_start(run, pretrained)
     found = {"untouched": untouched(run, people, positions, part=part, pretrained=pretrained, start=start, done=done)}
-    for count in TEXT_SHOTS:
+    for count in run.scoring.k_shot:
         if count:
             done = counted(run.progress, f"{whose}: base model with {own_samples(count)}", total=len(positions))
             found[f"{IN_CONTEXT}{count}"] = _in_context(
@@ -159,7 +182,7 @@ def _in_context(
     done: Done,
 ) -> TextEvaluation:
     """Behind `count` sentences of the user's own, drawn as those that a home adapts to; as many as can be read."""
-    pretrained = load_pretrained(run.method.base)
+    pretrained = load_pretrained(_base_model(run).name)
     between = pretrained.tokenizer(BETWEEN, add_special_tokens=False)["input_ids"]
     losses, lengths = [], []
     for position in each(positions, done):
@@ -184,9 +207,9 @@ def personal_share(run: Run) -> dict[str, TextEvaluation] | None:
     another's.
     """
     private = bool(run.built.partition.names(Role.PRIVATE)) or run.method.generate is not None
-    if run.method.predicts != "text" or not private or len(sampled(run, run.federation)) < 2:
+    if not run.scoring.by_user or not private or len(sampled(run, run.federation)) < 2:
         return None
-    own = EvaluationProtocol(tested_part(run))
+    own = EvaluationProtocol(run.scoring.scored_part)
     prior = replace(own, private="prior")
     states = {
         "own": own,

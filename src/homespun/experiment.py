@@ -20,7 +20,7 @@ from pydantic import Field, PositiveInt, StringConstraints, model_validator
 
 from homespun.core.errors import RunError, SettingsError, nearest
 from homespun.core.identity import require_same_run
-from homespun.core.method import method_module, settings_command
+from homespun.core.method import Method, method_module, settings_command
 from homespun.core.progress import Show, counted, each, silent
 from homespun.core.records import RoundRecord
 from homespun.core.settings import Settings, parse
@@ -192,16 +192,16 @@ def _finished_elsewhere(
     more = ("rounds", "epochs", *EVALUATED)
     asked = {**identity_of(method, federation, settings), **settings.model_dump(mode="json", include=set(more))}
     kept = {**run["identity"], **{name: run["run"][name] for name in more}}
-    require_same_run(place, kept=_without_place(kept), asked=_without_place(asked))
+    require_same_run(place, kept=_without_places(kept, method), asked=_without_places(asked, method))
     return True
 
 
-def _without_place(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a base model lies is each machine's own business; `built_on` says which one it is."""
-    settings = identity.get("method_settings")
-    if "built_on" not in identity or not isinstance(settings, Mapping):
+def _without_places(identity: Mapping[str, Any], method: Method) -> dict[str, Any]:
+    """Where an artefact lies is each machine's own; its fingerprint says which one it is."""
+    settings, places = identity.get("method_settings"), {one.setting for one in method.artefacts}
+    if not isinstance(settings, Mapping):
         return dict(identity)
-    return {**identity, "method_settings": {name: value for name, value in settings.items() if name != "base"}}
+    return {**identity, "method_settings": {name: value for name, value in settings.items() if name not in places}}
 
 
 def _finished(run: Run, place: Path) -> bool:

@@ -111,12 +111,13 @@ def voice_of(run: Run, private: Tree, *, user: str | None, context: str | None =
 
 def language_model_of(run: Run) -> Pretrained:
     """The model that a run is built on; a run without one is refused."""
-    if run.method.predicts != "text" or not run.method.base or not hasattr(run.built.model, "prefix"):
+    base = run.method.base_model
+    if "generate" not in run.scoring.offers or base is None or not hasattr(run.built.model, "prefix"):
         raise RunError(
             f"{_where(run)}: {run.method.name} learns no prefix before a language model, so it has no voice to write "
             "in. Train one that does, for instance with `homespun train fedperc --data sotu`."
         )
-    return load_pretrained(run.method.base)
+    return load_pretrained(base.name)
 
 
 def find_person(run: Run, user: str) -> str:

@@ -6,20 +6,17 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from homespun.core.errors import SettingsError
-from homespun.core.method import Method
 from homespun.core.progress import counted
+from homespun.core.scores import Part
 from homespun.data.federation import Federation
 from homespun.data.splits import sample_users
-from homespun.engines.protocol import EvaluationProtocol, Part
+from homespun.engines.protocol import EvaluationProtocol
 from homespun.engines.simulation import adapts
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
 from homespun.runs.run import Run
 
 Evaluated: TypeAlias = Evaluation | TextEvaluation
-
-SHOTS: tuple[int | None, ...] = (0, 1, 5, 20, None)
-TEXT_SHOTS: tuple[int | None, ...] = (0, 1, 5, 15, None)
 
 
 def evaluate(run: Run, part: Part = "test") -> Evaluated:
@@ -53,16 +50,11 @@ def sampled(run: Run, people: Federation) -> list[str]:
     return [people.users[position] for position in positions]
 
 
-def shot_counts(method: Method) -> tuple[int | None, ...]:
-    """How many examples of one's own are tried: those of the method's paper."""
-    return TEXT_SHOTS if method.predicts == "text" else SHOTS
-
-
 def evaluate_adapted(run: Run, counts: Sequence[int | None] | None = None) -> dict[str, Evaluated]:
     """Participants who adapt at home to k new examples of their own; the scored ones are always the same."""
     if not adapts(run.method):
         return {}
-    counts, part = counts or shot_counts(run.method), tested_part(run)
+    counts, part = counts or run.scoring.k_shot, run.scoring.scored_part
     protocols = {k: EvaluationProtocol(part, adapt_to="adapt", k=k) for k in counts}
     return _by_k(run, run.federation, protocols, whose="participants")
 
@@ -74,7 +66,7 @@ def adapted_from(run: Run, test: Evaluated) -> dict[str, Evaluated]:
     """
     if not run.method.personalize or run.method.generate is not None:
         return evaluate_adapted(run)
-    return {"0": test, **evaluate_adapted(run, [count for count in shot_counts(run.method) if count != 0])}
+    return {"0": test, **evaluate_adapted(run, [count for count in run.scoring.k_shot if count != 0])}
 
 
 def evaluate_newcomers(run: Run, counts: Sequence[int | None] | None = None) -> dict[str, Evaluated]:
@@ -86,7 +78,7 @@ def evaluate_newcomers(run: Run, counts: Sequence[int | None] | None = None) -> 
     """
     if "author" in run.method.keys.values() or not len(run.newcomers.users):
         return {}
-    counts, part = (counts or shot_counts(run.method)) if adapts(run.method) else (0,), tested_part(run)
+    counts, part = (counts or run.scoring.k_shot) if adapts(run.method) else (0,), run.scoring.scored_part
     protocols = {
         k: EvaluationProtocol(part, people="newcomers", adapt_to="train", k=k, private="prior") for k in counts
     }
@@ -105,8 +97,3 @@ def _by_k(
 
 def own_samples(count: int | str) -> str:
     return f"{count} own {'sample' if str(count) == '1' else 'samples'}"
-
-
-def tested_part(run: Run) -> Part:
-    """Labels are tested on the whole test part; of texts, half is left to adapt to."""
-    return "scored" if run.method.predicts == "text" else "test"

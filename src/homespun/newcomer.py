@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import singledispatch
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -14,6 +15,7 @@ from homespun.core.errors import DataError, InputError, RunError, UnknownNameErr
 from homespun.core.messages import state_to_bytes
 from homespun.core.method import Batch, Method, Phase, optimizers
 from homespun.core.roles import Role
+from homespun.core.scores import Scoring
 from homespun.core.spelling import readings
 from homespun.core.tree import Tree
 from homespun.core.trust import Names
@@ -24,8 +26,8 @@ from homespun.data.prose import is_prose, read_prose
 from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine
 from homespun.engines.simulation import score_clients
-from homespun.evaluation.classification import Evaluation
-from homespun.evaluation.language import TextEvaluation
+from homespun.evaluation.classification import Evaluation, LabelScoring
+from homespun.evaluation.language import TextEvaluation, TokenScoring
 from homespun.files import DataSettings
 from homespun.generation import find_context
 from homespun.models.utterances import SHORTEST
@@ -53,8 +55,7 @@ def personalize_from_file(
     with reopen(folder, read_only=False, trust=trust) as run:
         require_texts(run)
         engine = home_engine(run, steps=steps, generated=generated)
-        text = run.method.predicts == "text"
-        name, examples, unknown = (own_utterances if text else own_labelled)(run, source, user=user, context=context)
+        name, examples, unknown = own_examples(run.scoring, run, source, user=user, context=context)
         require_new(run, name)
         data = run.method.encode(examples)
         home = Client(name, private=run.clients.new_private(name, run.state.broadcast()), data=data)
@@ -86,17 +87,9 @@ def personalize(
     """
     require_texts(run)
     engine = home_engine(run, steps=steps, generated=generated)
-    if run.method.predicts == "text":
-        if labels is not None:
-            raise InputError(f"labels: {run.method.name} learns none. Leave them out.")
-        examples = _in_context(run, Examples(list(texts)), context)
-    else:
-        if labels is None or len(labels) != len(texts) or context is not None:
-            raise InputError(f"{run.method.name} learns labels, in no context: give one for each of the texts.")
-        examples = Examples(list(texts), labels=label_indices(labels, run.federation.labels))
+    examples = given_examples(run.scoring, run, texts, labels=labels, context=context)
     home = Client(user, private=run.clients.new_private(user, run.state.broadcast()), data=run.method.encode(examples))
-    if run.method.predicts == "text":
-        require_utterances(home, len(examples), where="texts")
+    require_utterances(home, len(examples), where="texts")
     return Person(run, user, learned_at_home(run, engine, home))
 
 
@@ -129,7 +122,19 @@ def _went(before: Scores, after: Scores) -> str:
 # Whose examples, and which
 
 
-def own_labelled(run: Run, source: DataSettings, *, user: str | None, context: str | None) -> tuple[str, Examples, int]:
+@singledispatch
+def own_examples(
+    scoring: Scoring, run: Run, source: DataSettings, *, user: str | None, context: str | None
+) -> tuple[str, Examples, int]:
+    """The user, their examples in a file, and how many of those the run cannot learn from. Another kind of scoring
+    registers its own with `own_examples.register`."""
+    raise InputError(f"{run.method.name} does not learn from a file.")
+
+
+@own_examples.register
+def own_labelled(
+    scoring: LabelScoring, run: Run, source: DataSettings, *, user: str | None, context: str | None
+) -> tuple[str, Examples, int]:
     """One user's examples with labels, and how many have a label that the run lacks."""
     if context is not None:
         raise InputError(f"{run.method.name} learns labels, in no context. Leave --context out.")
@@ -139,11 +144,12 @@ def own_labelled(run: Run, source: DataSettings, *, user: str | None, context: s
             "Give a file with a label column."
         )
     given = source.model_copy(update={"columns": {**_run_columns(run), **source.columns}}).load()
-    return own_examples(given, user, labels=run.federation.labels)
+    return labelled_examples(given, user, labels=run.federation.labels)
 
 
+@own_examples.register
 def own_utterances(
-    run: Run, source: DataSettings, *, user: str | None, context: str | None
+    scoring: TokenScoring, run: Run, source: DataSettings, *, user: str | None, context: str | None
 ) -> tuple[str, Examples, int]:
     """One user's utterances in contexts of the run: a plain text, or the rows of a table."""
     path = Path(source.source)
@@ -162,6 +168,32 @@ def own_utterances(
     if context is not None:
         raise InputError(f"{path}: has contexts of its own. Leave --context out, or the column.")
     return name, replace(examples, contexts=context_indices(run, given, examples.contexts)), 0
+
+
+@singledispatch
+def given_examples(
+    scoring: Scoring, run: Run, texts: Sequence[str], *, labels: Sequence[str] | None, context: str | None
+) -> Examples:
+    """Examples that are given in Python."""
+    raise InputError(f"{run.method.name} does not learn from texts.")
+
+
+@given_examples.register
+def _given_labelled(
+    scoring: LabelScoring, run: Run, texts: Sequence[str], *, labels: Sequence[str] | None, context: str | None
+) -> Examples:
+    if labels is None or len(labels) != len(texts) or context is not None:
+        raise InputError(f"{run.method.name} learns labels, in no context: give one for each of the texts.")
+    return Examples(list(texts), labels=label_indices(labels, run.federation.labels))
+
+
+@given_examples.register
+def _given_utterances(
+    scoring: TokenScoring, run: Run, texts: Sequence[str], *, labels: Sequence[str] | None, context: str | None
+) -> Examples:
+    if labels is not None:
+        raise InputError(f"labels: {run.method.name} learns none. Leave them out.")
+    return _in_context(run, Examples(list(texts)), context)
 
 
 def _run_columns(run: Run) -> Mapping[str, str]:
@@ -194,7 +226,7 @@ def context_indices(run: Run, given: Federation, contexts: np.ndarray) -> np.nda
     return places[contexts]
 
 
-def own_examples(given: Federation, user: str | None, *, labels: tuple[str, ...]) -> tuple[str, Examples, int]:
+def labelled_examples(given: Federation, user: str | None, *, labels: tuple[str, ...]) -> tuple[str, Examples, int]:
     """The one user's examples, with labels numbered as the run numbers them, and how many have a label it lacks."""
     name, examples = one_users_examples(given, user)
     if examples.labels is None:
@@ -216,7 +248,7 @@ def one_users_examples(given: Federation, user: str | None) -> tuple[str, Exampl
 
 
 def require_utterances(home: Client, given: int, *, where: str) -> None:
-    if not home.examples:
+    if given and not home.examples:
         raise DataError(
             f"{where}: none of its {given} utterances has {SHORTEST} tokens or more. Give a text with longer sentences."
         )

@@ -13,7 +13,7 @@ import numpy as np
 from homespun.core.devices import require_device
 from homespun.core.errors import DataError, HomespunError, RunError, SettingsError, raise_faults
 from homespun.core.messages import state_from_bytes
-from homespun.core.method import WHOLE, Method, Task, build, load_method
+from homespun.core.method import WHOLE, Artefact, Method, Task, build, load_method
 from homespun.core.progress import Show, silent
 from homespun.core.roles import SHARED
 from homespun.data.columns import look_like_names
@@ -48,11 +48,20 @@ def identity_of(method: Method, federation: Federation, settings: RunSettings) -
         "method": method.origin,
         "method_version": method.version,
         "method_settings": method.settings.identity(),
-        **({"built_on": method.built_on} if method.built_on else {}),
+        **artefact_identity(method),
         "data": federation.name,
         "data_fingerprint": federation.fingerprint,
         "run": settings.identity(),
     }
+
+
+def artefact_key(artefact: Artefact) -> str:
+    """What an artefact's fingerprint is called in a run's identity."""
+    return "built_on" if artefact.kind == "base model" else f"artefact {artefact.setting}"
+
+
+def artefact_identity(method: Method) -> dict[str, str]:
+    return {artefact_key(one): one.fingerprint for one in method.artefacts}
 
 
 def method_for(
@@ -82,11 +91,7 @@ def open_run(
     called with how far long work on this run is. `temporary` is kept alive as long as the run.
     """
     made, participants, newcomers = method_for(federation, settings, method=method, values=method_settings or {})
-    if made.predicts == "labels" and made.task.classes < 2:
-        raise SettingsError(
-            f"{federation.name}: {made.name} needs a label with at least two values. "
-            "Name its column with --label-column, or for sotu set --data-set label=context."
-        )
+    made.scoring.require(federation.name, method=made.name)
     held = "texts" if made.task.image is None else "images"
     if made.reads != held:
         corpora = {"texts": "dialects, sotu or a file", "images": "digits or voices"}[made.reads]
@@ -96,7 +101,7 @@ def open_run(
     if not read_only:
         require_device(settings.device)
         _require_known_contexts(made, participants, newcomers, settings)
-    _require_same_base(Path(folder), made)
+    _require_same_artefacts(Path(folder), made)
     if (Path(folder) / VAULT_FILE).exists():  # another run is refused before its model is built, however large it is
         Vault.open(Path(folder), identity=identity_of(made, federation, settings), read_only=True).close()
     built = build(made, seed=settings.seed)
@@ -184,25 +189,26 @@ def _write_settings(run: Run) -> None:
         write_json(path, resolved_settings(run))
 
 
-def _require_same_base(folder: Path, method: Method) -> None:
-    """A run goes on with the language model it began with; a name does not say that it is the same."""
-    if not method.built_on or not (folder / VAULT_FILE).exists():
+def _require_same_artefacts(folder: Path, method: Method) -> None:
+    """A run resumes with the base model it started with; a name does not say that it is the same."""
+    if not method.artefacts or not (folder / VAULT_FILE).exists():
         return
     with Vault.open(folder, read_only=True) as vault:
         kept = vault.identity
-    base = getattr(method.settings, "base", "")
-    if kept.get("method_settings", {}).get("base") == base and kept.get("built_on") != method.built_on:
-        raise RunError(
-            f"{folder}: the base model under the name {base!r} is another one than this run was trained with: its "
-            "weights or sizes differ. Put the former one back under this name, or train anew in another folder."
-        )
+    for one in method.artefacts:
+        key = artefact_key(one)
+        if kept.get("method_settings", {}).get(one.setting) == one.name and kept.get(key) != one.fingerprint:
+            raise RunError(
+                f"{folder}: the {one.kind} under the name {one.name!r} is another one than this run was trained with: "
+                "its weights or sizes differ. Put the former one back under this name, or train anew in another folder."
+            )
 
 
 def _require_known_contexts(
     method: Method, participants: Federation, newcomers: Federation, settings: RunSettings
 ) -> None:
     """A row of the context table that nobody trains would be judged all the same, with whoever is tested in it."""
-    if method.predicts != "text" or "context" not in method.keys.values():
+    if "context" not in method.keys.values():
         return
     training = part(participants, "train", seed=settings.seed, fractions=settings.fractions)
     missing = set(range(len(participants.contexts)))

@@ -30,7 +30,7 @@ class Person:
     def predict(self, texts: Sequence[str]) -> list[str]:
         """The label this person would give to each text."""
         run = self.run
-        if run.method.predicts == "text":
+        if "predict" not in run.scoring.offers:
             raise RunError(f"{run.method.name} learns no labels. `homespun generate` continues a text instead.")
         require_texts(run)
         examples = Examples(list(texts), labels=None, authors=np.full(len(texts), self._position()))

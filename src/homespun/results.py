@@ -21,7 +21,6 @@ from homespun.evaluation.differences import differences, from_samples, personal
 from homespun.evaluation.metrics import mean_and_deviation
 from homespun.evaluation.pooling import COLUMNS, averaged, joined
 from homespun.files import SCHEMA, DataSettings, read_json, versions, write_json
-from homespun.judging import tested_part
 from homespun.maps import map_users
 from homespun.runs.run import Run
 from homespun.spending import together
@@ -157,16 +156,17 @@ def _seconds(rounds: Sequence[Mapping[str, Any]]) -> float:
 
 
 def positions(run: Run) -> dict[str, list[int]] | None:
-    """Whom a text's evaluation is about, in its order, by position in the corpus; None for labels.
+    """Whom an evaluation by user is about, in its order, by position in the corpus; None for others.
 
     Seeds and folds withhold different people, so a place in an evaluation does not say who it is.
     """
-    if run.method.predicts != "text":
+    if not run.scoring.by_user:
         return None
 
     def scored(people: Federation) -> list[int]:
         chosen = sample_users(people, at_most=run.settings.evaluate_users, seed=run.settings.seed)
-        able = [place for place in chosen if len(run.clients.encode(people, place, tested_part(run))["length"])]
+        batches = {place: run.clients.encode(people, place, run.scoring.scored_part) for place in chosen}
+        able = [place for place, batch in batches.items() if len(next(iter(batch.values())))]
         return [int(people.positions[place]) for place in able] if isinstance(people, Subset) else able
 
     return {"participants": scored(run.federation), "newcomers": scored(run.newcomers)}

@@ -34,7 +34,7 @@ from homespun.data.federation import Federation
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
 from homespun.files import DataSettings, SavedSettings, read_json
-from homespun.judging import adapted_from, evaluate, evaluate_newcomers, tested_part
+from homespun.judging import adapted_from, evaluate, evaluate_newcomers
 from homespun.opening import SETTINGS_FILE, open_run
 from homespun.privacy.accounting import ADJACENCY, bounds
 from homespun.runs.run import Run
@@ -323,8 +323,8 @@ def privacy_of(run: Run) -> dict[str, Any] | None:
 def results(run: Run) -> dict[str, Any]:
     """All that `results.json` says of a finished run."""
     history = run.history()
-    test = evaluate(run, tested_part(run))
-    adapted = adapted_from(run, test) if run.method.predicts == "text" else {}
+    test = evaluate(run, run.scoring.scored_part)
+    adapted = adapted_from(run, test) if run.scoring.by_user else {}
     controls = {name: one.to_dict() for name, one in newcomer_controls(run).items()}
     personal = personal_share(run)
     return {

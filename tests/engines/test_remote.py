@@ -20,7 +20,6 @@ from homespun.core.method import Task, build, load_method
 from homespun.core.roles import Role
 from homespun.engines.protocol import EvaluationProtocol
 from homespun.engines.remote import RemoteEngine, answer, scores_from_tensors, scores_to_tensors
-from homespun.evaluation.scoring import scoring_of
 from homespun.methods.furl import SMALL
 from homespun.runs.prototypes import prototypical_users
 from homespun.runs.round import run_round
@@ -125,7 +124,7 @@ def settings_of(case, texts):
 
 
 def protocols(run):
-    part = "scored" if run.method.predicts == "text" else "test"
+    part = run.scoring.scored_part
     found = [EvaluationProtocol(part)]
     if run.method.personalize or run.method.generate is not None:
         found.append(EvaluationProtocol(part, adapt_to="adapt", k=1))
@@ -190,7 +189,7 @@ def test_a_byte_pipe_is_enough_for_a_whole_run(case, pipe, texts, tmp_path):
         own = prototypical_users(built, federation, seed=0)
         for cohort in cohorts:
             state, record = run_round(built, engine, state, cohort, server_users=own)
-        found = evaluations(engine, scoring_of(built.method), state, *people, asked)
+        found = evaluations(engine, built.method.scoring, state, *people, asked)
         assert state_to_bytes(state) == expected_state
         assert json.dumps(found) == json.dumps(expected)
         assert record.up_bytes["private"] == 0 and record.up_bytes["federated"] + record.up_bytes["keyed"] > 0

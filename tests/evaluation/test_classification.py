@@ -4,7 +4,7 @@ import pytest
 from homespun.data.federation import Examples
 from homespun.data.splits import Split
 from homespun.evaluation import metrics
-from homespun.evaluation.classification import controls, summarize
+from homespun.evaluation.classification import LabelScoring, controls, summarize
 
 
 def test_metrics_by_hand():
@@ -65,7 +65,7 @@ def test_controls_by_hand():
         Split(examples([1, 1, 1, 0]), examples([]), examples([1, 1])),
         Split(examples([2, 2, 0]), examples([]), examples([2, 1])),
     ]
-    found = controls(splits, [split.test for split in splits], classes=3)
+    found = controls(splits, [split.test for split in splits], LabelScoring(3))
     assert found["majority"].accuracy == 0.75  # 1, 1 | 1
     assert found["own_majority"].accuracy == 0.75  # 1, 1 | 2
     # scores are smoothed frequencies: Ann's of label 1 is (3 + 1) / (4 + 3)

@@ -191,7 +191,7 @@ def evaluate(
     from homespun.console import Reporter, out, table
     from homespun.controls import evaluate_controls
     from homespun.judging import evaluate as evaluate_run
-    from homespun.judging import evaluate_newcomers, tested_part
+    from homespun.judging import evaluate_newcomers
     from homespun.report.cells import metric_named
     from homespun.report.outcomes import control_name
     from homespun.training import reopen
@@ -200,7 +200,7 @@ def evaluate(
         raise SettingsError(f"--part is train, eval or test, not {part!r}")
     with Reporter(to_stderr=True) as reporter, reopen(folder, trust=trust, progress=reporter.stretch) as run:
         newcomers = evaluate_newcomers(run) if part == "test" else {}
-        part = tested_part(run) if part == "test" else part
+        part = run.scoring.scored_part if part == "test" else part
         controls = evaluate_controls(run, part)  # type: ignore[arg-type]
         found = {
             run.method.name: evaluate_run(run, part),  # type: ignore[arg-type]

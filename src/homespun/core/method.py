@@ -29,6 +29,7 @@ from homespun.core.optimizers import AdamW as AdamW
 from homespun.core.optimizers import Optimizer as Optimizer
 from homespun.core.optimizers import Sgd as Sgd
 from homespun.core.roles import Partition, Role, Rules, first_match, partition
+from homespun.core.scores import Scoring
 from homespun.core.server import FedAvg, ServerRule
 from homespun.core.settings import Settings, parse
 from homespun.core.threads import one_thread
@@ -108,6 +109,17 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Artefact:
+    """Something that was made once and is used by runs: a base model, for instance. Its fingerprint is part of a run's
+    identity; its name says where it is on this machine."""
+
+    setting: str  # the method's setting that names it
+    name: str
+    fingerprint: str
+    kind: str = "base model"
+
+
+@dataclass(frozen=True)
 class Method:
     name: str
     version: int  # rises when numbers may change
@@ -120,6 +132,7 @@ class Method:
     phases: tuple[Phase, ...]
     # At home, after training; uploads nothing. What it changes of the shared parameters is the home's own copy.
     personalize: tuple[Phase, ...]
+    scoring: Scoring  # what evaluation means
     # What a home makes of its own data without any gradient, before `personalize`: parameters that take the place
     # of private ones or, as the home's own copy, of shared ones. It also works with no data at all.
     generate: Callable[[Tree, Batch], Tree] | None = None
@@ -149,16 +162,18 @@ class Method:
     keys: Mapping[str, str] = field(default_factory=dict)  # keyed parameter -> the batch column that names its rows
     sends: Literal["touched", "all"] = "touched"  # rows of a keyed parameter; all: zeros for those not touched
     head: tuple[str, ...] = ()  # globs of the last layer, for methods that give everybody one of their own
-    metric: Literal["accuracy", "auc", "f1"] | None = None  # what is shown first; None: auc for two labels
     reads: Literal["texts", "images"] = "texts"
     window: Window | None = None  # how much of a text is read; None: all of it
-    predicts: Literal["labels", "text"] = "labels"  # the model gives logits of labels, or the loss of every token
-    base: str = ""  # name of the pre-trained language model underneath, if there is one
-    built_on: str = ""  # its fingerprint
+    artefacts: tuple[Artefact, ...] = ()  # what was made before and is used here, such as a base model
     stochastic: bool = False  # the loss draws random numbers: training batches have a column `key` (core/draws.py)
     pooled: bool = False  # central training: one holder has everybody's examples
     origin: str = ""  # the module or file this method came from
     files: tuple[MethodFile, ...] = ()  # the files outside the package it is made of, as they ran
+
+    @property
+    def base_model(self) -> Artefact | None:
+        """The pre-trained language model underneath, if there is one."""
+        return next((one for one in self.artefacts if one.kind == "base model"), None)
 
     # What clients release beside parameter updates; the weight says how many examples a client has.
     statistics: ClassVar[tuple[str, ...]] = ("loss", "examples")

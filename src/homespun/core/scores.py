@@ -7,12 +7,13 @@ clients follows from theirs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 from torch import Tensor
 
 Counts: TypeAlias = dict[str, np.ndarray]  # of one user
+Part: TypeAlias = Literal["train", "eval", "test", "adapt", "scored"]  # of a user's examples
 
 
 class Evaluation(Protocol):
@@ -29,13 +30,22 @@ class Evaluation(Protocol):
     def to_dict(self) -> dict[str, Any]: ...
 
 
-class Scoring(Protocol):
-    """What evaluation means for a method: labels, token losses."""
+class Scoring:
+    """What evaluation means for a method: labels, token losses. A method's own kind is a subclass."""
+
+    k_shot: ClassVar[tuple[int | None, ...]] = (0, 1, 5, 20, None)  # numbers of own examples to adapt to; None: all
+    scored_part: ClassVar[Part] = "test"  # that final evaluations score
+    offers: ClassVar[frozenset[str]] = frozenset()  # what can be done for a user: "predict", "generate"
+    # Whether results have participants who adapt further, and each user's scores, to compare methods user by user
+    by_user: ClassVar[bool] = False
 
     def score(self, data: Mapping[str, Tensor], output: Tensor) -> Counts:
         """One user's counts from their examples and the model's output for them."""
-        ...
+        raise NotImplementedError
 
     def summarize(self, counts: Sequence[Counts]) -> Any:
-        """The evaluation of these users."""
-        ...
+        """The evaluation of these users; it has the properties of `Evaluation`."""
+        raise NotImplementedError
+
+    def require(self, corpus: str, *, method: str) -> None:
+        """Raise where a corpus lacks what is scored."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from homespun.core.messages import Broadcast
 from homespun.core.method import Built
+from homespun.core.scores import Part
 from homespun.core.tree import Tree
 from homespun.engines.engine import Client
-from homespun.engines.protocol import Part, People
+from homespun.engines.protocol import People
 
 
 @dataclass(frozen=True)

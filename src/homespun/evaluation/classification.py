@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
 
-from homespun.core.errors import MessageError
-from homespun.core.scores import Counts
+from homespun.core.errors import MessageError, SettingsError
+from homespun.core.scores import Counts, Scoring
 from homespun.data.federation import Examples
 from homespun.data.splits import Split
 from homespun.evaluation import metrics
@@ -70,11 +70,20 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class LabelScoring:
+class LabelScoring(Scoring):
     """Logits against labels: accuracy, loss, AUC of two labels, and macro-F1 where sub-populations are known."""
 
     classes: int
-    metric: str | None = None  # that is shown first; None: AUC for two labels, accuracy otherwise
+    metric: Literal["accuracy", "auc", "f1"] | None = None  # shown first; None: AUC for two labels, else accuracy
+
+    offers = frozenset({"predict"})
+
+    def require(self, corpus: str, *, method: str) -> None:
+        if self.classes < 2:
+            raise SettingsError(
+                f"{corpus}: {method} needs a label with at least two values. "
+                "Name its column with --label-column, or for sotu set --data-set label=context."
+            )
 
     def score(self, data: Mapping[str, Tensor], output: Tensor) -> Counts:
         logits = output.numpy()
@@ -156,7 +165,7 @@ def summarize(
     *,
     classes: int,
     groups: Sequence[int] | None = None,
-    metric: str | None = None,
+    metric: Literal["accuracy", "auc", "f1"] | None = None,
 ) -> Evaluation:
     """From every user's labels and logits and, where they are known, sub-populations; users without examples do not
     count."""
@@ -170,14 +179,13 @@ def summarize(
     )
 
 
-def controls(
-    splits: Sequence[Split], tested: Sequence[Examples], *, classes: int, metric: str | None = None
-) -> dict[str, Evaluation]:
+def controls(splits: Sequence[Split], tested: Sequence[Examples], scoring: LabelScoring) -> dict[str, Evaluation]:
     """What can be had without reading the text: the label's frequency over everybody's training part
     (`majority`), and over the user's own (`own_majority`).
 
     Scores are log frequencies (add-one smoothed), so that they also have an AUC and a loss.
     """
+    classes, metric = scoring.classes, scoring.metric
     counts = [np.bincount(np.asarray(split.train.labels), minlength=classes) for split in splits]
     overall = np.log(np.sum(counts, axis=0) + 1.0)
     labels = [np.asarray(examples.labels) for examples in tested]

@@ -15,7 +15,7 @@ from scipy.special import ndtr, stdtrit
 from torch import Tensor
 
 from homespun.core import seeds
-from homespun.core.scores import Counts
+from homespun.core.scores import Counts, Scoring
 from homespun.evaluation import metrics
 from homespun.models.utterances import PROMPT
 
@@ -89,8 +89,14 @@ def summarize(losses: Sequence[np.ndarray], lengths: Sequence[np.ndarray]) -> Te
 
 
 @dataclass(frozen=True)
-class TokenScoring:
-    """The loss of every token after an utterance's first three: perplexity."""
+class TokenScoring(Scoring):
+    """The loss of every token after an utterance's first three: perplexity. Half of the test part is left to adapt
+    to."""
+
+    k_shot = (0, 1, 5, 15, None)
+    scored_part = "scored"
+    offers = frozenset({"generate"})
+    by_user = True
 
     def score(self, data: Mapping[str, Tensor], output: Tensor) -> Counts:
         one = summarize([output.numpy()], [data["length"].numpy()])

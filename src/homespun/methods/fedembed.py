@@ -35,6 +35,7 @@ from homespun.core.roles import Role, Rules
 from homespun.core.server import Denominator, server_rule
 from homespun.core.settings import Paper
 from homespun.core.tree import Tree
+from homespun.evaluation.classification import LabelScoring
 from homespun.methods.preference import Common, cross_entropy, embedding_size, encode, new_embedding
 from homespun.models.places import MapServer, map_step, nearest
 from homespun.models.preference import CLASSES, PreferenceModel
@@ -254,7 +255,7 @@ def method(settings: Settings, task: Task) -> Method:
         ),
         releases=_told(best) if maps else (),
         head=("head.*",),
-        metric="f1",
+        scoring=LabelScoring(task.classes, "f1"),
         reads="images",
     )
 

@@ -30,11 +30,12 @@ from torch import Tensor, nn
 from homespun.core import settings as core_settings
 from homespun.core.errors import SettingsError
 from homespun.core.messages import Broadcast
-from homespun.core.method import Adam, Batch, Method, Phase, Predict, Task
+from homespun.core.method import Adam, Artefact, Batch, Method, Phase, Predict, Task
 from homespun.core.roles import Role, Rules
 from homespun.core.server import Denominator, ServerName, server_rule
 from homespun.core.settings import Paper
 from homespun.core.tree import Tree
+from homespun.evaluation.language import TokenScoring
 from homespun.models.language import PreferenceModel, Prefix
 from homespun.models.pretrained import BaseName, load_pretrained, require_layers, with_lora
 from homespun.models.utterances import EVALUATED, UtteranceLength, encode, token_window
@@ -197,7 +198,6 @@ def method(settings: Settings, task: Task) -> Method:
         share="length",
         head=("personal.embedding",) if personal else (),
         keys={"context.table": "context"} if settings.prefix in ("personal x context", "context") else {},
-        predicts="text",
-        base=settings.base,
-        built_on=pretrained.fingerprint,
+        scoring=TokenScoring(),
+        artefacts=(Artefact("base", settings.base, pretrained.fingerprint),),
     )

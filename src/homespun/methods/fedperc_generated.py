@@ -31,11 +31,12 @@ from torch.func import functional_call
 from homespun.core import settings as core_settings
 from homespun.core.errors import SettingsError
 from homespun.core.messages import Broadcast
-from homespun.core.method import Batch, Method, Phase, Predict, Sgd, Task
+from homespun.core.method import Artefact, Batch, Method, Phase, Predict, Sgd, Task
 from homespun.core.roles import Role
 from homespun.core.server import Denominator, FedAdam, ServerName, server_rule
 from homespun.core.settings import Paper
 from homespun.core.tree import Tree
+from homespun.evaluation.language import TokenScoring
 from homespun.methods import fedperc
 from homespun.models.generator import EmbeddingGenerator, with_evidence
 from homespun.models.language import PreferenceModel
@@ -182,7 +183,6 @@ def method(settings: Settings, task: Task) -> Method:
         weight=lambda examples: float(examples > 0),
         share="length",
         keys={"context.table": "context"},
-        predicts="text",
-        base=settings.base,
-        built_on=pretrained.fingerprint,
+        scoring=TokenScoring(),
+        artefacts=(Artefact("base", settings.base, pretrained.fingerprint),),
     )

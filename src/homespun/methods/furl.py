@@ -37,6 +37,7 @@ from homespun.core.server import ServerName, ServerRule, server_rule
 from homespun.core.settings import Paper
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples
+from homespun.evaluation.classification import LabelScoring
 from homespun.models.document import DocumentModel
 
 CHARACTERS = 128  # ASCII; 0 is padding
@@ -182,4 +183,5 @@ def method(settings: Settings, task: Task) -> Method:
         keeps=settings.keeps,
         keys={"user.table": "author"} if settings.users == "table" else {},
         head=("output.*",),
+        scoring=LabelScoring(task.classes),
     )

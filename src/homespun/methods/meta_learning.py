@@ -19,9 +19,10 @@ state h of a frozen language model:
 
 from __future__ import annotations
 
-from homespun.core.method import Adam, Method, Phase, Task
+from homespun.core.method import Adam, Artefact, Method, Phase, Task
 from homespun.core.roles import Role
 from homespun.core.server import server_rule
+from homespun.evaluation.language import TokenScoring
 from homespun.methods import fedperc
 from homespun.models.heads import SMALLEST, HeadSettings, SharedHead
 from homespun.models.pretrained import load_pretrained
@@ -60,7 +61,6 @@ def method(settings: Settings, task: Task) -> Method:
         weight=lambda examples: float(examples > 0),
         share="length",
         head=("head.weight",),
-        predicts="text",
-        base=settings.base,
-        built_on=pretrained.fingerprint,
+        scoring=TokenScoring(),
+        artefacts=(Artefact("base", settings.base, pretrained.fingerprint),),
     )

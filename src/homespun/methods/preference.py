@@ -32,6 +32,7 @@ from homespun.core.server import ServerName, server_rule
 from homespun.core.settings import Paper
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples
+from homespun.evaluation.classification import LabelScoring
 from homespun.models.preference import PreferenceModel
 
 EMBEDDING = {(28, 28): 28, (200, 375): 200}  # sizes of the personal embedding, appendix B
@@ -130,6 +131,6 @@ def method(settings: Settings, task: Task) -> Method:
         server=server_rule(settings.server, rate=settings.server_rate, over="cohort"),
         weight=lambda examples: float(examples > 0),
         head=("head.*",),
-        metric="f1",
+        scoring=LabelScoring(task.classes, "f1"),
         reads="images",
     )

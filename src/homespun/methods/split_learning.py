@@ -27,10 +27,11 @@ from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from homespun.core.messages import Broadcast
-from homespun.core.method import Adam, Method, Phase, Task
+from homespun.core.method import Adam, Artefact, Method, Phase, Task
 from homespun.core.roles import Role
 from homespun.core.server import server_rule
 from homespun.core.settings import Paper
+from homespun.evaluation.language import TokenScoring
 from homespun.methods import fedperc
 from homespun.models.heads import SMALLEST, HeadSettings, SplitHeads, output_head
 from homespun.models.pretrained import load_pretrained
@@ -78,7 +79,6 @@ def method(settings: Settings, task: Task) -> Method:
         weight=lambda examples: float(examples > 0),
         share="length",
         keys={"context.heads": "context"},
-        predicts="text",
-        base=settings.base,
-        built_on=pretrained.fingerprint,
+        scoring=TokenScoring(),
+        artefacts=(Artefact("base", settings.base, pretrained.fingerprint),),
     )
