@@ -1,0 +1,1 @@
+"""Runs: the round, the clients of a simulation, and the run around them."""

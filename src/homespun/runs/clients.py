@@ -1,0 +1,139 @@
+"""The clients of a simulation: their data, their splits, their encoded batches and, in the run's vault, their private
+state."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from homespun.core.messages import Broadcast
+from homespun.core.method import Batch, Built
+from homespun.core.roles import SHARED, Role
+from homespun.core.tree import Tree
+from homespun.data.federation import Examples, Federation
+from homespun.data.splits import Fractions, Split, part, pooled, split
+from homespun.engines.engine import Client
+from homespun.core.scores import Part
+from homespun.engines.protocol import People
+from homespun.engines.staging import Staged, StagedRounds
+from homespun.vault import Vault
+
+ENCODED_BYTES = 2**31  # of examples that are kept as tensors: 900 users of speech have 1.4 GB
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedClients:
+    """A `ClientStore` in which one vault has the private state of all clients."""
+
+    built: Built
+    participants: Federation
+    newcomers: Federation  # users who never take part
+    vault: Vault
+    seed: int
+    fractions: Fractions
+    evaluate_examples: int | None = None  # that are scored of each user, at most
+    _staged: StagedRounds = field(default_factory=StagedRounds)
+    _encoded: EncodedBatches = field(default_factory=lambda: EncodedBatches(limit_bytes=ENCODED_BYTES))
+
+    @cached_property
+    def population(self) -> Federation:
+        """Who trains: every participant with their training part, or one server that has all of them."""
+        training = part(self.participants, "train", seed=self.seed, fractions=self.fractions)
+        return pooled(training) if self.built.method.pooled else training
+
+    def load(self, users: Sequence[str], part: Part, broadcast: Broadcast, *, people: People) -> list[Client]:
+        federation: Federation = getattr(self, people)
+        private = self.private(users, broadcast)
+        places = [federation.users.index(user) for user in users]
+        return [
+            Client(user, private=private[user], data=self.encode(federation, place, part))
+            for user, place in zip(users, places, strict=True)
+        ]
+
+    def stage(
+        self, round: int, clients: Sequence[Client], trained: Mapping[str, Tree], *, weights: Mapping[str, float]
+    ) -> None:
+        if self.built.partition.names(Role.PRIVATE):
+            self._staged.put(round, Staged(clients, trained, weights))
+
+    def confirm(self, round: int, *, weight: float) -> None:
+        """Hand what clients learned to the vault, which commits it with the server's state."""
+        staged = self._staged.pop(round)
+        if staged is not None:
+            self.vault.stage(staged.kept(self.built, weight=weight))
+
+    # Private state
+
+    def private(self, users: Sequence[str], broadcast: Broadcast) -> dict[str, Tree]:
+        """Private parameters: from the vault, or where a new user starts."""
+        known = self.kept(users)
+        return {user: known[user] if user in known else self.new_private(user, broadcast) for user in users}
+
+    def kept(self, users: Sequence[str]) -> Mapping[str, Tree]:
+        """The private parameters of those users of whom the vault has some; a row of another method is refused."""
+        parts, initial = self.built.partition, self.built.initial
+        private, shared = parts.select(initial, Role.PRIVATE), parts.select(initial, *SHARED)
+        new = [user for user in users if user not in self.population.users]  # they keep copies of what they adapted
+        known = [user for user in users if user in self.population.users]
+        return {
+            **self.vault.private_many(known, like=private),
+            **self.vault.private_many(new, like=private, copies=shared),
+        }
+
+    def new_private(self, user: str, broadcast: Broadcast) -> Tree:
+        return self.built.new_private(user, seed=self.seed, broadcast=broadcast)
+
+    # Examples
+
+    def encode(self, federation: Federation, position: int, part: Part) -> Batch:
+        """One user's part as tensors; the most recent ones are kept."""
+
+        def encoded() -> Batch:
+            whole = federation is self.population  # it holds training parts already
+            examples = federation.examples(position) if whole else getattr(self.split(federation, position), part)
+            if part in ("eval", "test", "scored"):
+                examples = spaced(examples, self.evaluate_examples)
+            return self.built.method.encode(examples)
+
+        return self._encoded.get((id(federation), position, part), encoded)  # federations live as long as the store
+
+    def split(self, federation: Federation, position: int) -> Split:
+        """One user's training, evaluation and test examples."""
+        return split(
+            federation.examples(position),
+            seed=self.seed,
+            user=federation.users[position],
+            fractions=self.fractions,
+        )
+
+
+class EncodedBatches:
+    """The most recently used batches, as many as a limit in bytes allows."""
+
+    def __init__(self, *, limit_bytes: int) -> None:
+        self.limit_bytes, self.bytes = limit_bytes, 0
+        self._batches: OrderedDict[Hashable, Batch] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], Batch]) -> Batch:
+        if key not in self._batches:
+            self._batches[key] = make()
+            self.bytes += _bytes_of(self._batches[key])
+        self._batches.move_to_end(key)
+        while self.bytes > self.limit_bytes and len(self._batches) > 1:
+            self.bytes -= _bytes_of(self._batches.popitem(last=False)[1])
+        return self._batches[key]
+
+
+def spaced(examples: Examples, at_most: int | None) -> Examples:
+    """All examples, or this many of them, evenly spaced."""
+    if at_most is None or len(examples) <= at_most:
+        return examples
+    return examples.take(np.linspace(0, len(examples) - 1, at_most).round().astype(np.int64))
+
+
+def _bytes_of(batch: Batch) -> int:
+    return sum(tensor.nbytes for tensor in batch.values())

@@ -1,0 +1,66 @@
+"""The round: the one place where it is written.
+
+    broadcast -> local training -> client halves -> sum -> server halves -> server rule -> next state
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import nan
+
+from homespun.core.intake import refused_error
+from homespun.core.messages import Broadcast, ServerState, require_finite, require_valid
+from homespun.core.method import Built
+from homespun.core.progress import Show, counted, silent
+from homespun.core.records import RoundRecord
+from homespun.core.threads import one_thread
+from homespun.core.transforms import NO_TRANSFORMS, Transforms, broadcast_bytes
+from homespun.core.tree import Tree
+from homespun.engines.protocol import Engine
+
+
+@one_thread()
+def run_round(
+    built: Built,
+    engine: Engine,
+    state: ServerState,
+    cohort: Sequence[str],
+    *,
+    transforms: Transforms = NO_TRANSFORMS,
+    server_users: Callable[[Broadcast], Tree] = lambda _: {},
+    progress: Show = silent,
+) -> tuple[ServerState, RoundRecord]:
+    """One round with the users of `cohort`: the next state, and what may be recorded of the round.
+
+    `server_users` gives new values of federated parameters that the server trains with users of its own. Nothing is
+    written to disk. When this raises, the state and the clients' private parameters are what they were.
+    """
+    started, broadcast = time.perf_counter(), state.broadcast()
+    transforms.before_round(broadcast)
+    shown = silent if transforms.hides_cohort else progress
+    trained = engine.train(broadcast, cohort, done=counted(shown, f"round {state.round + 1}", total=len(cohort)))
+    # Where clients are equal a refused update counts as zero, however many there are: to stop would disclose them.
+    if not transforms.equal_clients and trained.refused and 2 * len(trained.refused) >= len(cohort):
+        who = f"{len(trained.refused)} of {len(cohort)} updates"
+        raise refused_error(who, trained.refused, round=state.round)
+    require_valid(trained.update, broadcast, statistics=built.method.statistics)
+    own = server_users(broadcast)  # before anything is released
+    update = transforms.on_server(trained.update, broadcast)
+    following = built.method.server(state, update)
+    following = replace(following, federated={**following.federated, **own})
+    require_finite(following)
+    engine.confirm(broadcast.round, weight=update.weight)
+    examples = update.statistics["examples"]
+    record = RoundRecord(
+        round=following.round,
+        clients=update.clients,
+        examples=max(0, int(examples)),
+        loss=update.statistics["loss"] / max(1.0, examples) if update.clients else nan,
+        refused=len(trained.refused),
+        seconds=time.perf_counter() - started,
+        down_bytes=broadcast_bytes(broadcast, clients=len(cohort)),
+        up_bytes=trained.sent_bytes,
+    )
+    return following, transforms.disclosed(record, broadcast)

@@ -1,0 +1,179 @@
+"""A run: a federation, a method and a vault, ready for the next round.
+
+    corpus -> federation -> cohort -> local work -> update -> transforms -> server rule -> state
+                                          |                                              |
+                                      client store                            the caller's `for` loop
+
+`rounds` is a generator: checkpoints, evaluation, early stopping and logging are plain statements in the caller's loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from homespun.core.devices import require_device
+from homespun.core.messages import ServerState, state_to_bytes
+from homespun.core.method import Built, Method
+from homespun.core.progress import Show, silent
+from homespun.core.records import RoundRecord
+from homespun.core.scores import Scoring
+from homespun.core.transforms import Transforms
+from homespun.data.federation import Federation
+from homespun.engines.cohort import CohortEngine, default_workers
+from homespun.engines.engine import Trainer
+from homespun.engines.loop import LoopEngine
+from homespun.engines.protocol import Engine
+from homespun.engines.simulation import SimulationEngine
+from homespun.machine import machine_records
+from homespun.privacy.dp import DpMechanism, dp_of
+from homespun.privacy.ledger import BudgetError
+from homespun.runs.clients import SimulatedClients
+from homespun.runs.protection import run_transforms
+from homespun.runs.prototypes import PrototypicalUsers
+from homespun.runs.round import run_round
+from homespun.runs.schedule import Schedule, schedule
+from homespun.runs.settings import RunSettings
+from homespun.vault import Vault
+
+
+@dataclass
+class Run:
+    """What is computed from the fields is computed once, when it is first used; `state` is what rounds change."""
+
+    federation: Federation  # users who take part
+    newcomers: Federation  # users who never do
+    built: Built
+    settings: RunSettings
+    vault: Vault
+    state: ServerState
+    server_users: PrototypicalUsers
+    data: Any = None  # how the federation was loaded, if it can be loaded again
+    progress: Show = silent  # is called with how far long work is
+    temporary: Any = None  # keeps a folder without a name alive as long as the run
+    _records: list[dict[str, Any]] = field(default_factory=list)  # not committed yet
+
+    @property
+    def method(self) -> Method:
+        return self.built.method
+
+    @cached_property
+    def clients(self) -> SimulatedClients:
+        """Where the users of this run live."""
+        return SimulatedClients(
+            self.built,
+            self.federation,
+            self.newcomers,
+            self.vault,
+            seed=self.settings.seed,
+            fractions=self.settings.fractions,
+            evaluate_examples=self.settings.evaluate_examples,
+        )
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        return schedule(self.built, self.clients.population, self.settings)
+
+    @cached_property
+    def transforms(self) -> Transforms:
+        return run_transforms(
+            self.method.transforms,
+            self.settings,
+            federation=self.federation,
+            schedule=self.schedule,
+            vault=self.vault,
+            progress=self.progress,
+        )
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        """Computes clients' local work."""
+        settings, device = self.settings, require_device(self.settings.device)  # it may be opened on another machine
+        if settings.engine == "loop":
+            return LoopEngine(self.built, settings.seed, self.transforms, device=device)
+        workers = default_workers() if settings.workers is None else settings.workers
+        return CohortEngine(self.built, settings.seed, workers, self.transforms, device=device)
+
+    @cached_property
+    def engine(self) -> Engine:
+        seed = self.settings.seed
+        return SimulationEngine(self.built, self.clients, self.trainer, self.scoring, seed, self.transforms)
+
+    @property
+    def scoring(self) -> Scoring:
+        return self.method.scoring
+
+    @property
+    def dp(self) -> DpMechanism | None:
+        """The DP mechanism of a private run."""
+        return dp_of(self.transforms)
+
+    @property
+    def total_rounds(self) -> int:
+        return self.schedule.total_rounds
+
+    def step(self) -> RoundRecord:
+        """One round: nothing of it is on disk before `commit`."""
+        users = self.clients.population.users
+        cohort = [users[position] for position in self.schedule.cohorts.of(self.state.round)]
+        self.state, record = run_round(
+            self.built,
+            self.engine,
+            self.state,
+            cohort,
+            transforms=self.transforms,
+            server_users=self.server_users,
+            progress=self.progress,
+        )
+        self._records.append(record.to_dict())
+        return record
+
+    def rounds(self) -> Iterator[RoundRecord]:
+        """The remaining rounds. A round is on disk, whole, when the next one is asked for."""
+        if self.state.round < self.total_rounds:
+            self._records += machine_records(self.history(), round=self.state.round, folder=self.vault.path.parent)
+        while self.state.round < self.total_rounds:
+            try:
+                record = self.step()
+            except BudgetError:  # the rounds before were paid for
+                self.commit()
+                raise
+            if self.state.round % self.settings.commit_every == 0:
+                self.commit()
+            yield record
+        self.commit()
+
+    def record(self, entry: Mapping[str, Any]) -> None:
+        """Remember something beside the rounds; it goes to disk with the next commit."""
+        self._records.append(dict(entry))
+
+    def commit(self) -> None:
+        """Write private rows, the server's state and the records to the vault, in one transaction."""
+        if self._records or self.vault.state is None:
+            self.vault.commit(
+                round=self.state.round,
+                state=state_to_bytes(self.state),
+                records=self._records,
+                shows_round=not self.schedule.cohorts.secret,  # of a row, it says when the user was drawn last
+            )
+            self._records.clear()
+
+    def history(self) -> list[dict[str, Any]]:
+        return [*self.vault.history(), *self._records]
+
+    def close(self) -> None:
+        if "trainer" in vars(self):  # it is made when it is first used
+            self.trainer.close()
+        self.vault.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        users = len(self.federation.users)
+        return f"<Run of {self.method.name} on {self.federation.name}: {users} users, round {self.state.round}>"

@@ -1,0 +1,58 @@
+"""How long a run is and who takes part in which round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from homespun.core.method import Built, Phase, optimizers
+from homespun.core.roles import SHARED
+from homespun.cohorts import Cohorts
+from homespun.data.federation import Federation
+from homespun.data.splits import sample_users
+from homespun.runs.settings import RunSettings
+
+COUNTED_USERS = 1000  # as many users' examples are counted to know how long an epoch is
+
+
+@dataclass(frozen=True)
+class Schedule:
+    cohorts: Cohorts
+    rounds_per_epoch: float
+    total_rounds: int
+
+
+def schedule(built: Built, population: Federation, settings: RunSettings) -> Schedule:
+    cohorts = _cohorts(len(population.users), settings)
+    per_epoch = _rounds_per_epoch(cohorts, built, population, seed=settings.seed)
+    rounds = ceil((settings.epochs or 0) * per_epoch) if settings.rounds is None else settings.rounds
+    return Schedule(cohorts, per_epoch, rounds)
+
+
+def _cohorts(users: int, settings: RunSettings) -> Cohorts:
+    size = users if settings.cohort == "all" else min(settings.cohort, users)
+    privacy = settings.privacy  # with noise at the client, who came is plain to see
+    secret = privacy is not None and privacy.noise == "central" and not privacy.insecure
+    return Cohorts(users, size, settings.sampler, settings.seed, secret=secret)
+
+
+def _rounds_per_epoch(cohorts: Cohorts, built: Built, population: Federation, *, seed: int) -> float:
+    """Rounds until as many examples were used as there are.
+
+    A client that goes through its own examples in one turn makes this the turn; one that takes a fixed number of steps
+    needs more turns the more examples there are.
+    """
+    first = first_shared_phase(built)
+    if first.steps is None:
+        return cohorts.rounds_per_turn
+    positions = sample_users(population, at_most=COUNTED_USERS, seed=seed)
+    mean_examples = float(np.mean([len(population.examples(position)) for position in positions]))
+    return cohorts.rounds_per_turn * mean_examples / (first.steps * min(first.batch, mean_examples))
+
+
+def first_shared_phase(built: Built) -> Phase:
+    """The first phase that trains something shared."""
+    shared, phases = built.partition.names(*SHARED), built.method.phases
+    return next((phase for phase in phases if optimizers(phase, shared)), phases[0])
