@@ -13,11 +13,11 @@ import numpy as np
 from homespun.core.messages import Broadcast
 from homespun.core.method import Batch, Built
 from homespun.core.roles import SHARED, Role
+from homespun.core.scores import Part
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples, Federation
 from homespun.data.splits import Fractions, Split, part, pooled, split
 from homespun.engines.engine import Client
-from homespun.core.scores import Part
 from homespun.engines.protocol import People
 from homespun.engines.staging import Staged, StagedRounds
 from homespun.vault import Vault

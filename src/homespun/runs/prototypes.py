@@ -38,7 +38,9 @@ class PrototypicalUsers:
             Client(user, private={**self._new_private(user, broadcast), own: embedding}, data=data)
             for user, embedding, data in zip(users, broadcast.federated[table], self.examples, strict=True)
         ]
-        outcome = CohortEngine(private_only(self.built), self.seed, workers=0, device=self.device).work(broadcast, clients)
+        outcome = CohortEngine(private_only(self.built), self.seed, workers=0, device=self.device).work(
+            broadcast, clients
+        )
         if outcome.refused:  # all of them are needed
             reasons = outcome.refused.values()
             raise refused_error("updates of prototypical users", reasons, round=broadcast.round)

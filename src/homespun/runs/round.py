@@ -1,6 +1,6 @@
 """The round: the one place where it is written.
 
-    broadcast -> local training -> client halves -> sum -> server halves -> server rule -> next state
+broadcast -> local training -> client halves -> sum -> server halves -> server rule -> next state
 """
 
 from __future__ import annotations

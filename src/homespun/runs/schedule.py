@@ -7,9 +7,9 @@ from math import ceil
 
 import numpy as np
 
+from homespun.cohorts import Cohorts
 from homespun.core.method import Built, Phase, optimizers
 from homespun.core.roles import SHARED
-from homespun.cohorts import Cohorts
 from homespun.data.federation import Federation
 from homespun.data.splits import sample_users
 from homespun.runs.settings import RunSettings
