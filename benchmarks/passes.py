@@ -180,7 +180,7 @@ def ready_passes(side: Side, built: Built, home: Home) -> dict[str, Callable[[],
 
     def test() -> None:
         # A generated embedding is made for the occasion, as in the paper.
-        client = replace(scored, private=adapt()) if built.method.generate is not None else scored
+        client = replace(scored, private=adapt()) if built.method.personalize.generates else scored
         predict_together(built, broadcast, [client])
 
     work: dict[str, Callable[[], Any]] = {
@@ -218,7 +218,7 @@ def memory(side: Side, built: Built, homes: Sequence[Home]) -> dict[str, int]:
     rows = {
         name: max(len(home.trained[column].unique()) for home in homes) for name, column in built.method.keys.items()
     }
-    phases = built.method.personalize if side.adapts else ()
+    phases = built.method.personalize.phases if side.adapts else ()
     changed = {name for phase in phases for name in optimizers(phase, built.partition.names(Role.FEDERATED))}
     return {
         "private_bytes": total_bytes(private.values()),

@@ -52,7 +52,7 @@ def test_generated_voices_are_made_from_training_texts_and_a_new_ones_from_nothi
         row = run.federation.contexts.index("written")
 
         def prefix(data):
-            made = run.method.generate(parameters, data)
+            made = run.method.personalize.generate(parameters, data)
             return made["personal.embedding"] * made["context.table"][row]
 
         voices = [find_voice(run, user=user, context="written").prefix for user in ("kennedy", "lincoln", None)]

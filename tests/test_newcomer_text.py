@@ -84,7 +84,7 @@ def test_a_generator_reads_an_embedding_off_a_text_without_gradient_steps(genera
     with reopen(generating) as run:
         kept = run.vault.private("ada")
         data = run.method.encode(Examples(read_prose(mine), contexts=np.ones(12, dtype=np.int64)))
-        made = run.method.generate(
+        made = run.method.personalize.generate(
             run.built.parameters(run.state.broadcast(), run.clients.new_private("ada", run.state.broadcast())), data
         )
         assert kept.keys() == made.keys() == {"personal.embedding", "context.table"}
@@ -114,8 +114,9 @@ Settings, RUN = fedperc_generated.Settings, fedperc_generated.RUN
 
 def method(settings, task):
     learned = fedperc.Settings(base=settings.base, length=settings.length, rate=0.05)
-    (steps,) = fedperc.method(learned, task).personalize
-    return replace(fedperc_generated.method(settings, task), personalize=(replace(steps, loss=fedperc.loss),))
+    (steps,) = fedperc.method(learned, task).personalize.phases
+    made = fedperc_generated.method(settings, task)
+    return replace(made, personalize=replace(made.personalize, phases=(replace(steps, loss=fedperc.loss),)))
 """
 
 

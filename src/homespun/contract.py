@@ -38,6 +38,7 @@ from homespun.core.messages import (
     update_to_bytes,
 )
 from homespun.core.method import Built, Method, Phase, build, load_method, method_module
+from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
 from homespun.core.server import FedAvg
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
@@ -268,7 +269,7 @@ def _check_newcomer(subject: Subject) -> None:
         subject.clients[3], user="somebody new", private=subject.built.new_private("somebody new", seed=SEED)
     )
     before = tree.to_bytes({**state.federated, **state.keyed})
-    if subject.method.personalize:
+    if subject.method.personalize.adapts:
         outcome = engine.work(state.broadcast(), [client], work="personalize")
         client = replace(client, private=outcome.private[client.user])
         moved = tree.max_abs_difference(outcome.update.federated, tree.zeros_like(state.federated))
@@ -329,7 +330,7 @@ def _check_fedavg(subject: Subject) -> None:
         subject.method,
         rules=[("*", Role.FEDERATED)],
         keys={},
-        personalize=(),
+        personalize=GradientSteps(),
         server=FedAvg(),
         new_private=lambda *_: {},
     )

@@ -206,14 +206,14 @@ def personal_share(run: Run) -> dict[str, TextEvaluation] | None:
     Where private parameters are generated from a text, they are from a user's own training text, from none, and from
     another's.
     """
-    private = bool(run.built.partition.names(Role.PRIVATE)) or run.method.generate is not None
+    private = bool(run.built.partition.names(Role.PRIVATE)) or run.method.personalize.generates
     if not run.scoring.by_user or not private or len(sampled(run, run.federation)) < 2:
         return None
     own = EvaluationProtocol(run.scoring.scored_part)
     prior = replace(own, private="prior")
     states = {
         "own": own,
-        "prior": prior if run.method.generate is None else replace(prior, adapt_to="train", k=0),
+        "prior": replace(prior, adapt_to="train", k=0) if run.method.personalize.generates else prior,
         "another": replace(own, private="another"),
     }
     found = {

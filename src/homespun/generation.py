@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from homespun.core import seeds
 from homespun.core.errors import InputError, RunError
+from homespun.core.personalize import Generated
 from homespun.core.settings import Settings, parse
 from homespun.core.threads import one_thread
 from homespun.core.tree import Tree
@@ -94,7 +95,7 @@ def _is_known(run: Run, user: str | None) -> bool:
     """Whether there is anything of this person's own: in the vault, or to be read off their text."""
     if user is None:
         return False
-    read_off = run.method.generate is not None and user in run.federation.users
+    read_off = run.method.personalize.generates and user in run.federation.users
     return read_off or bool(run.clients.kept([user]))
 
 
@@ -151,7 +152,7 @@ def private_of(run: Run, user: str | None) -> Tree:
     broadcast = run.state.broadcast()
     private = run.clients.new_private("", broadcast) if user is None else run.clients.private([user], broadcast)[user]
     users = run.federation.users
-    if run.method.generate is None or (user is not None and user not in users):
+    if not isinstance(run.method.personalize, Generated) or (user is not None and user not in users):
         return private
     data = (
         run.method.encode(Examples([]))
@@ -159,7 +160,7 @@ def private_of(run: Run, user: str | None) -> Tree:
         else run.clients.encode(run.federation, users.index(user), "train")
     )
     with torch.no_grad():
-        return {**private, **run.method.generate(run.built.parameters(broadcast, private), data)}
+        return {**private, **run.method.personalize.generate(run.built.parameters(broadcast, private), data)}
 
 
 def with_parameters(model: nn.Module, parameters: Tree) -> nn.Module:

@@ -11,7 +11,6 @@ from homespun.core.scores import Part
 from homespun.data.federation import Federation
 from homespun.data.splits import sample_users
 from homespun.engines.protocol import EvaluationProtocol
-from homespun.engines.simulation import adapts
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
 from homespun.runs.run import Run
@@ -24,12 +23,12 @@ def evaluate(run: Run, part: Part = "test") -> Evaluated:
 
     How far it is goes to the run's `progress`.
     """
-    if run.method.generate is not None and part == "train":
+    if run.method.personalize.generates and part == "train":
         raise SettingsError(
             f"{run.method.name}: parameters are generated from the training part, so they are not tested on it."
         )
     task = f"{'test' if part == 'scored' else part} part"
-    passes = 1 if run.method.generate is None else 2
+    passes = 2 if run.method.personalize.generates else 1
     return evaluate_people(run, run.federation, EvaluationProtocol(part), task=task, passes=passes)
 
 
@@ -52,7 +51,7 @@ def sampled(run: Run, people: Federation) -> list[str]:
 
 def evaluate_adapted(run: Run, counts: Sequence[int | None] | None = None) -> dict[str, Evaluated]:
     """Participants who adapt at home to k new examples of their own; the scored ones are always the same."""
-    if not adapts(run.method):
+    if not run.method.personalize.adapts:
         return {}
     counts, part = counts or run.scoring.k_shot, run.scoring.scored_part
     protocols = {k: EvaluationProtocol(part, adapt_to="adapt", k=k) for k in counts}
@@ -64,7 +63,7 @@ def adapted_from(run: Run, test: Evaluated) -> dict[str, Evaluated]:
 
     Not so where a person's parameters are read off a text: without one they are somebody else's.
     """
-    if not run.method.personalize or run.method.generate is not None:
+    if not run.method.personalize.adapts or run.method.personalize.generates:
         return evaluate_adapted(run)
     return {"0": test, **evaluate_adapted(run, [count for count in run.scoring.k_shot if count != 0])}
 
@@ -78,7 +77,7 @@ def evaluate_newcomers(run: Run, counts: Sequence[int | None] | None = None) -> 
     """
     if "author" in run.method.keys.values() or not len(run.newcomers.users):
         return {}
-    counts, part = (counts or run.scoring.k_shot) if adapts(run.method) else (0,), run.scoring.scored_part
+    counts, part = (counts or run.scoring.k_shot) if run.method.personalize.adapts else (0,), run.scoring.scored_part
     protocols = {
         k: EvaluationProtocol(part, people="newcomers", adapt_to="train", k=k, private="prior") for k in counts
     }

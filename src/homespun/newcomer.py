@@ -14,6 +14,7 @@ from homespun.core import seeds
 from homespun.core.errors import DataError, InputError, RunError, UnknownNameError, nearest, raise_faults
 from homespun.core.messages import state_to_bytes
 from homespun.core.method import Batch, Method, Phase, optimizers
+from homespun.core.personalize import Generated, GradientSteps, Personalization
 from homespun.core.roles import Role
 from homespun.core.scores import Scoring
 from homespun.core.spelling import readings
@@ -36,7 +37,9 @@ from homespun.runs.run import Run
 from homespun.training import label_indices, reopen
 
 Scores: TypeAlias = Evaluation | TextEvaluation
-Way: TypeAlias = Literal["gradient steps", "the generator alone", "the generator and gradient steps"]
+Way: TypeAlias = Literal[
+    "gradient steps", "the generator alone", "the generator and gradient steps", "a way of its own"
+]
 
 HELD_OUT = 5  # every fifth example shows what personalizing brought
 
@@ -274,37 +277,38 @@ def home_engine(run: Run, *, steps: int | None = None, generated: bool = False) 
     Of a shared parameter that they change the home keeps its own copy. A method that generates does so before any of
     its steps, and `generated` means without them.
     """
-    private = list(run.built.partition.names(Role.PRIVATE))
-    learns = any(optimizers(phase, private) for phase in run.method.personalize)
-    phases = [_with_steps(phase, steps) for phase in run.method.personalize] if learns else []
-    if not phases and run.method.generate is None:
-        raise RunError(
-            f"{run.vault.path.parent}: {run.method.name} keeps nothing private, so there is nothing to personalize."
-        )
-    _require_way(run.method, steps=steps, generated=generated, learns=learns)
-    method = replace(run.method, personalize=() if generated else tuple(phases))
+    method = replace(run.method, personalize=chosen_way(run, steps=steps, generated=generated))
     return LoopEngine(replace(run.built, method=method), run.settings.seed, device=run.settings.device)
 
 
-def _require_way(method: Method, *, steps: int | None, generated: bool, learns: bool) -> None:
-    if generated and method.generate is None:
+def chosen_way(run: Run, *, steps: int | None, generated: bool) -> Personalization:
+    """The method's personalization, with this many gradient steps or by its generator alone."""
+    way, name = run.method.personalize, run.method.name
+    private = list(run.built.partition.names(Role.PRIVATE))
+    learns = any(optimizers(phase, private) for phase in way.phases)
+    if isinstance(way, GradientSteps) and not learns:
+        raise RunError(f"{run.vault.path.parent}: {name} keeps nothing private, so there is nothing to personalize.")
+    if generated and not isinstance(way, Generated):
         raise InputError(
-            f"generated: {method.name} has no generator, it personalizes by gradient steps. Leave it out, or train a "
+            f"generated: {name} has no generator, it personalizes by gradient steps. Leave it out, or train a "
             "method that generates, such as fedperc_generated."
         )
     if steps is not None and not learns:
-        raise InputError(f"steps: {method.name} personalizes by its generator alone. Leave them out.")
+        raise InputError(f"steps: {name} personalizes by its generator alone. Leave them out.")
     if steps is not None and generated:
         raise InputError("steps: the generator alone takes none. Give steps or generated.")
     if steps is not None and steps < 1:
         raise InputError(f"steps: {steps}. At least one gradient step is needed.")
+    if not isinstance(way, GradientSteps | Generated):
+        return way
+    return replace(way, phases=() if generated or not learns else [_with_steps(phase, steps) for phase in way.phases])
 
 
 def way(method: Method) -> Way:
     """How this method makes private parameters at home."""
-    if method.generate is None:
-        return "gradient steps"
-    return "the generator and gradient steps" if method.personalize else "the generator alone"
+    if not method.personalize.generates:
+        return "gradient steps" if isinstance(method.personalize, GradientSteps) else "a way of its own"
+    return "the generator and gradient steps" if method.personalize.phases else "the generator alone"
 
 
 def _with_steps(phase: Phase, steps: int | None) -> Phase:

@@ -266,7 +266,7 @@ def user_vectors(run: Run, positions: Sequence[int], only: Sequence[str] | None 
 
     None where there are none, or where they are made anew from a text every time and never kept.
     """
-    if run.method.generate is not None:
+    if run.method.personalize.generates or run.method.private_varies:
         return None
     if run.built.partition.names(Role.PRIVATE):
         names = [run.federation.users[position] for position in positions]

@@ -10,7 +10,9 @@ from torch import nn
 from homespun.core import settings as core_settings
 from homespun.core.draws import dropout
 from homespun.core.method import WHOLE, Method, Phase, Sgd
+from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
+from homespun.evaluation.classification import LabelScoring
 from homespun.methods.furl import encode, loss
 
 DIM, HIDDEN = 6, 8
@@ -72,8 +74,9 @@ def method(settings: Settings, task) -> Method:
         encode=lambda examples: encode(examples, length=24),
         loss=loss,
         phases=(own, once) if settings.path == "summed" else (own, joint),
-        personalize=(own,),
+        personalize=GradientSteps((own,)),
         new_private=lambda generator, _: {"user.embedding": 0.1 * torch.randn(DIM, generator=generator)},
         keys={"user.table": "author"},
         stochastic=True,
+        scoring=LabelScoring(task.classes),
     )

@@ -9,6 +9,7 @@ from small_cohort import built, clients
 from homespun.core import tree
 from homespun.core.errors import MethodError
 from homespun.core.method import Adam, AdamW, Phase, Sgd
+from homespun.core.personalize import GradientSteps
 from homespun.engines.alone import narrow
 from homespun.engines.cohort import CohortEngine
 from homespun.engines.local_step import FusedStepper, LocalStep, Stepper, clip_by_norm
@@ -27,7 +28,7 @@ OPTIMIZERS = {
 
 
 def phases(made, *some):
-    return replace(made, method=replace(made.method, phases=some, personalize=some))
+    return replace(made, method=replace(made.method, phases=some, personalize=GradientSteps(some)))
 
 
 class Unstackable(DocumentModel):

@@ -126,7 +126,7 @@ def settings_of(case, texts):
 def protocols(run):
     part = run.scoring.scored_part
     found = [EvaluationProtocol(part)]
-    if run.method.personalize or run.method.generate is not None:
+    if run.method.personalize.adapts:
         found.append(EvaluationProtocol(part, adapt_to="adapt", k=1))
         found.append(EvaluationProtocol(part, people="newcomers", adapt_to="train", k=2, private="prior"))
     return found

@@ -14,6 +14,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from homespun.core.personalize import GradientSteps
+from homespun.evaluation.classification import LabelScoring
 from homespun.core.method import Method, Phase, Sgd
 from homespun.core.roles import Role
 from homespun.core.server import FedAvg
@@ -48,9 +50,9 @@ def method(settings, task):
         encode=lambda examples: furl.encode(examples, length=settings.length),
         loss=furl.loss,
         phases=(Phase(trains={{"*": Sgd(0.1)}}, batch=8, epochs=1),),
-        personalize=(Phase(trains={{"bias": Sgd(0.1)}}, batch=8, epochs=1),),
+        personalize=GradientSteps((Phase(trains={{"bias": Sgd(0.1)}}, batch=8, epochs=1),)),
         new_private=lambda generator, _: {{"bias": torch.randn(task.classes, generator=generator)}},
-        server=server,
+        server=server, scoring=LabelScoring(task.classes),
     )
 """
 

@@ -239,7 +239,7 @@ def test_more_evidence_makes_having_seen_nothing_weigh_less(gpt2):
     empty = built.method.encode(Examples([]))
     once, often = (built.method.encode(Examples([TEXT[0]] * count)) for count in (1, 50))
     nothing, one, many = (
-        built.method.generate(parameters, data)["personal.embedding"] for data in (empty, once, often)
+        built.method.personalize.generate(parameters, data)["personal.embedding"] for data in (empty, once, often)
     )
     assert (many - nothing).norm() > (one - nothing).norm() > 0
 

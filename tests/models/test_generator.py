@@ -190,7 +190,7 @@ def test_all_at_once_is_the_step_that_has_read_the_same_words(built, parameters,
     said, later = (data["tokens"][row].long()[: data["length"][row]] for row in (0, 1))
     own, setting = oracle.prefixes(said, chained=False)
     with torch.no_grad():
-        found = built.method.generate(parameters, {name: column[:1] for name, column in data.items()})
+        found = built.method.personalize.generate(parameters, {name: column[:1] for name, column in data.items()})
     torch.testing.assert_close(found["personal.embedding"], own[len(said)], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found["context.table"][1], setting[len(said)], rtol=1e-5, atol=1e-5)
     assert (own[len(said)] - own[len(said) - 1]).norm() > 1e-3  # its last word counted

@@ -28,6 +28,7 @@ from homespun.core.optimizers import Adam as Adam
 from homespun.core.optimizers import AdamW as AdamW
 from homespun.core.optimizers import Optimizer as Optimizer
 from homespun.core.optimizers import Sgd as Sgd
+from homespun.core.personalize import Personalization
 from homespun.core.roles import Partition, Role, Rules, first_match, partition
 from homespun.core.scores import Scoring
 from homespun.core.server import FedAvg, ServerRule
@@ -130,12 +131,8 @@ class Method:
     encode: Callable[[Any], Batch]  # a federation's examples to tensors
     loss: Loss
     phases: tuple[Phase, ...]
-    # At home, after training; uploads nothing. What it changes of the shared parameters is the home's own copy.
-    personalize: tuple[Phase, ...]
+    personalize: Personalization  # at home, after training; nothing is sent
     scoring: Scoring  # what evaluation means
-    # What a home makes of its own data without any gradient, before `personalize`: parameters that take the place
-    # of private ones or, as the home's own copy, of shared ones. It also works with no data at all.
-    generate: Callable[[Tree, Batch], Tree] | None = None
     # What a home tells of itself on purpose, after a round's training: new values for federated parameters, which
     # the update carries like any other. `releases` names it for people.
     release: Callable[[Tree, torch.Generator], Tree] | None = None
@@ -152,6 +149,8 @@ class Method:
     prototypes: tuple[str, str] | None = None
     # Where a new user begins, from what the server sends.
     new_private: Callable[[torch.Generator, Broadcast], dict[str, Tensor]] = field(default=lambda *_: {})
+    # Private parameters may differ from user to user: any names that a rule calls private, in any shape.
+    private_varies: bool = False
     server: ServerRule = field(default_factory=FedAvg)
     transforms: tuple[UpdateTransform, ...] = ()  # what is done to updates on their way, beside the run's own
     weight: Callable[[int], float] = float  # a client's weight from its number of examples
@@ -211,7 +210,8 @@ class Built:
         broadcast = broadcast or self.start().broadcast()
         private = self.method.new_private(seeds.torch_generator(seed, "private", user), broadcast)
         expected = set(self.partition.names(Role.PRIVATE))
-        if set(private) != expected:
+        varies = self.method.private_varies and all(self.partition.role_of(one) is Role.PRIVATE for one in private)
+        if set(private) != expected and not varies:
             raise MethodError(
                 f"{self.method.name}: new_private made {sorted(private)}, the rules say {sorted(expected)}"
             )
@@ -237,7 +237,7 @@ def build(method: Method, *, seed: int) -> Built:
 
 
 def _require_sound_phases(method: Method, parts: Partition) -> None:
-    for phase in (*method.phases, *method.personalize):
+    for phase in (*method.phases, *method.personalize.phases):
         idle = [glob for glob in phase.trains if not any(first_match(name, [glob]) for name in parts.roles)]
         if idle:
             raise MethodError(f"{method.name}: a phase trains {idle}, which covers no parameter")

@@ -17,6 +17,7 @@ from torch import Tensor
 from homespun.core.errors import SettingsError, nearest
 from homespun.core.messages import Broadcast
 from homespun.core.method import Method, Optimizer, Phase, Task, load_method, optimizers
+from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Partition, Role, first_match, partition
 from homespun.core.settings import Settings
 from homespun.core.tree import Tree
@@ -61,7 +62,7 @@ class Onto:
     def phases(self, names: Collection[str], *, at_home: bool = False) -> tuple[Phase, ...]:
         """The method's phases, or those of somebody who is on their own, as far as they train these parameters."""
         found = []
-        for phase in self.method.personalize if at_home else self.method.phases:
+        for phase in self.method.personalize.phases if at_home else self.method.phases:
             trains: dict[str, Optimizer] = optimizers(phase, [name for name in self.partition.roles if name in names])
             if trains:
                 found.append(replace(phase, trains=trains))
@@ -92,8 +93,9 @@ def underneath(settings: OntoSettings, task: Task, *, name: str) -> Onto:
         model = method.build()
     start = {parameter: value.detach() for parameter, value in model.named_parameters()}
     parts = partition(start, method.rules, method=method.name)
-    hooks = ("generate", "release", "elects", "prototypes", "columns")
+    hooks = ("release", "elects", "prototypes", "columns")
     own = [hook for hook in hooks if getattr(method, hook) is not None]
+    own += ["a way to personalize"] if not isinstance(method.personalize, GradientSteps) else []
     if own:
         raise SettingsError(
             f"{name}: {settings.of} with these settings is more than a network (it has {', '.join(own)}), and cannot "

@@ -29,6 +29,12 @@ class Partition:
     """Every parameter of a model with exactly one role."""
 
     roles: Mapping[str, Role]
+    rules: Rules = ()  # that gave the roles
+
+    def role_of(self, name: str) -> Role | None:
+        """The role of a parameter, also of one that only some users have; None where no rule covers it."""
+        pattern = first_match(name, [glob for glob, _ in self.rules])
+        return self.roles.get(name) or next((role for glob, role in self.rules if glob == pattern), None)
 
     def names(self, *roles: Role) -> tuple[str, ...]:
         return tuple(name for name, role in self.roles.items() if role in roles)
@@ -62,7 +68,7 @@ def partition(names: Iterable[str], rules: Rules, *, method: str) -> Partition:
     if faults:
         raise_faults(PartitionError, method, faults)
     role_of = dict(reversed([(pattern, role) for pattern, role in rules]))
-    return Partition({name: role_of[match] for name, match in matches.items() if match is not None})
+    return Partition({name: role_of[match] for name, match in matches.items() if match is not None}, tuple(rules))
 
 
 def _useless_rule(pattern: str, names: Sequence[str], matches: Mapping[str, str | None]) -> str:

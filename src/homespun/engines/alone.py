@@ -20,7 +20,7 @@ from homespun.core.method import Batch, Built, Phase, optimizers
 from homespun.core.transforms import Transforms
 from homespun.core.tree import Tree
 from homespun.engines.device import broadcast_on, client_on, taken_back
-from homespun.engines.engine import Client, Work, client_update, kept_at_home, with_released
+from homespun.engines.engine import Client, Work, client_update, kept_at_home, phases_of, with_released
 from homespun.engines.keys import client_batches, phase_keys
 from homespun.engines.local_step import local_step
 from homespun.engines.loop import model_output
@@ -72,7 +72,7 @@ def narrow(built: Built, broadcast: Broadcast, client: Client, *, work: Work = "
 
 def _decays(built: Built, work: Work) -> bool:
     """Whether the weights of a keyed parameter decay."""
-    phases: Sequence[Phase] = getattr(built.method, work)
+    phases: Sequence[Phase] = phases_of(built, work)
     return any(one.weight_decay for phase in phases for one in optimizers(phase, list(built.method.keys)).values())
 
 
@@ -85,7 +85,7 @@ def train_alone(
     parameters: dict[str, Tensor] = dict(anchor)
     generator = seeds.numpy_generator(seed, work, broadcast.round, client.user)
     loss, examples = 0.0, 0.0
-    for number, phase in enumerate(getattr(built.method, work)):
+    for number, phase in enumerate(phases_of(built, work)):
         plan = plan_batches(client.examples, phase, generator)
         keys = phase_keys(built, seed=seed, work=work, round=broadcast.round, phase=number, users=[client.user])
         batches = client_batches(client.data, plan, keys)

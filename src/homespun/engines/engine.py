@@ -13,7 +13,7 @@ from homespun.core import seeds
 from homespun.core.errors import MessageError, raise_faults
 from homespun.core.intake import Intake
 from homespun.core.messages import Broadcast, Rows, Update
-from homespun.core.method import Batch, Built
+from homespun.core.method import Batch, Built, Phase
 from homespun.core.progress import Done, silent
 from homespun.core.roles import Role
 from homespun.core.transforms import NO_TRANSFORMS, NOTHING_SENT, Transforms
@@ -203,9 +203,25 @@ def with_released(
     return {**trained, **built.method.release(trained, generator)}
 
 
+def phases_of(built: Built, work: Work) -> Sequence[Phase]:
+    """The gradient steps of a round, or those that personalization ends with."""
+    return built.method.phases if work == "phases" else built.method.personalize.phases
+
+
+def same_forms(clients: Sequence[Client]) -> bool:
+    """Whether all clients have private parameters of the same names and shapes, so that they can be stacked."""
+    forms = ({name: value.shape for name, value in client.private.items()} for client in clients)
+    first = next(forms, None)
+    return all(other == first for other in forms)
+
+
 def kept_at_home(built: Built, broadcast: Broadcast, trained: Tree, *, work: Work) -> dict[str, Tensor]:
     """The private parameters and, from personalizing, the home's own copies of the shared ones that changed."""
-    kept = built.partition.select(trained, Role.PRIVATE)
+    parts = built.partition
+    if built.method.private_varies:
+        kept = {name: value for name, value in trained.items() if parts.role_of(name) is Role.PRIVATE}
+    else:
+        kept = parts.select(trained, Role.PRIVATE)
     if work == "personalize":
         shared = {**broadcast.federated, **broadcast.keyed}
         kept |= {name: trained[name] for name, value in shared.items() if not torch.equal(trained[name], value)}

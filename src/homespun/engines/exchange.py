@@ -97,9 +97,14 @@ def _refused(found: Any, clients: Sequence[Client]) -> dict[str, str]:
 def _require_kept(kept: Tree, built: Built, client: Client) -> None:
     """All private parameters, and copies of shared ones if any, each in the form the client had it."""
     private, shared = set(built.partition.names(Role.PRIVATE)), set(built.partition.names(*SHARED))
+    if built.method.private_varies:
+        private = {name for name in kept if built.partition.role_of(name) is Role.PRIVATE}
     if not private <= kept.keys() <= private | shared:
         raise MessageError(f"a reply that keeps {sorted(kept)} at home, where {sorted(private)} are private")
     before = {**built.initial, **client.private}
+    if built.method.private_varies:
+        before = {name: value for name, value in before.items() if name in shared}
+        kept = {name: value for name, value in kept.items() if name in shared}
     for name, value in kept.items():
         if value.shape != before[name].shape or value.dtype != before[name].dtype:
             raise MessageError(f"a reply with {name!r} of {tuple(value.shape)} {value.dtype}, which is another form")

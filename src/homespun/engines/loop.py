@@ -15,6 +15,7 @@ from homespun.core.batches import plan_batches
 from homespun.core.devices import CPU
 from homespun.core.messages import Broadcast
 from homespun.core.method import AdamW, Batch, Built, Optimizer, Phase, Sgd, optimizers
+from homespun.core.personalize import Home
 from homespun.core.progress import Done, each, silent
 from homespun.core.roles import SHARED
 from homespun.core.threads import one_thread
@@ -90,24 +91,57 @@ def train_client(
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """All phases of one client's local work: its trained parameters and its statistics."""
     broadcast, client = broadcast_on(broadcast, built.device), client_on(client, built.device)
+    steps = ClientSteps(built, broadcast, client, work=work, seed=seed)
     parameters = built.parameters(broadcast, client.private)
-    generator = seeds.numpy_generator(seed, work, broadcast.round, client.user)
-    loss, examples = 0.0, 0.0
-    if work == "personalize" and built.method.generate is not None:
+    if work == "phases":
+        trained = steps.train(built.method.phases, parameters, client.data)
+    else:
+        trained = personalized(built, client, parameters, steps, seed=seed)
+    trained = with_released(built, broadcast, client, taken_back(built, trained), work=work, seed=seed)
+    return trained, {"loss": steps.loss, "examples": steps.examples}
+
+
+def personalized(built: Built, client: Client, parameters: Tree, steps: ClientSteps, *, seed: int) -> dict[str, Tensor]:
+    """What the method's personalization makes of this home."""
+
+    def losses(given: Tree, data: Batch) -> Tensor:
         with torch.no_grad():
-            parameters |= built.method.generate(parameters, client.data)
-    for number, phase in enumerate(getattr(built.method, work)):
-        plan = plan_batches(client.examples, phase, generator)
-        data = with_columns(built, parameters, client.data)
-        keys = phase_keys(built, seed=seed, work=work, round=broadcast.round, phase=number, users=[client.user])
-        parameters, phase_loss = train_phase(
-            built, phase, parameters, anchor=built.parameters(broadcast, client.private),
-            batches=client_batches(data, plan, keys),
+            here = with_columns(built, given, data)
+            return built.method.loss(lambda some, rows: model_output(built, some, rows), given, here)
+
+    generator = seeds.torch_generator(seed, "personalize", steps.broadcast.round, client.user)
+    home = Home(client.user, parameters, client.data, generator, steps.train, losses)
+    return {**parameters, **built.method.personalize(home)}
+
+
+class ClientSteps:
+    """One client's gradient steps, phase after phase, and what they summed up to."""
+
+    def __init__(self, built: Built, broadcast: Broadcast, client: Client, *, work: Work, seed: int) -> None:
+        self.built, self.broadcast, self.client, self.work, self.seed = built, broadcast, client, work, seed
+        self.generator = seeds.numpy_generator(seed, work, broadcast.round, client.user)
+        self.phase, self.loss, self.examples = 0, 0.0, 0.0
+
+    def train(self, phases: Sequence[Phase], parameters: Tree, data: Batch) -> dict[str, Tensor]:
+        """The parameters after these phases."""
+        trained = dict(parameters)
+        for phase in phases:
+            trained = self._train_phase(phase, trained, data)
+        return trained
+
+    def _train_phase(self, phase: Phase, parameters: Tree, data: Batch) -> dict[str, Tensor]:
+        built, client, round = self.built, self.client, self.broadcast.round
+        plan = plan_batches(len(next(iter(data.values()))), phase, self.generator)
+        here = with_columns(built, parameters, data)
+        keys = phase_keys(built, seed=self.seed, work=self.work, round=round, phase=self.phase, users=[client.user])
+        trained, loss = train_phase(
+            built, phase, parameters, anchor=built.parameters(self.broadcast, client.private),
+            batches=client_batches(here, plan, keys),
         )  # fmt: skip
-        loss += phase_loss
-        examples += sum(len(rows) for rows in plan)
-    parameters = with_released(built, broadcast, client, taken_back(built, parameters), work=work, seed=seed)
-    return parameters, {"loss": loss, "examples": examples}
+        self.phase += 1
+        self.loss += loss
+        self.examples += sum(len(rows) for rows in plan)
+        return trained
 
 
 def train_phase(

@@ -62,7 +62,7 @@ class SimulationEngine:
         done: Done,
     ) -> list[Tree]:
         """The private parameters to score with: those of `users`, or where they start, after learning at home."""
-        learns = protocol.adapt_to or ("train" if self.built.method.generate is not None else None)
+        learns = protocol.adapt_to or ("train" if self.built.method.personalize.generates else None)
         homes = loaded
         if learns is not None or protocol.private == "another":
             homes = self.store.load(users, learns or protocol.part, broadcast, people=protocol.people)
@@ -99,18 +99,13 @@ def personalize_clients(
     method: Method, trainer: Trainer, broadcast: Broadcast, homes: Sequence[Client], *, done: Done = silent
 ) -> list[Tree]:
     """What each client knows after learning from its examples at home; nothing is sent."""
-    able = [home for home in homes if home.examples or method.generate is not None]
-    if not adapts(method) or not able:
+    able = [home for home in homes if home.examples or method.personalize.generates]
+    if not method.personalize.adapts or not able:
         done(len(homes))
         return [home.private for home in homes]
     learned = trainer.work(broadcast, able, work="personalize", done=done).private
     done(len(homes) - len(able))
     return [learned.get(home.user, home.private) for home in homes]
-
-
-def adapts(method: Method) -> bool:
-    """Whether a client can make more of its own data after training."""
-    return bool(method.personalize) or method.generate is not None
 
 
 def score_clients(

@@ -19,6 +19,7 @@ from homespun.core.batches import plan_batches
 from homespun.core.devices import CPU
 from homespun.core.messages import Broadcast, Update
 from homespun.core.method import Batch, Built, Phase, Stackable
+from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
 from homespun.core.transforms import NO_TRANSFORMS, NOTHING_SENT, Transforms, add_bytes
 from homespun.core.tree import Tree
@@ -32,6 +33,8 @@ from homespun.engines.engine import (
     in_user_order,
     intake,
     kept_at_home,
+    phases_of,
+    same_forms,
     with_columns,
     with_released,
 )
@@ -53,8 +56,9 @@ def work_together(
     clients = in_user_order(clients)
     arrived, private = intake(built, broadcast, transforms), {}
     stackable = isinstance(built.model, Stackable)
-    generates = work == "personalize" and built.method.generate is not None
-    if generates or (built.method.columns is not None and not stackable):  # needs the whole of what is shared
+    # What is not gradient steps is done home by home, and so are columns that need the whole of what is shared.
+    own_way = work == "personalize" and not isinstance(built.method.personalize, GradientSteps)
+    if own_way or not same_forms(clients) or (built.method.columns is not None and not stackable):
         return LoopEngine(built, seed, transforms, device=built.device).work(broadcast, clients, work=work)
     if not stackable:
         for client in clients:
@@ -75,7 +79,8 @@ def work_together(
 
 
 def predict_together(built: Built, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
-    if not isinstance(built.model, Stackable) or any(client.examples == 0 for client in clients):
+    able = all(client.examples for client in clients) and not (built.method.private_varies and not same_forms(clients))
+    if not isinstance(built.model, Stackable) or not able:
         return [predict_client(built, broadcast, client) for client in clients]
     data = values_on(stack_data(clients), built.device)
     shared = {**broadcast.federated, **broadcast.keyed}
@@ -108,7 +113,7 @@ def train_stacked(
     generators = [seeds.numpy_generator(seed, work, broadcast.round, client.user) for client in busiest_first]
     loss, examples = torch.zeros(count, dtype=torch.float64), np.zeros(count)
     users = [client.user for client in busiest_first]
-    for number, phase in enumerate(getattr(built.method, work)):
+    for number, phase in enumerate(phases_of(built, work)):
         plans = [
             plan_batches(client.examples, phase, generator)
             for client, generator in zip(busiest_first, generators, strict=True)

@@ -26,7 +26,16 @@ from homespun.core.roles import SHARED, Role
 from homespun.core.transforms import NO_TRANSFORMS, NUMBER_BYTES, Transforms, row_bytes
 from homespun.core.tree import Tree, byte_count
 from homespun.engines.device import broadcast_on, values_on
-from homespun.engines.engine import Client, Outcome, Work, client_weight, in_user_order, with_columns, with_released
+from homespun.engines.engine import (
+    Client,
+    Outcome,
+    Work,
+    client_weight,
+    in_user_order,
+    same_forms,
+    with_columns,
+    with_released,
+)
 from homespun.engines.keys import phase_keys
 from homespun.engines.local_step import local_step
 from homespun.engines.stacked import stack_data, stack_private, train_phase_stacked, work_together
@@ -51,7 +60,7 @@ def work_cohort(
 
 def can_be_summed(built: Built, clients: Sequence[Client]) -> bool:
     method = built.method
-    if not clients or not isinstance(built.model, Stackable) or method.share is not None:
+    if not clients or not isinstance(built.model, Stackable) or method.share is not None or not same_forms(clients):
         return False
     fewest, most = min(client.examples for client in clients), max(client.examples for client in clients)
     return fewest > 0 and _one_gradient(built, method, most=most)

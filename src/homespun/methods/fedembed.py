@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from homespun.core.errors import SettingsError
 from homespun.core.messages import Broadcast, Elected
 from homespun.core.method import WHOLE, Adam, Batch, Method, Optimizer, Phase, Predict, Sgd, Task
+from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role, Rules
 from homespun.core.server import Denominator, server_rule
 from homespun.core.settings import Paper
@@ -238,7 +239,7 @@ def method(settings: Settings, task: Task) -> Method:
         encode=encode,
         loss=joint_loss,
         phases=(*first, Phase(trains={**embedding, **heads, **shared}, batch=WHOLE, steps=1)),
-        personalize=(*first, at_home, *first) if settings.personalize_steps else first,
+        personalize=GradientSteps((*first, at_home, *first) if settings.personalize_steps else first),
         columns=None if assignment == "personal" else columns,
         new_private=new_private,
         server=MapServer(rule, settings.map_every, settings.map_radius, settings.map_halves) if maps else rule,

@@ -31,6 +31,7 @@ from homespun.core import settings as core_settings
 from homespun.core.errors import SettingsError
 from homespun.core.messages import Broadcast
 from homespun.core.method import Adam, Artefact, Batch, Method, Phase, Predict, Task
+from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role, Rules
 from homespun.core.server import Denominator, ServerName, server_rule
 from homespun.core.settings import Paper
@@ -189,7 +190,7 @@ def method(settings: Settings, task: Task) -> Method:
         window=token_window(pretrained, settings.length),
         loss=loss,
         phases=(joint, prior) if personal and settings.prior == "learned" else (joint,),
-        personalize=(Phase(trains=at_home, batch=settings.batch, steps=settings.personalize_steps),),
+        personalize=GradientSteps((Phase(trains=at_home, batch=settings.batch, steps=settings.personalize_steps),)),
         new_private=new_private,
         release=told_average if personal and settings.prior == "average" else None,
         releases=("personal embedding, clipped and noised",) if personal and settings.prior == "average" else (),

@@ -32,6 +32,7 @@ from homespun.core import settings as core_settings
 from homespun.core.errors import SettingsError
 from homespun.core.messages import Broadcast
 from homespun.core.method import Artefact, Batch, Method, Phase, Predict, Sgd, Task
+from homespun.core.personalize import Generated
 from homespun.core.roles import Role
 from homespun.core.server import Denominator, FedAdam, ServerName, server_rule
 from homespun.core.settings import Paper
@@ -176,8 +177,7 @@ def method(settings: Settings, task: Task) -> Method:
                 proximal=settings.proximal,
             ),
         ),
-        personalize=(),
-        generate=generated,
+        personalize=Generated(generated),
         new_private=new_private,
         server=replace(rule, adaptivity=SMALLEST) if isinstance(rule, FedAdam) else rule,
         weight=lambda examples: float(examples > 0),

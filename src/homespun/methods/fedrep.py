@@ -23,6 +23,7 @@ from torch import Tensor
 from homespun.core.messages import Broadcast
 from homespun.core.method import Method, Phase, Sgd, Task
 from homespun.core.onto import OntoSettings, underneath
+from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
 
 
@@ -58,9 +59,11 @@ def method(settings: Settings, task: Task) -> Method:
         settings=settings,
         rules=[(name, Role.PRIVATE if name in private else role) for name, role in onto.partition.roles.items()],
         phases=(head_first, *onto.phases({*onto.body, *private} - set(onto.head))),
-        personalize=(
-            replace(head_first, steps=settings.home_steps),
-            *onto.phases(set(onto.private) - set(onto.head), at_home=True),
+        personalize=GradientSteps(
+            (
+                replace(head_first, steps=settings.home_steps),
+                *onto.phases(set(onto.private) - set(onto.head), at_home=True),
+            )
         ),
         new_private=new_private,
         keys={name: column for name, column in base.keys.items() if name not in onto.head},

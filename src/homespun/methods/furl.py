@@ -32,6 +32,7 @@ from torch.nn import functional
 from homespun.core import settings as core_settings
 from homespun.core.messages import Broadcast
 from homespun.core.method import Batch, Method, Phase, Predict, Sgd, Task, Window
+from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role, Rules
 from homespun.core.server import ServerName, ServerRule, server_rule
 from homespun.core.settings import Paper
@@ -177,7 +178,7 @@ def method(settings: Settings, task: Task) -> Method:
         window=Window("length", settings.length, unit="characters", sizes=lambda texts: [len(text) for text in texts]),
         loss=loss,
         phases=(joint,),
-        personalize=(at_home,) if personalized else (),
+        personalize=GradientSteps((at_home,) if personalized else ()),
         new_private=new_private,
         server=_server(settings),
         keeps=settings.keeps,

@@ -36,6 +36,7 @@ from homespun.core.errors import SettingsError
 from homespun.core.messages import Broadcast, ServerState, Update
 from homespun.core.method import Batch, Loss, Method, Optimizer, Phase, Predict, Sgd, Task
 from homespun.core.onto import OntoSettings, underneath
+from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
 from homespun.core.seeds import torch_generator
 from homespun.core.server import ServerRule
@@ -212,7 +213,7 @@ def method(settings: Settings, task: Task) -> Method:
         ],
         loss=renamed(base.loss),
         phases=(*look, *body),
-        personalize=(*look, *at_home),
+        personalize=GradientSteps((*look, *at_home)),
         new_private=new_private,
         columns=columns,
         release=release,

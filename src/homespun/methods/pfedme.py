@@ -31,6 +31,7 @@ from homespun.core.errors import SettingsError
 from homespun.core.messages import Broadcast
 from homespun.core.method import Batch, Loss, Method, Optimizer, Phase, Predict, Sgd, Task
 from homespun.core.onto import OntoSettings, underneath
+from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
 from homespun.core.tree import Tree
 from homespun.models.copies import MODEL, own_name, with_copies, without_copies
@@ -133,7 +134,9 @@ def method(settings: Settings, task: Task) -> Method:
         ],
         loss=tied(base.loss),
         phases=phases,
-        personalize=(replace(own, steps=settings.home_steps), *renamed(onto.phases(private, at_home=True))),
+        personalize=GradientSteps(
+            (replace(own, steps=settings.home_steps), *renamed(onto.phases(private, at_home=True)))
+        ),
         new_private=new_private,
         keys={MODEL + name: column for name, column in base.keys.items()},
         head=(),

@@ -27,6 +27,7 @@ from homespun.core import settings as core_settings
 from homespun.core.errors import SettingsError
 from homespun.core.messages import Broadcast
 from homespun.core.method import WHOLE, Adam, Batch, Method, Phase, Predict, Sgd, Task
+from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role, Rules
 from homespun.core.server import ServerName, server_rule
 from homespun.core.settings import Paper
@@ -126,7 +127,7 @@ def method(settings: Settings, task: Task) -> Method:
         encode=encode,
         loss=loss,
         phases=(Phase(trains={**own, "encoder.*": Sgd(1.0), "head.*": Sgd(1.0)}, batch=WHOLE, steps=1),),
-        personalize=(Phase(trains=own, batch=WHOLE, steps=settings.personalize_steps),) if size else (),
+        personalize=GradientSteps((Phase(trains=own, batch=WHOLE, steps=settings.personalize_steps),) if size else ()),
         new_private=new_private,
         server=server_rule(settings.server, rate=settings.server_rate, over="cohort"),
         weight=lambda examples: float(examples > 0),

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from homespun.core.messages import Broadcast
 from homespun.core.method import Adam, Artefact, Method, Phase, Task
+from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
 from homespun.core.server import server_rule
 from homespun.core.settings import Paper
@@ -73,7 +74,7 @@ def method(settings: Settings, task: Task) -> Method:
         window=token_window(pretrained, settings.length),
         loss=fedperc.loss,
         phases=(Phase(trains=together, batch=settings.batch, steps=settings.local_steps, proximal=settings.proximal),),
-        personalize=(Phase(trains=at_home, batch=settings.batch, steps=settings.personalize_steps),),
+        personalize=GradientSteps((Phase(trains=at_home, batch=settings.batch, steps=settings.personalize_steps),)),
         new_private=new_private,
         server=server_rule(settings.server, rate=settings.server_rate, over=settings.over),
         weight=lambda examples: float(examples > 0),

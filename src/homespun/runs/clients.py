@@ -10,6 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
+from homespun.core.errors import VaultError
 from homespun.core.messages import Broadcast
 from homespun.core.method import Batch, Built
 from homespun.core.roles import SHARED, Role
@@ -77,12 +78,23 @@ class SimulatedClients:
         """The private parameters of those users of whom the vault has some; a row of another method is refused."""
         parts, initial = self.built.partition, self.built.initial
         private, shared = parts.select(initial, Role.PRIVATE), parts.select(initial, *SHARED)
+        if self.built.method.private_varies:
+            return self._of_any_form(users)
         new = [user for user in users if user not in self.population.users]  # they keep copies of what they adapted
         known = [user for user in users if user in self.population.users]
         return {
             **self.vault.private_many(known, like=private),
             **self.vault.private_many(new, like=private, copies=shared),
         }
+
+    def _of_any_form(self, users: Sequence[str]) -> Mapping[str, Tree]:
+        """Rows may have any names that are private or, as a new user's copies, shared."""
+        found, allowed = self.vault.private_many(users), (Role.PRIVATE, *SHARED)
+        for user, row in found.items():
+            wrong = sorted(name for name in row if self.built.partition.role_of(name) not in allowed)
+            if wrong:
+                raise VaultError(f"the entry of user {user!r} is not what this run keeps: it has {wrong}")
+        return found
 
     def new_private(self, user: str, broadcast: Broadcast) -> Tree:
         return self.built.new_private(user, seed=self.seed, broadcast=broadcast)
