@@ -63,7 +63,7 @@ ALLOWED = {
     },
     "experiment": {"core", "data", "files", "maps", "opening", "results", "runs", "training", "vault"},
     "catalogue": {"core", "data", "runs", "training"},
-    "contract": {"core", "data", "engines", "evaluation", "opening", "privacy", "runs"},
+    "testing": {"core", "data", "engines", "evaluation", "opening", "privacy", "runs"},
     "bench": {"core"},
     "pretraining": {"core", "data", "disk", "files"},
     "report": {"core", "disk", "evaluation", "experiment", "results"},

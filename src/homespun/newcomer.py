@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import singledispatch
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -16,7 +15,6 @@ from homespun.core.messages import state_to_bytes
 from homespun.core.method import Batch, Method, Phase, optimizers
 from homespun.core.personalize import Generated, GradientSteps, Personalization
 from homespun.core.roles import Role
-from homespun.core.scores import Scoring
 from homespun.core.spelling import readings
 from homespun.core.tree import Tree
 from homespun.core.trust import Names
@@ -27,8 +25,8 @@ from homespun.data.prose import is_prose, read_prose
 from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine
 from homespun.engines.simulation import score_clients
-from homespun.evaluation.classification import Evaluation, LabelScoring
-from homespun.evaluation.language import TextEvaluation, TokenScoring
+from homespun.evaluation.classification import Evaluation
+from homespun.evaluation.language import TextEvaluation
 from homespun.files import DataSettings
 from homespun.generation import find_context
 from homespun.models.utterances import SHORTEST
@@ -58,7 +56,7 @@ def personalize_from_file(
     with reopen(folder, read_only=False, trust=trust) as run:
         require_texts(run)
         engine = home_engine(run, steps=steps, generated=generated)
-        name, examples, unknown = own_examples(run.scoring, run, source, user=user, context=context)
+        name, examples, unknown = reader_of(run).read(run, source, user=user, context=context)
         require_new(run, name)
         data = run.method.encode(examples)
         home = Client(name, private=run.clients.new_private(name, run.state.broadcast()), data=data)
@@ -90,7 +88,7 @@ def personalize(
     """
     require_texts(run)
     engine = home_engine(run, steps=steps, generated=generated)
-    examples = given_examples(run.scoring, run, texts, labels=labels, context=context)
+    examples = reader_of(run).take(run, texts, labels=labels, context=context)
     home = Client(user, private=run.clients.new_private(user, run.state.broadcast()), data=run.method.encode(examples))
     require_utterances(home, len(examples), where="texts")
     return Person(run, user, learned_at_home(run, engine, home))
@@ -125,19 +123,7 @@ def _went(before: Scores, after: Scores) -> str:
 # Whose examples, and which
 
 
-@singledispatch
-def own_examples(
-    scoring: Scoring, run: Run, source: DataSettings, *, user: str | None, context: str | None
-) -> tuple[str, Examples, int]:
-    """The user, their examples in a file, and how many of those the run cannot learn from. Another kind of scoring
-    registers its own with `own_examples.register`."""
-    raise InputError(f"{run.method.name} does not learn from a file.")
-
-
-@own_examples.register
-def own_labelled(
-    scoring: LabelScoring, run: Run, source: DataSettings, *, user: str | None, context: str | None
-) -> tuple[str, Examples, int]:
+def own_labelled(run: Run, source: DataSettings, *, user: str | None, context: str | None) -> tuple[str, Examples, int]:
     """One user's examples with labels, and how many have a label that the run lacks."""
     if context is not None:
         raise InputError(f"{run.method.name} learns labels, in no context. Leave --context out.")
@@ -150,9 +136,8 @@ def own_labelled(
     return labelled_examples(given, user, labels=run.federation.labels)
 
 
-@own_examples.register
 def own_utterances(
-    scoring: TokenScoring, run: Run, source: DataSettings, *, user: str | None, context: str | None
+    run: Run, source: DataSettings, *, user: str | None, context: str | None
 ) -> tuple[str, Examples, int]:
     """One user's utterances in contexts of the run: a plain text, or the rows of a table."""
     path = Path(source.source)
@@ -173,30 +158,33 @@ def own_utterances(
     return name, replace(examples, contexts=context_indices(run, given, examples.contexts)), 0
 
 
-@singledispatch
-def given_examples(
-    scoring: Scoring, run: Run, texts: Sequence[str], *, labels: Sequence[str] | None, context: str | None
-) -> Examples:
-    """Examples that are given in Python."""
-    raise InputError(f"{run.method.name} does not learn from texts.")
-
-
-@given_examples.register
-def _given_labelled(
-    scoring: LabelScoring, run: Run, texts: Sequence[str], *, labels: Sequence[str] | None, context: str | None
-) -> Examples:
+def given_labelled(run: Run, texts: Sequence[str], *, labels: Sequence[str] | None, context: str | None) -> Examples:
     if labels is None or len(labels) != len(texts) or context is not None:
         raise InputError(f"{run.method.name} learns labels, in no context: give one for each of the texts.")
     return Examples(list(texts), labels=label_indices(labels, run.federation.labels))
 
 
-@given_examples.register
-def _given_utterances(
-    scoring: TokenScoring, run: Run, texts: Sequence[str], *, labels: Sequence[str] | None, context: str | None
-) -> Examples:
+def given_utterances(run: Run, texts: Sequence[str], *, labels: Sequence[str] | None, context: str | None) -> Examples:
     if labels is not None:
         raise InputError(f"labels: {run.method.name} learns none. Leave them out.")
     return _in_context(run, Examples(list(texts)), context)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How a user's own examples become examples of the run."""
+
+    read: Callable[..., tuple[str, Examples, int]]  # from a file: the user, examples, how many cannot be learned from
+    take: Callable[..., Examples]  # as given in Python
+
+
+def reader_of(run: Run) -> Reader:
+    """By what the run can do for a user."""
+    readers = {"predict": Reader(own_labelled, given_labelled), "generate": Reader(own_utterances, given_utterances)}
+    found = [reader for offer, reader in readers.items() if offer in run.scoring.offers]
+    if not found:
+        raise RunError(f"{run.vault.path.parent}: {run.method.name} does not learn from a user's own texts.")
+    return found[0]
 
 
 def _run_columns(run: Run) -> Mapping[str, str]:

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from homespun.contract import check_method
 from homespun.core.errors import MethodError, PartitionError
 from homespun.core.method import Task, available_methods, build
 from homespun.core.method import load_method as loaded
 from homespun.core.trust import named_by_user
 from homespun.privacy import mechanism
+from homespun.testing.contract import check_method
 
 pytestmark = pytest.mark.system  # each check trains for some seconds
 
@@ -20,7 +20,7 @@ load_method = named_by_user()(loaded)
 checked = cache(check_method)
 
 ALL = (
-    "roles", "zero rates", "frozen", "order", "repeat", "resume", "engines", "newcomer", "wire", "last bits", "fedavg",
+    "roles", "zero rates", "frozen", "order", "repeat", "resume", "engines", "transforms", "newcomer", "wire", "last bits", "fedavg",
 )  # fmt: skip
 
 

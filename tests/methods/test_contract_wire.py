@@ -2,8 +2,8 @@
 
 import pytest
 
-from homespun.contract import check_method
 from homespun.core.errors import MethodError
+from homespun.testing.contract import check_method
 
 pytestmark = pytest.mark.system  # each check trains for some seconds
 

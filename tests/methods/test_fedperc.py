@@ -10,7 +10,6 @@ from homes import clients_of
 from language_models import TEXT, write_gpt2, write_llama
 from spoken_corpus import train_small
 
-from homespun.contract import check_method
 from homespun.core.errors import InputError, SettingsError
 from homespun.core.messages import update_to_tensors
 from homespun.core.method import Sgd, Task, build, load_method
@@ -22,6 +21,7 @@ from homespun.engines.loop import LoopEngine, model_output, predict_client, trai
 from homespun.models.generator import with_evidence
 from homespun.models.losses import padded_losses
 from homespun.models.pretrained import load_pretrained
+from homespun.testing.contract import check_method
 
 EXAMPLES = Examples(TEXT * 2, contexts=np.array([0, 1, 0, 0, 1, 1]))
 

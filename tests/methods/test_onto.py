@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from homespun.contract import check_method
 from homespun.core.errors import HomespunError, SettingsError
 from homespun.core.messages import Rows, ServerState, Update
 from homespun.core.method import build, load_method
@@ -17,6 +16,7 @@ from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine, train_client
 from homespun.methods.pfedkm import LloydServer, split
 from homespun.opening import task_of
+from homespun.testing.contract import check_method
 
 
 @pytest.fixture(scope="module")

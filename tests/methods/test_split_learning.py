@@ -7,7 +7,6 @@ import pytest
 import torch
 from language_models import write_gpt2
 
-from homespun.contract import check_method
 from homespun.core import tree
 from homespun.core.messages import broadcast_to_bytes, state_to_bytes, update_to_bytes
 from homespun.core.method import Task, build, load_method
@@ -15,6 +14,7 @@ from homespun.data.federation import Examples
 from homespun.engines.cohort import CohortEngine
 from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine
+from homespun.testing.contract import check_method
 
 TEXTS = (
     "We must go on together, my fellow citizens.",

@@ -258,7 +258,7 @@ def check(method: Annotated[str, typer.Argument(help="A method, or a .py file wi
 
     Example: homespun check furl
     """
-    from homespun.contract import check_method
+    from homespun.testing.contract import check_method
 
     for line in check_method(method).lines():
         say(line)

@@ -7,6 +7,7 @@ order             the cohort's order does not matter
 repeat            same seed, same bits
 resume            stopped and resumed equals uninterrupted, bit for bit
 engines           cohort gives loop's numbers, with users of 1 and of 500 examples
+transforms        cohort gives loop's numbers with the method's transforms and with noise at the client
 newcomer          somebody unseen can be personalized, and what is shared does not change
 wire              no tensor with a private name, and no private byte, in anything that is serialized
 last bits         under differential privacy, what is released lies on the grid of its noise
@@ -19,17 +20,15 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from homespun.core import seeds, tree
 from homespun.core.errors import MethodError
 from homespun.core.messages import (
     ServerState,
-    Update,
     broadcast_from_bytes,
     broadcast_to_bytes,
     state_from_bytes,
@@ -41,7 +40,7 @@ from homespun.core.method import Built, Method, Phase, build, load_method, metho
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
 from homespun.core.server import FedAvg
-from homespun.core.transforms import NO_TRANSFORMS, Transforms
+from homespun.core.transforms import Transforms, UpdateTransform
 from homespun.core.trust import named_by_user
 from homespun.data import load_federation
 from homespun.data.federation import Federation
@@ -57,11 +56,11 @@ from homespun.privacy.noise import grid_of
 from homespun.runs.prototypes import prototypical_users
 from homespun.runs.round import run_round
 from homespun.runs.settings import RunSettings
+from homespun.testing.attack import Inversion, attack_updates
 
 SIZES = (1, 3, 8, 17, 20, 500)  # examples per user: a single one, partial last batches, very many
 USERS = len(SIZES)
 TOLERANCE = 2e-4  # float32 sums of some hundred steps in another order; typical differences are below 1e-5
-SMALLEST_EMBEDDING, LARGEST_EMBEDDING = 4, 10_000  # numbers; fewer are guessed by chance, more are a head
 SEED = 7
 LOCAL_DP = DpMechanism(Clip({"*": 1.0}), 1.0, local=True, insecure_seed=SEED)  # epsilon 10.0 a round at delta 1e-5
 
@@ -74,15 +73,6 @@ def _require(kept: bool, otherwise: str) -> None:
     """Not `assert`: the contract also holds under `python -O`."""
     if not kept:
         raise _BrokenPromise(otherwise)
-
-
-@dataclass(frozen=True)
-class Inversion:
-    """An honest-but-curious server tries to read a private embedding off one client's update."""
-
-    examples: int
-    relative_error: float  # |guess - truth| / |truth|: 1 is as good as guessing zero, 0 is the embedding itself
-    cosine: float
 
 
 @dataclass(frozen=True)
@@ -140,8 +130,8 @@ def check_method(origin: str, settings: Mapping[str, Any] | None = None) -> Cont
         origin,
         tuple(passed),
         _engine_difference(subject),
-        attack_updates(subject.built, everybody),
-        attack_updates(subject.built, everybody, transforms=Transforms((LOCAL_DP,))),
+        attack_updates(subject.built, everybody, seed=SEED),
+        attack_updates(subject.built, everybody, seed=SEED, transforms=Transforms((LOCAL_DP,))),
     )
 
 
@@ -160,16 +150,35 @@ def _subject(origin: str, settings: Mapping[str, Any]) -> Subject:
     return Subject(built, federation, tuple(clients[:-1]), clients[-1])
 
 
+MakeTrainer: TypeAlias = Callable[[Built, Transforms], Trainer]
+
+
+def _loop(built: Built, transforms: Transforms) -> Trainer:
+    return LoopEngine(built, SEED, transforms)
+
+
+def _cohort(built: Built, transforms: Transforms) -> Trainer:
+    return CohortEngine(built, SEED, workers=0, transforms=transforms)
+
+
 def _advance(
-    subject: Subject, trainer: Trainer, rounds: int = 2, clients: Sequence[Client] | None = None
+    subject: Subject,
+    make: MakeTrainer,
+    rounds: int = 2,
+    clients: Sequence[Client] | None = None,
+    more: tuple[UpdateTransform, ...] = (),
 ) -> tuple[ServerState, dict[str, Any]]:
-    """Some rounds with all clients: the server's state and what each client holds."""
+    """Some rounds with all clients: the server's state and what each client holds. `more` are transforms beside the
+    method's own."""
     built, state = subject.built, subject.built.start()
     store = MemoryClients(built, clients or subject.clients, seed=SEED)
-    engine = SimulationEngine(built, store, trainer, built.method.scoring, SEED)
+    transforms = Transforms((*built.method.transforms, *more))
+    engine = SimulationEngine(built, store, make(built, transforms), built.method.scoring, SEED, transforms)
     server_users = prototypical_users(built, subject.federation, seed=SEED)
     for _ in range(rounds):
-        state, _ = run_round(built, engine, state, list(store.clients), server_users=server_users)
+        state, _ = run_round(
+            built, engine, state, list(store.clients), transforms=transforms, server_users=server_users
+        )
     return state, {user: client.private for user, client in store.clients.items()}
 
 
@@ -191,7 +200,7 @@ def _check_zero_rates(subject: Subject) -> None:
         # what homes tell of themselves on purpose is no matter of learning rates, nor what the server makes of it
         still = replace(still, release=None, elects=None, candidates=(), server=FedAvg())
     subject = replace(subject, built=replace(subject.built, method=still))
-    state, homes = _advance(subject, LoopEngine(subject.built, SEED), rounds=1)
+    state, homes = _advance(subject, _loop, rounds=1)
     start = subject.built.start()
     _require(tree.max_abs_difference(state.federated, start.federated) == 0, "a federated parameter moved")
     _require(tree.max_abs_difference(state.keyed, start.keyed) == 0, "a keyed parameter moved")
@@ -208,15 +217,13 @@ def _check_frozen(subject: Subject) -> None:
 
 
 def _check_order(subject: Subject) -> None:
-    engine = CohortEngine(subject.built, SEED, workers=0)
     turned = [subject.clients[position] for position in (3, 0, 1, 4, 2)]
-    same = _same_bits(_advance(subject, engine), _advance(subject, engine, clients=turned))
+    same = _same_bits(_advance(subject, _cohort), _advance(subject, _cohort, clients=turned))
     _require(same, "the order changed the bits")
 
 
 def _check_repeat(subject: Subject) -> None:
-    engine = CohortEngine(subject.built, SEED, workers=0)
-    _require(_same_bits(_advance(subject, engine), _advance(subject, engine)), "the same seed gave other bits")
+    _require(_same_bits(_advance(subject, _cohort), _advance(subject, _cohort)), "the same seed gave other bits")
 
 
 def _check_resume(subject: Subject) -> None:
@@ -241,13 +248,8 @@ def _check_resume(subject: Subject) -> None:
 
 def _engine_difference(subject: Subject) -> float:
     everybody = [*subject.clients, subject.busy]
-    slow = _advance(subject, LoopEngine(subject.built, SEED), clients=everybody)
-    fast = _advance(subject, CohortEngine(subject.built, SEED, workers=0), clients=everybody)
-    differences = [
-        tree.max_abs_difference(slow[0].federated, fast[0].federated),
-        tree.max_abs_difference(slow[0].keyed, fast[0].keyed),
-        *(tree.max_abs_difference(slow[1][user], fast[1][user]) for user in slow[1]),
-    ]
+    slow, fast = (_advance(subject, make, clients=everybody) for make in (_loop, _cohort))
+    differences = _differences(slow, fast)
     broadcast = slow[0].broadcast()
     outputs = [
         engine.predict(broadcast, subject.clients)
@@ -257,6 +259,23 @@ def _engine_difference(subject: Subject) -> float:
     return max(differences)
 
 
+def _differences(one: tuple[ServerState, Any], other: tuple[ServerState, Any]) -> list[float]:
+    return [
+        tree.max_abs_difference(one[0].federated, other[0].federated),
+        tree.max_abs_difference(one[0].keyed, other[0].keyed),
+        *(tree.max_abs_difference(one[1][user], other[1][user]) for user in one[1]),
+    ]
+
+
+def _check_transforms(subject: Subject) -> None:
+    """A round with the method's own transforms and, where its updates are sums, with differential privacy."""
+    private = () if subject.method.elects is not None else (LOCAL_DP,)
+    slow, fast = (_advance(subject, make, rounds=1, more=private) for make in (_loop, _cohort))
+    difference = max(_differences(slow, fast))
+    _require(difference <= TOLERANCE, f"loop and cohort differ by {difference:.1e}")
+    _require(bool(fast[1]), "no client kept anything")
+
+
 def _check_engines(subject: Subject) -> None:
     difference = _engine_difference(subject)
     _require(difference <= TOLERANCE, f"loop and cohort differ by {difference:.1e}")
@@ -264,7 +283,7 @@ def _check_engines(subject: Subject) -> None:
 
 def _check_newcomer(subject: Subject) -> None:
     engine = CohortEngine(subject.built, SEED, workers=0)
-    state, _ = _advance(subject, engine, rounds=1)
+    state, _ = _advance(subject, _cohort, rounds=1)
     client = replace(
         subject.clients[3], user="somebody new", private=subject.built.new_private("somebody new", seed=SEED)
     )
@@ -355,74 +374,9 @@ _CHECKS: dict[str, Callable[[Subject], None]] = {
     "repeat": _check_repeat,
     "resume": _check_resume,
     "engines": _check_engines,
+    "transforms": _check_transforms,
     "newcomer": _check_newcomer,
     "wire": _check_wire,
     "last bits": _check_last_bits,
     "fedavg": _check_fedavg,
 }
-
-
-def attack_updates(
-    built: Built, clients: Sequence[Client], *, transforms: Transforms = NO_TRANSFORMS
-) -> tuple[Inversion, ...]:
-    """Read each client's private embedding off its update alone, as a curious server could.
-
-    The private embedding is input to some linear layer. Over one round of SGD the layer's weights move by
-    a sum of g x^T and its bias by the sum of g, so bias-delta^T weight-delta / |bias-delta|^2 is the mean
-    input, embedding included, weighted by the gradients. The attacker does not know which columns are the
-    embedding's; we let it try all and report its best, which is what an attacker with the code would get.
-    Where the embedding is multiplied with something shared instead, that one's gradient has the embedding as a
-    factor: every tensor and row of the same size is a guess too, at the scale that suits it best.
-    """
-    names = [
-        name
-        for name in built.partition.names(Role.PRIVATE)
-        if SMALLEST_EMBEDDING <= built.initial[name].numel() <= LARGEST_EMBEDDING
-    ]
-    if not names:
-        return ()
-    start = built.start()
-    generator = seeds.torch_generator(SEED, "attacked embedding")
-    attacks = []
-    for client in clients:
-        truth = {name: torch.randn(built.initial[name].shape, generator=generator) for name in names}
-        victim = replace(client, private={**client.private, **truth})
-        outcome = LoopEngine(built, SEED, transforms).work(start.broadcast(), [victim])
-        guesses = [_mean_input(outcome.update.federated, layer) for layer in _linear_layers(start.federated)]
-        for name in names:
-            own = truth[name].flatten()
-            moved = [_best_scale(step, own) for step in _steps(outcome.update) if step.numel() == own.numel()]
-            best = min((_closeness(guess, own) for guess in (*guesses, *moved)), default=(1.0, 0.0))
-            attacks.append(Inversion(client.examples, *best))
-    return tuple(attacks)
-
-
-def _steps(update: Update) -> list[Tensor]:
-    rows = [row for some in update.keyed.values() for row in some.values]
-    return [tensor.double().flatten() for tensor in (*update.federated.values(), *rows)]
-
-
-def _best_scale(guess: Tensor, truth: Tensor) -> Tensor:
-    return guess * (guess @ truth.double()) / (guess @ guess).clamp_min(1e-30)
-
-
-def _linear_layers(federated: Mapping[str, Tensor]) -> list[str]:
-    layers = [name.removesuffix(".weight") for name in federated if name.endswith(".weight")]
-    return [layer for layer in layers if f"{layer}.bias" in federated and federated[f"{layer}.weight"].dim() == 2]
-
-
-def _mean_input(delta: Mapping[str, Tensor], layer: str) -> Tensor:
-    weight, bias = delta[f"{layer}.weight"].double(), delta[f"{layer}.bias"].double()
-    return bias @ weight / (bias @ bias).clamp_min(1e-30)
-
-
-def _closeness(guess: Tensor, truth: Tensor) -> tuple[float, float]:
-    """Relative error and cosine of the best window of the guess."""
-    truth = truth.double()
-    windows = (
-        guess.unfold(0, len(truth), 1) if len(guess) >= len(truth) else torch.zeros(1, len(truth), dtype=torch.float64)
-    )
-    errors = (windows - truth).norm(dim=1) / truth.norm()
-    best = int(errors.argmin())
-    cosine = torch.nn.functional.cosine_similarity(windows[best], truth, dim=0)
-    return float(errors[best]), float(cosine)

@@ -1,0 +1,94 @@
+"""An honest-but-curious server: how much of a private embedding one client's update gives away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from homespun.core import seeds
+from homespun.core.messages import Update
+from homespun.core.method import Built
+from homespun.core.roles import Role
+from homespun.core.transforms import NO_TRANSFORMS, Transforms
+from homespun.engines.engine import Client
+from homespun.engines.loop import LoopEngine
+
+SMALLEST_EMBEDDING, LARGEST_EMBEDDING = 4, 10_000  # numbers; fewer are guessed by chance, more are a head
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """An honest-but-curious server tries to read a private embedding off one client's update."""
+
+    examples: int
+    relative_error: float  # |guess - truth| / |truth|: 1 is as good as guessing zero, 0 is the embedding itself
+    cosine: float
+
+
+def attack_updates(
+    built: Built, clients: Sequence[Client], *, seed: int, transforms: Transforms = NO_TRANSFORMS
+) -> tuple[Inversion, ...]:
+    """Read each client's private embedding off its update alone, as a curious server could.
+
+    The private embedding is input to some linear layer. Over one round of SGD the layer's weights move by
+    a sum of g x^T and its bias by the sum of g, so bias-delta^T weight-delta / |bias-delta|^2 is the mean
+    input, embedding included, weighted by the gradients. The attacker does not know which columns are the
+    embedding's; we let it try all and report its best, which is what an attacker with the code would get.
+    Where the embedding is multiplied with something shared instead, that one's gradient has the embedding as a
+    factor: every tensor and row of the same size is a guess too, at the scale that suits it best.
+    """
+    names = [
+        name
+        for name in built.partition.names(Role.PRIVATE)
+        if SMALLEST_EMBEDDING <= built.initial[name].numel() <= LARGEST_EMBEDDING
+    ]
+    if not names:
+        return ()
+    start = built.start()
+    generator = seeds.torch_generator(seed, "attacked embedding")
+    attacks = []
+    for client in clients:
+        truth = {name: torch.randn(built.initial[name].shape, generator=generator) for name in names}
+        victim = replace(client, private={**client.private, **truth})
+        outcome = LoopEngine(built, seed, transforms).work(start.broadcast(), [victim])
+        guesses = [_mean_input(outcome.update.federated, layer) for layer in _linear_layers(start.federated)]
+        for name in names:
+            own = truth[name].flatten()
+            moved = [_best_scale(step, own) for step in _steps(outcome.update) if step.numel() == own.numel()]
+            best = min((_closeness(guess, own) for guess in (*guesses, *moved)), default=(1.0, 0.0))
+            attacks.append(Inversion(client.examples, *best))
+    return tuple(attacks)
+
+
+def _steps(update: Update) -> list[Tensor]:
+    rows = [row for some in update.keyed.values() for row in some.values]
+    return [tensor.double().flatten() for tensor in (*update.federated.values(), *rows)]
+
+
+def _best_scale(guess: Tensor, truth: Tensor) -> Tensor:
+    return guess * (guess @ truth.double()) / (guess @ guess).clamp_min(1e-30)
+
+
+def _linear_layers(federated: Mapping[str, Tensor]) -> list[str]:
+    layers = [name.removesuffix(".weight") for name in federated if name.endswith(".weight")]
+    return [layer for layer in layers if f"{layer}.bias" in federated and federated[f"{layer}.weight"].dim() == 2]
+
+
+def _mean_input(delta: Mapping[str, Tensor], layer: str) -> Tensor:
+    weight, bias = delta[f"{layer}.weight"].double(), delta[f"{layer}.bias"].double()
+    return bias @ weight / (bias @ bias).clamp_min(1e-30)
+
+
+def _closeness(guess: Tensor, truth: Tensor) -> tuple[float, float]:
+    """Relative error and cosine of the best window of the guess."""
+    truth = truth.double()
+    windows = (
+        guess.unfold(0, len(truth), 1) if len(guess) >= len(truth) else torch.zeros(1, len(truth), dtype=torch.float64)
+    )
+    errors = (windows - truth).norm(dim=1) / truth.norm()
+    best = int(errors.argmin())
+    cosine = torch.nn.functional.cosine_similarity(windows[best], truth, dim=0)
+    return float(errors[best]), float(cosine)
