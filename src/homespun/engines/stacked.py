@@ -166,9 +166,8 @@ def train_phase_stacked(
                 batch = {name: column[here] for name, column in data.items()}
         valid = valid.to(built.device)
         leaves = {name: value[:active].detach().requires_grad_(name in chosen) for name, value in values.items()}
-        drawn = keys.add(
-            batch, step=step, rows=rows.to(built.device)
-        )  # other keys in every step, and the same tensors else
+        # Other keys in every step, and else the same tensors.
+        drawn = keys.add(batch, step=step, rows=rows.to(built.device))
         losses = loss_of(lambda given, some: model.stacked({**frozen, **given}, some), leaves, drawn)
         total[:active] += (losses.detach() * valid).sum(dim=1).to(CPU)
         shares = valid if built.method.share is None else valid * batch[built.method.share]
