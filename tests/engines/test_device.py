@@ -42,8 +42,8 @@ ENGINES = {
 }
 # Every way through the engines and, of the models, everything that is written by hand.
 SUBJECTS = {
-    "furl": ("furl", {"personalize_epochs": 2}, "dialects"),
-    "furl, table": ("furl", {"users": "table", "pooling": "max", "proximal": 0.1}, "dialects"),
+    "furl": ("furl", {"personalize_epochs": 1, "batch": 2}, "dialects"),  # several batches: not summed
+    "furl, table": ("furl", {"users": "table", "pooling": "max", "proximal": 0.1, "batch": 3}, "dialects"),
     "fedperc": ("fedperc", {}, "dialects"),
     "fedperc, layers": ("fedperc", {"layers": "transformer.ln_f.*", "prior": "average"}, "dialects"),
     "fedperc generated": ("fedperc_generated", {}, "dialects"),
