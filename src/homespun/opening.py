@@ -13,7 +13,7 @@ import numpy as np
 from homespun.core.devices import require_device
 from homespun.core.errors import DataError, HomespunError, RunError, SettingsError, raise_faults
 from homespun.core.messages import state_from_bytes
-from homespun.core.method import WHOLE, Artefact, Method, Task, build, load_method
+from homespun.core.method import WHOLE, Artefact, Built, Method, Task, build, load_method
 from homespun.core.progress import Show, silent
 from homespun.core.roles import SHARED
 from homespun.data.columns import look_like_names
@@ -22,7 +22,7 @@ from homespun.data.splits import part, withhold
 from homespun.files import SCHEMA, DataSettings, versions, write_json
 from homespun.privacy.account import UnprotectedUse
 from homespun.privacy.accounting import require_accountant
-from homespun.privacy.settings import require_promise, require_public
+from homespun.privacy.settings import Privacy, Sampler, require_promise, require_public
 from homespun.runs.prototypes import prototypical_users
 from homespun.runs.run import Run
 from homespun.runs.schedule import first_shared_phase
@@ -91,13 +91,7 @@ def open_run(
     called with how far long work on this run is. `temporary` is kept alive as long as the run.
     """
     made, participants, newcomers = method_for(federation, settings, method=method, values=method_settings or {})
-    made.scoring.require(federation.name, method=made.name)
-    held = "texts" if made.task.image is None else "images"
-    if made.reads != held:
-        corpora = {"texts": "dialects, sotu or a file", "images": "digits or voices"}[made.reads]
-        raise SettingsError(
-            f"{federation.name}: {made.name} reads {made.reads}, and this corpus has {held}. Try {corpora}."
-        )
+    _require_readable(made, federation)
     if not read_only:
         require_device(settings.device)
         _require_known_contexts(made, participants, newcomers, settings)
@@ -106,21 +100,10 @@ def open_run(
         Vault.open(Path(folder), identity=identity_of(made, federation, settings), read_only=True).close()
     built = build(made, seed=settings.seed)
     if settings.privacy is not None:
-        if made.pooled:
-            raise SettingsError(
-                f"privacy: {made.name} trains on one server that has everybody's examples, so no update of a home is "
-                "there to be clipped and noised. Leave privacy out, or take a federated method."
-            )
-        if not read_only:  # what was told before can be looked at without it
+        if not read_only:  # what was released before can be looked at without it
             require_accountant()
             require_public(settings.privacy, looks_across=getattr(federation, "looks_across", ()))
-        users, shared = len(participants.users), built.partition.names(*SHARED)
-        require_promise(settings.privacy, users=users, sampler=settings.sampler, shared=shared)
-        if made.elects is not None:
-            raise SettingsError(
-                f"privacy: {made.name} elects one client's step, and noise on a sum does not hide whose it is. "
-                "Set map_step to mean: then everybody's step is clipped, summed and noised like everything else."
-            )
+        _require_protectable(built, settings.privacy, users=len(participants.users), sampler=settings.sampler)
     server_users = prototypical_users(built, federation, seed=settings.seed, device=settings.device)
     new = not (Path(folder) / VAULT_FILE).exists()
     vault = Vault.open(Path(folder), identity=identity_of(made, federation, settings), read_only=read_only)
@@ -150,6 +133,33 @@ def open_run(
             _write_settings(run)
         undo.pop_all()
     return run
+
+
+def _require_readable(method: Method, federation: Federation) -> None:
+    """Raise where a corpus lacks what the method scores or reads."""
+    method.scoring.require(federation.name, method=method.name)
+    held = "texts" if method.task.image is None else "images"
+    if method.reads != held:
+        corpora = {"texts": "dialects, sotu or a file", "images": "digits or voices"}[method.reads]
+        raise SettingsError(
+            f"{federation.name}: {method.name} reads {method.reads}, and this corpus has {held}. Try {corpora}."
+        )
+
+
+def _require_protectable(built: Built, privacy: Privacy, *, users: int, sampler: Sampler) -> None:
+    """Raise where differential privacy cannot hold for what this method sends."""
+    name = built.method.name
+    if built.method.pooled:
+        raise SettingsError(
+            f"privacy: {name} trains on one server that has everybody's examples, so no update of a home is "
+            "there to be clipped and noised. Leave privacy out, or take a federated method."
+        )
+    require_promise(privacy, users=users, sampler=sampler, shared=built.partition.names(*SHARED))
+    if built.method.elects is not None:
+        raise SettingsError(
+            f"privacy: {name} elects one client's step, and noise on a sum does not hide whose it is. "
+            "Set map_step to mean: then everybody's step is clipped, summed and noised like everything else."
+        )
 
 
 def _require_accounted(run: Run) -> None:

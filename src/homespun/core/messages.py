@@ -188,7 +188,8 @@ def _number(header: Mapping[str, Any], name: str) -> float:
     # comparing is exact for integers of any size; isfinite would overflow
     if type(value) not in (int, float) or not -LARGEST_NUMBER <= value <= LARGEST_NUMBER:
         raise MessageError(f"its {name!r} is not a finite number")
-    return value
+    number: float = value
+    return number
 
 
 def _require_places(tensors: Tree, *places: str) -> None:

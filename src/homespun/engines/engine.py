@@ -182,7 +182,8 @@ def touched_rows(built: Built, client: Client, name: str, *, moved: Tensor) -> T
     column = built.method.keys[name]
     if column in client.data:
         return torch.unique(client.data[column].long())
-    return moved.flatten(1).any(dim=1).nonzero()[:, 0]
+    rows: Tensor = moved.flatten(1).any(dim=1).nonzero()[:, 0]
+    return rows
 
 
 def with_columns(built: Built, parameters: Tree, data: Batch) -> Batch:

@@ -76,7 +76,8 @@ class LoopEngine:
 
 
 def model_output(built: Built, parameters: Tree, batch: Batch) -> Tensor:
-    return functional_call(built.model, dict(parameters), (batch,))
+    output: Tensor = functional_call(built.model, dict(parameters), (batch,))
+    return output
 
 
 def predict_client(built: Built, broadcast: Broadcast, client: Client) -> Tensor:
