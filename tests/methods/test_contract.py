@@ -20,7 +20,8 @@ load_method = named_by_user()(loaded)
 checked = cache(check_method)
 
 ALL = (
-    "roles", "zero rates", "frozen", "order", "repeat", "resume", "engines", "transforms", "newcomer", "wire", "last bits", "fedavg",
+    "roles", "zero rates", "frozen", "order", "repeat", "resume", "engines", "transforms", "newcomer", "wire",
+    "last bits", "fedavg",
 )  # fmt: skip
 
 

@@ -181,7 +181,8 @@ def touched_rows(built: Built, client: Client, name: str, *, moved: Tensor) -> T
         return torch.arange(len(moved))
     column = built.method.keys[name]
     if column in client.data:
-        return torch.unique(client.data[column].long())
+        named: Tensor = torch.unique(client.data[column].long())
+        return named
     rows: Tensor = moved.flatten(1).any(dim=1).nonzero()[:, 0]
     return rows
 
