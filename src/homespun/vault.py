@@ -9,13 +9,12 @@ is reported and set aside, never silently begun again. `docs/vault.md` has the l
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 from torch import Tensor
 
@@ -23,18 +22,16 @@ from homespun.core.errors import MessageError, RunError, UnknownNameError, Vault
 from homespun.core.identity import require_same_run
 from homespun.core.tree import Tree, from_bytes, require_like, to_bytes
 from homespun.disk import make_folder
+from homespun.vault_db import VaultConnection
+from homespun.vault_entries import Entry, Quarantined, bytes_of, number_of, quoted, user_key, user_of
 from homespun.vault_file import (
-    DAMAGED,
-    FAILURES,
     LOCK_FILE,
     VAULT_FILE,
-    Head,
     check_file,
     close_to_others,
     connect,
     create,
     digest,
-    explained,
     files_of,
     put,
     read_object,
@@ -42,41 +39,13 @@ from homespun.vault_file import (
     take_lock,
 )
 
+ARTEFACT = "artefact/"  # before an artefact's name, in the keys of the run's values
+
 __all__ = ["LOCK_FILE", "VAULT_FILE", "Entry", "Quarantined", "Vault"]
 
-USERS_PER_QUERY = 500
 
-
-@dataclass(frozen=True)
-class Entry:
-    """One committed private row, without its content."""
-
-    user: str
-    round: int | None  # None: damaged
-    size_bytes: int
-
-
-@dataclass(frozen=True)
-class Quarantined:
-    """A private row that failed its checksum, as it was found."""
-
-    user: str
-    round: int | None  # None: damaged
-    reason: str
-    at: str
-    data: bytes
-
-
-class Vault:
+class Vault(VaultConnection):
     """The private rows, server state and history of one run. Build it with `Vault.open`."""
-
-    def __init__(self, path: Path, *, db: sqlite3.Connection, lock: BinaryIO | None) -> None:
-        self.path = path
-        self.read_only = lock is None
-        self._db = db
-        self._lock = lock
-        self._staged: dict[bytes, bytes] = {}
-        self._seen = self._head()  # as this writer found or left it
 
     @classmethod
     def open(
@@ -120,19 +89,6 @@ class Vault:
                 vault._query(f"PRAGMA max_page_count={int(max_pages)}")
             undo.pop_all()
         return vault
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Drop what is staged, close the file, then let the next writer in."""
-        self._staged.clear()
-        self._db.close()
-        if self._lock:
-            self._lock.close()
 
     def remove(self) -> None:
         """The file of a run that never began."""
@@ -183,6 +139,25 @@ class Vault:
         except (TypeError, ValueError):
             raise self._damaged("the history of rounds holds what is not a record") from None
 
+    # ---- artefacts: what a run makes beside its state, such as the weights of a reranker ----
+
+    def keep_artefact(self, name: str, data: bytes) -> None:
+        """Keep an artefact of the run under a name; one of the same name is replaced."""
+        if not name:
+            raise VaultError(f"{self.path}: an artefact needs a name.")
+        with self._transaction() as db:
+            put(db, key=ARTEFACT + name, value=data)
+
+    def artefact(self, name: str) -> bytes | None:
+        """An artefact as it was kept; None if there is none of this name."""
+        with self.snapshot():
+            return self._value(ARTEFACT + name) if name in self.artefacts() else None
+
+    def artefacts(self) -> list[str]:
+        """The names of all artefacts."""
+        rows = self._query("SELECT key FROM run WHERE key GLOB ? ORDER BY key", (ARTEFACT + "*",))
+        return [user_of(key)[len(ARTEFACT) :] for (key,) in rows]
+
     # ---- private rows ----
 
     def private(self, user: str) -> dict[str, Tensor] | None:
@@ -206,14 +181,14 @@ class Vault:
                     own = {name: value for name, value in (copies or {}).items() if name in found[user]}
                     require_like({**like, **own}, found[user])
             except MessageError as error:
-                faults.setdefault(f"is not what this run keeps: {error}", []).append(_key(user))
+                faults.setdefault(f"is not what this run keeps: {error}", []).append(user_key(user))
         if faults:
             self._raise_unusable(faults)
         return found
 
     def stage(self, private: Mapping[str, Tree]) -> None:
         """Keep these users' tensors, as they are now, in memory for the next `commit`."""
-        rows = {_key(user): to_bytes(tree) for user, tree in private.items()}
+        rows = {user_key(user): to_bytes(tree) for user, tree in private.items()}
         self._refuse_quarantined(rows)
         self._staged.update(rows)
 
@@ -265,7 +240,7 @@ class Vault:
         """The committed rows, ordered by the bytes of the user's id."""
         sql = "SELECT user, round, length(data) FROM private ORDER BY user LIMIT ? OFFSET ?"
         rows = self._query(sql, (-1 if limit is None else limit, offset))
-        return [Entry(user=_user(key), round=_number(round), size_bytes=size) for key, round, size in rows]
+        return [Entry(user=user_of(key), round=number_of(round), size_bytes=size) for key, round, size in rows]
 
     def users(self, *, offset: int = 0, limit: int | None = None) -> list[str]:
         return [entry.user for entry in self.entries(offset=offset, limit=limit)]
@@ -275,7 +250,7 @@ class Vault:
         rows = self._rows([user])
         if user not in rows:
             remedy = "`homespun vault list RUN` shows who has one."
-            raise UnknownNameError(f"{self.path}: no private entry of user {_quoted(user)}. {remedy}")
+            raise UnknownNameError(f"{self.path}: no private entry of user {quoted(user)}. {remedy}")
         self.private_many([user])  # a row that holds no tensors is refused
         return rows[user]
 
@@ -283,7 +258,7 @@ class Vault:
         """The entries set aside because they failed their checksum, oldest first."""
         rows = self._query("SELECT user, round, reason, at, data FROM quarantine ORDER BY id")
         return [
-            Quarantined(_user(user), _number(round), reason=_user(reason), at=_user(at), data=_bytes(data))
+            Quarantined(user_of(user), number_of(round), reason=user_of(reason), at=user_of(at), data=bytes_of(data))
             for user, round, reason, at, data in rows
         ]
 
@@ -293,13 +268,13 @@ class Vault:
         Costs a rewrite of the file: `secure_delete` zeroes a deleted row, but page splits have left stale
         copies in unused space, and only a rewrite drops those. An interrupted call may be repeated.
         """
-        key = _key(user)
+        key = user_key(user)
         found = self._staged.pop(key, None) is not None
         with self._transaction() as db:
             for table in ("private", "quarantine"):
                 found |= db.execute(f"DELETE FROM {table} WHERE user = ?", (key,)).rowcount > 0
             found |= db.execute("DELETE FROM known WHERE user_sha256 = ?", (digest(key),)).rowcount > 0
-        removed = f"{_quoted(user)} is removed, but traces may remain in the files: forget again after that."
+        removed = f"{quoted(user)} is removed, but traces may remain in the files: forget again after that."
         try:
             self._query("VACUUM")
             [(busy, _, _)] = self._query("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -309,84 +284,11 @@ class Vault:
             raise VaultError(f"{self.path}: another process reads this run; let it end. {removed}")
         return found
 
-    # ---- consistency and errors ----
-
-    @contextmanager
-    def snapshot(self) -> Iterator[None]:
-        """Reads inside see one and the same commit, whatever a writer does meanwhile.
-
-        Meant for readers, and for a short while: the writer's log grows, and its `forget` has to wait. The
-        writer itself needs none, since nobody else can commit.
-        """
-        if not self.read_only or self._db.in_transaction:
-            yield
-            return
-        self._query("BEGIN")
-        try:
-            yield
-        finally:
-            self._db.rollback()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """All that the block writes, or nothing; nothing either if another process has written meanwhile."""
-        if self.read_only:
-            raise VaultError(f"{self.path}: opened read-only. Open it for writing to change it.")
-        try:
-            self._db.execute("BEGIN IMMEDIATE")
-            self._require_only_writer()
-            yield self._db
-            found = self._head()
-            head = replace(found, commits=found.commits + 1)
-            put(self._db, key="head", value=head.to_json())
-            self._db.execute("COMMIT")
-            self._seen = head
-        except FAILURES as error:
-            raise explained(self.path, error) from error
-        finally:
-            with suppress(sqlite3.Error):  # the first error counts
-                self._db.rollback()  # does nothing after the commit
-
-    def _require_only_writer(self) -> None:
-        """The lock does not help once its file was removed: the next writer locks another one."""
-        if self._head() != self._seen:
-            raise VaultError(
-                f"{self.path}: another process has written to this run since it was opened here (was {LOCK_FILE} "
-                "removed?), so nothing was written. Let the other process end, then run the same command again."
-            )
-
-    def _query(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        try:
-            return self._db.execute(sql, parameters).fetchall()
-        except FAILURES as error:
-            raise explained(self.path, error) from error
-
-    def _head(self) -> Head:
-        with self._meaningful("head"):
-            return Head.from_json(self._value("head"))
-
-    def _value(self, key: str) -> bytes:
-        rows = self._query("SELECT value, sha256 FROM run WHERE key = ?", (key,))
-        if len(rows) != 1 or digest(key, rows[0][0]) != rows[0][1]:
-            raise self._damaged(f"the run's {key} is missing or does not match its checksum")
-        if not isinstance(rows[0][0], bytes):
-            raise self._damaged(f"the run's {key} is of another type")
-        return rows[0][0]
-
-    @contextmanager
-    def _meaningful(self, key: str) -> Iterator[None]:
-        """The checksums have no key: a value that matches may still have been made up."""
-        try:
-            yield
-        except (TypeError, ValueError):
-            raise self._damaged(f"the run's {key} makes no sense") from None
-
-    def _damaged(self, what: str) -> VaultError:
-        return VaultError(f"{self.path}: {what}. {DAMAGED}")
+    # ---- damage ----
 
     def _rows(self, users: Iterable[str]) -> dict[str, bytes]:
         """Verified bytes of those users who have any; all damaged entries among them in one error."""
-        keys = {_key(user): user for user in users}
+        keys = {user_key(user): user for user in users}
         found = {key: self._staged[key] for key in keys if key in self._staged}
         damaged: list[bytes] = []
         with self.snapshot():
@@ -412,13 +314,6 @@ class Vault:
             self._raise_unusable(faults)
         return {user: found[key] for key, user in keys.items() if key in found}
 
-    def _among(self, sql: str, keys: Collection[bytes]) -> Iterator[tuple[Any, ...]]:
-        """The rows of a query that ends in `IN`, asked for some keys at a time, in a fixed order."""
-        ordered = sorted(keys)
-        for start in range(0, len(ordered), USERS_PER_QUERY):
-            some = ordered[start : start + USERS_PER_QUERY]
-            yield from self._query(f"{sql} ({','.join('?' * len(some))})", some)
-
     def _set_aside(self, keys: Iterable[bytes]) -> None:
         at = datetime.now(UTC).isoformat(timespec="seconds")
         with self._transaction() as db:
@@ -436,37 +331,10 @@ class Vault:
             self._raise_unusable({"is damaged and set aside": refused})
 
     def _raise_unusable(self, keys_by_fault: Mapping[str, Iterable[bytes]]) -> NoReturn:
-        pairs = [(_quoted(_user(key)), fault) for fault, keys in keys_by_fault.items() for key in keys]
+        pairs = [(quoted(user_of(key)), fault) for fault, keys in keys_by_fault.items() for key in keys]
         faults = [f"the entry of user {user} {fault}" for user, fault in pairs]
         faults[-1] += (
             ". It is not used, and not begun again by itself: `homespun vault list RUN --quarantine` shows what "
             "is set aside, and `homespun vault forget RUN USER` lets that user begin again."
         )
         raise_faults(VaultError, str(self.path), faults)
-
-
-def _key(user: str) -> bytes:
-    """A user's id as bytes, one to one: as SQLite text a NUL or a lone surrogate would not survive."""
-    if not user:
-        raise VaultError("a user id is empty. Any other text is legal.")
-    return user.encode("utf-8", "surrogatepass")
-
-
-def _user(key: object) -> str:
-    try:
-        return _bytes(key).decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:  # a damaged key must still be listed
-        return _bytes(key).decode("utf-8", "backslashreplace")
-
-
-def _bytes(found: object) -> bytes:
-    """SQLite keeps no types: what should be bytes may be anything in a damaged or forged file."""
-    return found if isinstance(found, bytes) else repr(found).encode()
-
-
-def _number(found: object) -> int | None:
-    return found if isinstance(found, int) else None
-
-
-def _quoted(user: str) -> str:
-    return repr(user) if len(user) <= 100 else f"{user[:100]!r}... ({len(user)} characters)"
