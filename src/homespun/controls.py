@@ -217,7 +217,13 @@ def personal_share(run: Run) -> dict[str, TextEvaluation] | None:
         "another": replace(own, private="another"),
     }
     found = {
-        name: evaluate_people(run, run.federation, protocol, task=f"private parameters: {name}")
+        name: evaluate_people(
+            run,
+            run.federation,
+            protocol,
+            task=f"private parameters: {name}",
+            passes=2 if run.method.personalize.generates else 1,
+        )
         for name, protocol in states.items()
     }
     return {name: one for name, one in found.items() if isinstance(one, TextEvaluation)}

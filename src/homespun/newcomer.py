@@ -90,7 +90,8 @@ def personalize(
     engine = home_engine(run, steps=steps, generated=generated)
     examples = reader_of(run).take(run, texts, labels=labels, context=context)
     home = Client(user, private=run.clients.new_private(user, run.state.broadcast()), data=run.method.encode(examples))
-    require_utterances(home, len(examples), where="texts")
+    if "generate" in run.scoring.offers:
+        require_utterances(home, len(examples), where="texts")
     return Person(run, user, learned_at_home(run, engine, home))
 
 
@@ -239,7 +240,7 @@ def one_users_examples(given: Federation, user: str | None) -> tuple[str, Exampl
 
 
 def require_utterances(home: Client, given: int, *, where: str) -> None:
-    if given and not home.examples:
+    if not home.examples:
         raise DataError(
             f"{where}: none of its {given} utterances has {SHORTEST} tokens or more. Give a text with longer sentences."
         )
@@ -274,6 +275,10 @@ def chosen_way(run: Run, *, steps: int | None, generated: bool) -> Personalizati
     way, name = run.method.personalize, run.method.name
     private = list(run.built.partition.names(Role.PRIVATE))
     learns = any(optimizers(phase, private) for phase in way.phases)
+    if not isinstance(way, GradientSteps | Generated):
+        if steps is not None or generated:
+            raise InputError(f"{name} personalizes in a way of its own. Leave steps and generated out.")
+        return way
     if isinstance(way, GradientSteps) and not learns:
         raise RunError(f"{run.vault.path.parent}: {name} keeps nothing private, so there is nothing to personalize.")
     if generated and not isinstance(way, Generated):
@@ -287,8 +292,6 @@ def chosen_way(run: Run, *, steps: int | None, generated: bool) -> Personalizati
         raise InputError("steps: the generator alone takes none. Give steps or generated.")
     if steps is not None and steps < 1:
         raise InputError(f"steps: {steps}. At least one gradient step is needed.")
-    if not isinstance(way, GradientSteps | Generated):
-        return way
     return replace(way, phases=() if generated or not learns else [_with_steps(phase, steps) for phase in way.phases])
 
 

@@ -47,15 +47,33 @@ class Intake:
         reason = refusal(update, self.broadcast, statistics=self.statistics, elects=self.elects)
         if reason is None and self.weight not in (None, update.weight):
             reason = f"a weight of {update.weight} where everybody's is {self.weight:g}"
+        changed = None
+        if reason is None:
+            changed = transforms.on_client(update, self.broadcast, user)
+            reason = _no_numbers(changed) if transforms.client_side else None
         if reason is not None:
             self.refused[user] = reason
-        counted = update if reason is None else self.instead
-        if counted is not None:
-            changed = transforms.on_client(counted, self.broadcast, user)
+            changed = None if self.instead is None else self._in_its_place(user, self.instead, transforms)
+        if changed is not None:
             self.total = self.total + changed
             self.taken.add(user)
-            self.sent_bytes = add_bytes(self.sent_bytes, transforms.bytes_sent(changed))
+        self.sent_bytes = add_bytes(self.sent_bytes, transforms.bytes_sent(update if changed is None else changed))
         return reason is None
+
+    def _in_its_place(self, user: str, instead: Update, transforms: Transforms) -> Update:
+        """`instead` as it leaves the client; if a transform breaks it too, with what makes clients equal alone."""
+        changed = transforms.on_client(instead, self.broadcast, user)
+        if _no_numbers(changed) is None:
+            return changed
+        protecting = Transforms(tuple(one for one in transforms.chain if one.equal_clients))
+        return protecting.on_client(instead, self.broadcast, user)
+
+
+def _no_numbers(update: Update) -> str | None:
+    """Whether a transform made something of an update that cannot be added."""
+    tensors = {**update.federated, **{name: rows.values for name, rows in update.keyed.items()}}
+    broken = sorted(name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all()))
+    return f"NaN or infinity in {broken[0]!r} after its transforms" if broken else None
 
 
 def refusal(

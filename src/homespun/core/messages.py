@@ -107,10 +107,25 @@ class ServerState:
         return Broadcast(self.round, self.federated, self.keyed)
 
 
-def require_valid(update: Update, broadcast: Broadcast, *, statistics: Sequence[str]) -> None:
-    """Raise unless the update answers this broadcast and is finite throughout."""
+def require_valid(
+    update: Update,
+    broadcast: Broadcast,
+    *,
+    statistics: Sequence[str],
+    clients: int | None = None,
+    candidates: Sequence[str] | None = None,
+) -> None:
+    """Raise unless the update answers this broadcast and is finite throughout. It is of at most `clients` clients, and
+    one that is elected has steps for `candidates`; None: any."""
     if update.round != broadcast.round:
         raise MessageError(f"update of round {update.round} arrived in round {broadcast.round}")
+    if update.weight < 0:
+        raise MessageError(f"an update with a weight of {update.weight:g}")
+    if clients is not None and update.clients > clients:
+        raise MessageError(f"an update of {update.clients} clients, where {clients} were asked")
+    elected = () if update.elected is None else tuple(update.elected.steps)
+    if candidates is not None and set(elected) - set(candidates):
+        raise MessageError(f"an update with steps for {sorted(elected)}, where {sorted(candidates)} were expected")
     tree.require_same_names(broadcast.federated, update.federated)
     if update.keyed.keys() != broadcast.keyed.keys():
         raise MessageError(f"keyed parameters: expected {sorted(broadcast.keyed)}, got {sorted(update.keyed)}")

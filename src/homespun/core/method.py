@@ -226,7 +226,7 @@ def build(method: Method, *, seed: int) -> Built:
         model = method.build()
     model.requires_grad_(False)
     named = dict(model.named_parameters())
-    parts = partition(named, method.rules, method=method.name)
+    parts = partition(named, method.rules, method=method.name, private_varies=method.private_varies)
     _require_sound_phases(method, parts)
     # A frozen parameter may be most of a language model: it is not held twice.
     initial = {

@@ -49,11 +49,12 @@ def first_match(name: str, patterns: Iterable[str]) -> str | None:
     return next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
 
 
-def partition(names: Iterable[str], rules: Rules, *, method: str) -> Partition:
+def partition(names: Iterable[str], rules: Rules, *, method: str, private_varies: bool = False) -> Partition:
     """Give each name the role of the first rule that covers it.
 
     A name no rule covers, and a rule that decides nothing, are errors: both mean that somebody thinks
-    a parameter is somewhere it is not.
+    a parameter is somewhere it is not. Where private parameters vary, a private rule may be for names that only users
+    have.
     """
     names = list(names)
     patterns = [pattern for pattern, _ in rules]
@@ -64,7 +65,8 @@ def partition(names: Iterable[str], rules: Rules, *, method: str) -> Partition:
         for name, match in matches.items()
         if match is None
     ]
-    faults += [_useless_rule(pattern, names, matches) for pattern in patterns if pattern not in matches.values()]
+    needed = [pattern for pattern, role in rules if not (private_varies and role is Role.PRIVATE)]
+    faults += [_useless_rule(pattern, names, matches) for pattern in needed if pattern not in matches.values()]
     if faults:
         raise_faults(PartitionError, method, faults)
     role_of = dict(reversed([(pattern, role) for pattern, role in rules]))

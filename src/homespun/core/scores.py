@@ -1,7 +1,7 @@
 """Scores that add up: what a client reports of an evaluation, and how reports become a result.
 
-A client never sends the model's outputs. It sends counts and sums of its own examples, and the evaluation of many
-clients follows from theirs.
+A client sends counts and sums over its own examples, and the evaluation of many clients follows from theirs. Only an
+exact AUC needs more: how often each score was given (see `LabelScoring`).
 """
 
 from __future__ import annotations

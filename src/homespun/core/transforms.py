@@ -55,7 +55,7 @@ class UpdateTransform:
         return total
 
     def bytes_sent(self, update: Update, sent: dict[str, int]) -> dict[str, int]:
-        """Bytes by role that a client sends for this changed update; `sent` counts it as it is."""
+        """Bytes by role that clients send for this changed update; `sent` counts it as it is."""
         return sent
 
     def disclosed(self, record: RoundRecord, broadcast: Broadcast) -> RoundRecord:
@@ -106,9 +106,10 @@ class Transforms:
             total = one.on_server(total, broadcast)
         return total
 
-    def bytes_sent(self, update: Update) -> dict[str, int]:
-        """Bytes by role of one client's update, as it leaves the client."""
-        sent = message_bytes(update)
+    def bytes_sent(self, update: Update, sent: Mapping[str, int] | None = None) -> dict[str, int]:
+        """Bytes by role of an update as it leaves the client. Of a sum of updates, `sent` has to say what its clients
+        send without transforms."""
+        sent = message_bytes(update) if sent is None else dict(sent)
         for one in self.chain:
             sent = one.bytes_sent(update, sent)
         return sent
@@ -124,7 +125,10 @@ NO_TRANSFORMS = Transforms()
 
 def message_bytes(update: Update) -> dict[str, int]:
     """Bytes by role of an update: parameters, keyed rows, and the numbers beside them. Private parameters are listed
-    to say it: none are sent."""
+    to say that none are sent; an update that is not made of tensors counts as nothing."""
+    parts = [*update.federated.values(), *(rows.values for rows in update.keyed.values())]
+    if not all(isinstance(part, Tensor) for part in parts):
+        return dict(NOTHING_SENT)
     steps = {} if update.elected is None else update.elected.steps
     score = 0 if update.elected is None else NUMBER_BYTES
     return {
@@ -136,7 +140,7 @@ def message_bytes(update: Update) -> dict[str, int]:
 
 
 def row_bytes(table: Tensor, *, rows: int) -> int:
-    """Bytes of so many rows of a keyed parameter."""
+    """Bytes of some rows of a keyed parameter."""
     return rows * (ROW_HEADER_BYTES + table[:1].numel() * table.element_size())
 
 

@@ -210,20 +210,30 @@ def phases_of(built: Built, work: Work) -> Sequence[Phase]:
     return built.method.phases if work == "phases" else built.method.personalize.phases
 
 
-def same_forms(clients: Sequence[Client]) -> bool:
-    """Whether all clients have private parameters of the same names and shapes, so that they can be stacked."""
-    forms = ({name: value.shape for name, value in client.private.items()} for client in clients)
-    first = next(forms, None)
-    return all(other == first for other in forms)
+def can_stack(built: Built, clients: Sequence[Client]) -> bool:
+    """Whether these clients' private parameters can be stacked: the same names, shapes and types for all, and all that
+    the model has. Only a method whose private parameters vary has to be looked at."""
+    if not built.method.private_varies or not clients:
+        return True
+    forms = [{name: (value.shape, value.dtype) for name, value in client.private.items()} for client in clients]
+    return all(form == forms[0] for form in forms) and forms[0].keys() >= set(built.partition.names(Role.PRIVATE))
+
+
+def private_names(built: Built, private: Tree) -> list[str]:
+    """The names of what is private in a tree, which may also hold copies of shared parameters."""
+    if not built.method.private_varies:
+        return list(built.partition.names(Role.PRIVATE))
+    return [name for name in private if built.partition.role_of(name) is Role.PRIVATE]
+
+
+def trainable(parameters: Tree) -> list[str]:
+    """Integers, such as a user's own words, are never trained."""
+    return [name for name, value in parameters.items() if value.is_floating_point()]
 
 
 def kept_at_home(built: Built, broadcast: Broadcast, trained: Tree, *, work: Work) -> dict[str, Tensor]:
     """The private parameters and, from personalizing, the home's own copies of the shared ones that changed."""
-    parts = built.partition
-    if built.method.private_varies:
-        kept = {name: value for name, value in trained.items() if parts.role_of(name) is Role.PRIVATE}
-    else:
-        kept = parts.select(trained, Role.PRIVATE)
+    kept = {name: trained[name] for name in private_names(built, trained)}
     if work == "personalize":
         shared = {**broadcast.federated, **broadcast.keyed}
         kept |= {name: trained[name] for name, value in shared.items() if not torch.equal(trained[name], value)}

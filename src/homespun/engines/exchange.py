@@ -22,10 +22,10 @@ from homespun.core.messages import (
     update_to_tensors,
 )
 from homespun.core.method import Built, Method
-from homespun.core.roles import SHARED, Role
+from homespun.core.roles import SHARED
 from homespun.core.transforms import Transforms
 from homespun.core.tree import Tree
-from homespun.engines.engine import Client, Outcome
+from homespun.engines.engine import Client, Outcome, private_names
 from homespun.engines.remote import bytes_from_json
 from homespun.privacy.dp import DpMechanism, dp_from_dict
 
@@ -96,9 +96,9 @@ def _refused(found: Any, clients: Sequence[Client]) -> dict[str, str]:
 
 def _require_kept(kept: Tree, built: Built, client: Client) -> None:
     """All private parameters, and copies of shared ones if any, each in the form the client had it."""
-    private, shared = set(built.partition.names(Role.PRIVATE)), set(built.partition.names(*SHARED))
-    if built.method.private_varies:
-        private = {name for name in kept if built.partition.role_of(name) is Role.PRIVATE}
+    private, shared = set(private_names(built, client.private)), set(built.partition.names(*SHARED))
+    if built.method.private_varies:  # personalization may add names and change shapes
+        private |= set(private_names(built, kept))
     if not private <= kept.keys() <= private | shared:
         raise MessageError(f"a reply that keeps {sorted(kept)} at home, where {sorted(private)} are private")
     before = {**built.initial, **client.private}
@@ -120,7 +120,7 @@ def transforms_to_list(transforms: Transforms, method: Method) -> list[dict[str,
 
 
 def transforms_from_list(found: Sequence[Mapping[str, Any]], method: Method) -> Transforms:
-    return Transforms((*method.transforms, *map(dp_from_dict, found)))
+    return Transforms((*map(dp_from_dict, found), *method.transforms))
 
 
 def outputs_to_bytes(outputs: Sequence[Tensor]) -> bytes:

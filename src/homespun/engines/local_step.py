@@ -18,6 +18,7 @@ from homespun.core.method import Built, Phase, optimizers
 from homespun.core.optimizers import Adam, AdamW, Optimizer, Sgd
 from homespun.core.roles import SHARED
 from homespun.core.tree import Tree
+from homespun.engines.engine import trainable
 
 SMALLEST_NORM = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the norm
 
@@ -58,7 +59,7 @@ class LocalStep:
 
 def local_step(built: Built, phase: Phase, parameters: Tree, *, anchor: Tree, stacked: bool) -> LocalStep:
     """The steps of this phase on these parameters."""
-    chosen = optimizers(phase, list(parameters))
+    chosen = optimizers(phase, trainable(parameters))
     pulled = frozenset(built.partition.names(*SHARED)) & chosen.keys() if phase.proximal else frozenset()
     return LocalStep(phase, chosen, pulled, anchor, stacked)
 

@@ -31,6 +31,7 @@ from homespun.engines.engine import (
     intake,
     kept_at_home,
     require_own_roles,
+    trainable,
     with_columns,
     with_released,
 )
@@ -76,7 +77,8 @@ class LoopEngine:
 
 
 def model_output(built: Built, parameters: Tree, batch: Batch) -> Tensor:
-    output: Tensor = functional_call(built.model, dict(parameters), (batch,))
+    known = {name: value for name, value in parameters.items() if name in built.partition.roles}  # the model's own
+    output: Tensor = functional_call(built.model, known, (batch,))
     return output
 
 
@@ -149,7 +151,7 @@ def train_phase(
     built: Built, phase: Phase, parameters: Tree, *, anchor: Tree, batches: Sequence[Batch]
 ) -> tuple[dict[str, Tensor], float]:
     """Local SGD: the mean loss of each batch, plus FedProx's term on what is shared."""
-    chosen = optimizers(phase, list(parameters))
+    chosen = optimizers(phase, trainable(parameters))
     values = {
         name: tensor.clone().requires_grad_() if name in chosen else tensor for name, tensor in parameters.items()
     }

@@ -25,7 +25,7 @@ class Trained:
     """A cohort's reply: the sum of its updates as they left the clients."""
 
     update: Update
-    refused: tuple[str, ...] = ()  # why each update that was refused was
+    refused: tuple[str, ...] = ()  # one reason for each refused update
     sent_bytes: Mapping[str, int] = field(default_factory=lambda: NOTHING_SENT)  # by role, over all clients
 
 
@@ -67,13 +67,11 @@ class Engine(Protocol):
 class ClientStore(Protocol):
     """Where clients live: their data, their splits, their private state."""
 
-    def load(self, users: Sequence[str], part: Part, broadcast: Broadcast, *, people: People) -> list[Client]:
-        """These users' clients with one part of their examples. A new user's private parameters start from the
-        broadcast."""
-        ...
-
-    def new_private(self, user: str, broadcast: Broadcast) -> Tree:
-        """Where a new user starts."""
+    def load(
+        self, users: Sequence[str], part: Part, broadcast: Broadcast, *, people: People, prior: bool = False
+    ) -> list[Client]:
+        """These users' clients with one part of their examples and their private parameters; with `prior`, or where a
+        user has none yet, those that a new user starts with."""
         ...
 
     def stage(

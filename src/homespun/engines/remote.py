@@ -2,7 +2,8 @@
 
 `RemoteEngine` is the server's end: it turns calls into messages. `answer` is the clients' end: it turns a message into
 a call of an engine, and the result into a reply. Messages are JSON and safetensors; nothing is unpickled, and there is
-no field for a private parameter, an example or a model's output.
+no field for a private parameter or an example. Scores are counts; of a two-label task they include a histogram of the
+model's scores (see `LabelScoring`), and where the corpus knows it the user's sub-population.
 """
 
 from __future__ import annotations
@@ -49,9 +50,12 @@ class RemoteEngine:
         self, broadcast: Broadcast, users: Sequence[str], protocol: EvaluationProtocol, *, done: Done = silent
     ) -> dict[str, Counts]:
         asked = {"ask": "evaluate", "users": list(users), "protocol": asdict(protocol)}
-        header, tensors = self._asked(asked, broadcast)
+        found = scores_from_tensors(*self._asked(asked, broadcast))
+        unasked = sorted(found.keys() - set(users))
+        if unasked:
+            raise MessageError(f"a reply with scores of {len(unasked)} users that were not asked for")
         done(len(users))
-        return scores_from_tensors(header, tensors)
+        return found
 
     def close(self) -> None:
         """The other end closes itself."""
@@ -76,7 +80,7 @@ def answer(engine: Engine, message: bytes) -> bytes:
         if asked == "evaluate":
             protocol = _protocol(header)
             return pack(*scores_to_tensors(engine.evaluate(broadcast, users, protocol)))
-        raise MessageError("a message that asks for nothing an engine does")
+        raise MessageError(f"unknown request {str(asked)[:40]!r}")
     except HomespunError as error:
         return pack({"error": str(error)}, {})
 
@@ -131,21 +135,21 @@ def scores_from_tensors(header: Mapping[str, Any], tensors: Tree) -> dict[str, C
 def _users(header: Mapping[str, Any]) -> list[str]:
     users = header.get("users")
     if not isinstance(users, list) or not all(isinstance(user, str) for user in users):
-        raise MessageError("its users are not a list of names")
+        raise MessageError("users must be a list of names")
     return users
 
 
 def _round(header: Mapping[str, Any]) -> int:
     round = header.get("round")
     if type(round) is not int or round < 0:
-        raise MessageError("its round is not a number of a round")
+        raise MessageError("round must be a non-negative integer")
     return round
 
 
 def _weight(header: Mapping[str, Any]) -> float:
     weight = header.get("weight")
     if type(weight) not in (int, float) or not 0 <= weight < 2**53:  # type: ignore[operator]
-        raise MessageError("its weight is not a number of examples")
+        raise MessageError("weight must be a non-negative number")
     return float(weight)  # type: ignore[arg-type]
 
 
@@ -158,7 +162,7 @@ def _protocol(header: Mapping[str, Any]) -> EvaluationProtocol:
         "part": ("train", "eval", "test", "scored"),
         "people": ("participants", "newcomers"),
         "adapt_to": ("train", "adapt", None),
-        "private": ("own", "prior", "another"),
+        "private": ("own", "prior"),  # clients do not have each other's
     }
     wrong = [name for name, values in allowed.items() if given[name] not in values]
     if wrong or not (given["k"] is None or (type(given["k"]) is int and given["k"] >= 0)):

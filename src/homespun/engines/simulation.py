@@ -12,7 +12,7 @@ from homespun.core import seeds
 from homespun.core.messages import Broadcast
 from homespun.core.method import Batch, Built, Method
 from homespun.core.progress import Done, silent
-from homespun.core.scores import Counts, Scoring
+from homespun.core.scores import Counts, Part, Scoring
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
 from homespun.core.tree import Tree
 from homespun.engines.engine import Client, Trainer, client_weight
@@ -46,7 +46,7 @@ class SimulationEngine:
         found: dict[str, Counts] = {}
         owners = [*users[1:], *users[:1]] if protocol.private == "another" else users
         for block, theirs in zip(blocks(users), blocks(owners), strict=True):
-            clients = self.store.load(block, protocol.part, broadcast, people=protocol.people)
+            clients = self._load(block, protocol.part, broadcast, protocol)
             states = self._states(broadcast, theirs, protocol, loaded=clients, done=done)
             clients = [replace(client, private=own) for client, own in zip(clients, states, strict=True)]
             found |= score_clients(self.scoring, self.trainer, broadcast, clients, done=done)
@@ -65,13 +65,17 @@ class SimulationEngine:
         learns = protocol.adapt_to or ("train" if self.built.method.personalize.generates else None)
         homes = loaded
         if learns is not None or protocol.private == "another":
-            homes = self.store.load(users, learns or protocol.part, broadcast, people=protocol.people)
-        if protocol.private == "prior":
-            homes = [replace(home, private=self.store.new_private(home.user, broadcast)) for home in homes]
+            homes = self._load(users, learns or protocol.part, broadcast, protocol)
         if learns is None:
             return [home.private for home in homes]
         homes = [replace(home, data=self._k_shot(home, protocol.k)) for home in homes]
         return personalize_clients(self.built.method, self.trainer, broadcast, homes, done=done)
+
+    def _load(
+        self, users: Sequence[str], part: Part, broadcast: Broadcast, protocol: EvaluationProtocol
+    ) -> list[Client]:
+        prior = protocol.private == "prior"
+        return self.store.load(users, part, broadcast, people=protocol.people, prior=prior)
 
     def _k_shot(self, home: Client, k: int | None) -> Batch:
         return k_shot(home.data, k, draw=seeds.numpy_generator(self.seed, "samples", home.user))
@@ -85,7 +89,7 @@ def blocks(users: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def k_shot(data: Batch, k: int | None, *, draw: np.random.Generator) -> Batch:
-    """`k` examples, drawn; None: all of them. A user's fewer are among their more, in the order of the corpus.
+    """`k` examples, drawn, in the order of the corpus; None: all of them. A smaller k gives a subset of a larger k.
 
     The first ones would be an opening, a date, a greeting, and often of one setting only.
     """

@@ -29,12 +29,13 @@ from homespun.engines.engine import (
     Client,
     Outcome,
     Work,
+    can_stack,
     client_update,
     in_user_order,
     intake,
     kept_at_home,
     phases_of,
-    same_forms,
+    private_names,
     with_columns,
     with_released,
 )
@@ -58,7 +59,7 @@ def work_together(
     stackable = isinstance(built.model, Stackable)
     # What is not gradient steps is done home by home, and so are columns that need the whole of what is shared.
     own_way = work == "personalize" and not isinstance(built.method.personalize, GradientSteps)
-    if own_way or not same_forms(clients) or (built.method.columns is not None and not stackable):
+    if own_way or not can_stack(built, clients) or (built.method.columns is not None and not stackable):
         return LoopEngine(built, seed, transforms, device=built.device).work(broadcast, clients, work=work)
     if not stackable:
         for client in clients:
@@ -79,7 +80,7 @@ def work_together(
 
 
 def predict_together(built: Built, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
-    able = all(client.examples for client in clients) and not (built.method.private_varies and not same_forms(clients))
+    able = all(client.examples for client in clients) and can_stack(built, clients)
     if not isinstance(built.model, Stackable) or not able:
         return [predict_client(built, broadcast, client) for client in clients]
     data = values_on(stack_data(clients), built.device)
@@ -180,7 +181,7 @@ def train_phase_stacked(
 
 
 def stack_private(built: Built, clients: Sequence[Client]) -> dict[str, Tensor]:
-    names = built.partition.names(Role.PRIVATE)
+    names = private_names(built, clients[0].private) if clients else []
     return {name: torch.stack([client.private[name] for client in clients]) for name in names}
 
 

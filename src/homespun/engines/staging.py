@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from torch import Tensor
+
 from homespun.core.messages import Broadcast
 from homespun.core.method import Built
 from homespun.core.scores import Part
@@ -26,13 +28,20 @@ class Staged:
         if built.method.keeps == "all" or weight == 0:
             return self.trained
         return {
-            client.user: {
-                name: old + self.weights[client.user] / weight * (self.trained[client.user][name] - old)
-                for name, old in client.private.items()
-            }
+            client.user: _step(client.private, self.trained[client.user], share=self.weights[client.user] / weight)
             for client in self.clients
             if client.user in self.trained
         }
+
+
+def _step(before: Tree, trained: Tree, *, share: float) -> dict[str, Tensor]:
+    """A share of the way; of what is new, or no number that can be shared, all of it."""
+    return {
+        name: before[name] + share * (value - before[name])
+        if name in before and value.is_floating_point() and value.shape == before[name].shape
+        else value
+        for name, value in trained.items()
+    }
 
 
 @dataclass
@@ -57,11 +66,14 @@ class MemoryClients:
         self.clients = {client.user: client for client in clients}
         self._staged = StagedRounds()
 
-    def load(self, users: Sequence[str], part: Part, broadcast: Broadcast, *, people: People) -> list[Client]:
-        return [self.clients[user] for user in users]
-
-    def new_private(self, user: str, broadcast: Broadcast) -> Tree:
-        return self.built.new_private(user, seed=self.seed, broadcast=broadcast)
+    def load(
+        self, users: Sequence[str], part: Part, broadcast: Broadcast, *, people: People, prior: bool = False
+    ) -> list[Client]:
+        clients = [self.clients[user] for user in users]
+        if not prior:
+            return clients
+        new = (self.built.new_private(user, seed=self.seed, broadcast=broadcast) for user in users)
+        return [replace(client, private=private) for client, private in zip(clients, new, strict=True)]
 
     def stage(
         self, round: int, clients: Sequence[Client], trained: Mapping[str, Tree], *, weights: Mapping[str, float]

@@ -30,9 +30,10 @@ from homespun.engines.engine import (
     Client,
     Outcome,
     Work,
+    can_stack,
     client_weight,
     in_user_order,
-    same_forms,
+    trainable,
     with_columns,
     with_released,
 )
@@ -60,7 +61,12 @@ def work_cohort(
 
 def can_be_summed(built: Built, clients: Sequence[Client]) -> bool:
     method = built.method
-    if not clients or not isinstance(built.model, Stackable) or method.share is not None or not same_forms(clients):
+    if (
+        not clients
+        or not isinstance(built.model, Stackable)
+        or method.share is not None
+        or not can_stack(built, clients)
+    ):
         return False
     fewest, most = min(client.examples for client in clients), max(client.examples for client in clients)
     return fewest > 0 and _one_gradient(built, method, most=most)
@@ -114,7 +120,8 @@ def _summed(
         steps = {name: rate * gradients[name] for name, rate in rates.items()}
         steps |= {name: torch.tensordot(weights, value, dims=1) for name, value in released.items()}
     else:
-        moved = {**{name: gradients[name] for name in rates}, **released}
+        weighted = {name: weights.view(-1, *[1] * (value.dim() - 1)) * value for name, value in released.items()}
+        moved = {**{name: gradients[name] for name in rates}, **weighted}
         scale = {**rates, **dict.fromkeys(released, 1.0)}
         steps, cohort.told = changes[0].on_clients(moved, cohort.told, scale=scale)
     elected = _elected(built, shared, kept)
@@ -131,7 +138,8 @@ def _summed(
         elected=elected,
     )
     at_home = {client.user: own for client, own in zip(clients, kept, strict=True)}
-    return Outcome(update, at_home, sent_bytes=_sent_bytes(broadcast, update, touched))
+    sent = transforms.bytes_sent(update, _sent_bytes(broadcast, update, touched))
+    return Outcome(update, at_home, sent_bytes=sent)
 
 
 def _train_private(built: Built, broadcast: Broadcast, cohort: Stacked, *, seed: int) -> None:
@@ -174,7 +182,7 @@ def _gradients(
     if apart:
         shared = {name: value.expand(len(examples), *value.shape) for name, value in shared.items()}
     leaves = {
-        name: value.detach().requires_grad_(last.optimizer_of(name) is not None)
+        name: value.detach().requires_grad_(value.is_floating_point() and last.optimizer_of(name) is not None)
         for name, value in {**shared, **cohort.private}.items()
     }
     model = built.model
@@ -189,7 +197,7 @@ def _gradients(
     cohort.told["loss"] += losses.detach().sum(dim=1).to(CPU)
     cohort.told["examples"] += cohort.examples
     objective = (weights.to(built.device) * losses.sum(dim=1) / examples).sum()
-    trained = list(optimizers(last, list(leaves)))
+    trained = list(optimizers(last, trainable(leaves)))
     found = torch.autograd.grad(objective, [leaves[name] for name in trained], allow_unused=True)
     gradients = {name: one for name, one in zip(trained, found, strict=True) if one is not None}
     return values_on(gradients, CPU), values_on({column: here[column] for column in built.method.keys.values()}, CPU)

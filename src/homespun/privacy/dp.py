@@ -88,7 +88,7 @@ class DpMechanism(UpdateTransform):
 
     def bytes_sent(self, update: Update, sent: dict[str, int]) -> dict[str, int]:
         """No weight is sent, and statistics only if they are clipped."""
-        return {**sent, "statistics": self._statistics_bytes(len(update.statistics))}
+        return {**sent, "statistics": update.clients * self._statistics_bytes(len(update.statistics))}
 
     def disclosed(self, record: RoundRecord, broadcast: Broadcast) -> RoundRecord:
         """Without what says how many clients came or failed: the time, refusals and, with central noise, bytes."""

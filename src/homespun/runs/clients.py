@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from homespun.core.errors import VaultError
+from homespun.core.errors import UnknownNameError, VaultError
 from homespun.core.messages import Broadcast
 from homespun.core.method import Batch, Built
 from homespun.core.roles import SHARED, Role
@@ -46,9 +46,15 @@ class SimulatedClients:
         training = part(self.participants, "train", seed=self.seed, fractions=self.fractions)
         return pooled(training) if self.built.method.pooled else training
 
-    def load(self, users: Sequence[str], part: Part, broadcast: Broadcast, *, people: People) -> list[Client]:
+    def load(
+        self, users: Sequence[str], part: Part, broadcast: Broadcast, *, people: People, prior: bool = False
+    ) -> list[Client]:
         federation: Federation = getattr(self, people)
-        private = self.private(users, broadcast)
+        unknown = [user for user in users if user not in federation.users]
+        if unknown:
+            raise UnknownNameError(f"{federation.name}: no user {unknown[0]!r} among the {people}.")
+        new = {user: self.new_private(user, broadcast) for user in users} if prior else {}
+        private = new or self.private(users, broadcast)
         places = [federation.users.index(user) for user in users]
         return [
             Client(user, private=private[user], data=self.encode(federation, place, part))
@@ -58,8 +64,8 @@ class SimulatedClients:
     def stage(
         self, round: int, clients: Sequence[Client], trained: Mapping[str, Tree], *, weights: Mapping[str, float]
     ) -> None:
-        if self.built.partition.names(Role.PRIVATE):
-            self._staged.put(round, Staged(clients, trained, weights))
+        rows = {user: private for user, private in trained.items() if private}
+        self._staged.put(round, Staged(clients, rows, weights))
 
     def confirm(self, round: int, *, weight: float) -> None:
         """Hand what clients learned to the vault, which commits it with the server's state."""

@@ -48,7 +48,8 @@ def run_transforms(
         insecure_seed=settings.seed if plan.settings.insecure else None,
         account=account,
     )
-    return Transforms((*own, mechanism))
+    # First on the client and last on the server: what a method does to updates, a mask for instance, is around it.
+    return Transforms((mechanism, *own))
 
 
 def _plan(privacy: Privacy, settings: RunSettings, schedule: Schedule, *, progress: Show) -> Plan:

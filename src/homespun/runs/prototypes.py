@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -22,7 +23,7 @@ from homespun.engines.engine import Client
 
 @dataclass(frozen=True)
 class PrototypicalUsers:
-    """Gives the table of prototypes that a broadcast's own becomes after a round; nothing without such users."""
+    """Trains the server's own users for a round: called with a broadcast, it returns the new table of prototypes."""
 
     built: Built
     examples: Sequence[Batch]  # of each of them
@@ -38,13 +39,15 @@ class PrototypicalUsers:
             Client(user, private={**self._new_private(user, broadcast), own: embedding}, data=data)
             for user, embedding, data in zip(users, broadcast.federated[table], self.examples, strict=True)
         ]
-        outcome = CohortEngine(private_only(self.built), self.seed, workers=0, device=self.device).work(
-            broadcast, clients
-        )
+        outcome = self._trainer.work(broadcast, clients)
         if outcome.refused:  # all of them are needed
             reasons = outcome.refused.values()
             raise refused_error("updates of prototypical users", reasons, round=broadcast.round)
         return {table: torch.stack([outcome.private[user][own] for user in users])}
+
+    @cached_property
+    def _trainer(self) -> CohortEngine:
+        return CohortEngine(private_only(self.built), self.seed, workers=0, device=self.device)
 
     def _new_private(self, user: str, broadcast: Broadcast) -> Tree:
         return self.built.new_private(user, seed=self.seed, broadcast=broadcast)

@@ -45,13 +45,18 @@ def run_round(
     if not transforms.equal_clients and trained.refused and 2 * len(trained.refused) >= len(cohort):
         who = f"{len(trained.refused)} of {len(cohort)} updates"
         raise refused_error(who, trained.refused, round=state.round)
-    require_valid(trained.update, broadcast, statistics=built.method.statistics)
+    require_valid(
+        trained.update,
+        broadcast,
+        statistics=built.method.statistics,
+        clients=len(cohort),
+        candidates=built.method.candidates,
+    )
     own = server_users(broadcast)  # before anything is released
     update = transforms.on_server(trained.update, broadcast)
     following = built.method.server(state, update)
     following = replace(following, federated={**following.federated, **own})
     require_finite(following)
-    engine.confirm(broadcast.round, weight=update.weight)
     examples = update.statistics["examples"]
     record = RoundRecord(
         round=following.round,
@@ -63,4 +68,6 @@ def run_round(
         down_bytes=broadcast_bytes(broadcast, clients=len(cohort)),
         up_bytes=trained.sent_bytes,
     )
-    return following, transforms.disclosed(record, broadcast)
+    disclosed = transforms.disclosed(record, broadcast)
+    engine.confirm(broadcast.round, weight=update.weight)  # last: nothing after it may fail
+    return following, disclosed

@@ -34,14 +34,15 @@ from homespun.runs.clients import SimulatedClients
 from homespun.runs.protection import run_transforms
 from homespun.runs.prototypes import PrototypicalUsers
 from homespun.runs.round import run_round
-from homespun.runs.schedule import Schedule, schedule
+from homespun.runs.schedule import Schedule
 from homespun.runs.settings import RunSettings
 from homespun.vault import Vault
 
 
 @dataclass
 class Run:
-    """What is computed from the fields is computed once, when it is first used; `state` is what rounds change."""
+    """One training run: `rounds` advances `state`, and `commit` writes it to the vault. Its engine, transforms and
+    schedule are made from the settings when they are first used."""
 
     federation: Federation  # users who take part
     newcomers: Federation  # users who never do
@@ -51,7 +52,7 @@ class Run:
     state: ServerState
     server_users: PrototypicalUsers
     data: Any = None  # how the federation was loaded, if it can be loaded again
-    progress: Show = silent  # is called with how far long work is
+    progress: Show = silent  # called with the progress of long work
     temporary: Any = None  # keeps a folder without a name alive as long as the run
     _records: list[dict[str, Any]] = field(default_factory=list)  # not committed yet
 
@@ -74,7 +75,7 @@ class Run:
 
     @cached_property
     def schedule(self) -> Schedule:
-        return schedule(self.built, self.clients.population, self.settings)
+        return Schedule(self.built, self.clients.population, self.settings)
 
     @cached_property
     def transforms(self) -> Transforms:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil
 
 import numpy as np
@@ -19,16 +20,24 @@ COUNTED_USERS = 1000  # as many users' examples are counted to know how long an 
 
 @dataclass(frozen=True)
 class Schedule:
-    cohorts: Cohorts
-    rounds_per_epoch: float
-    total_rounds: int
+    built: Built
+    population: Federation
+    settings: RunSettings
 
+    @cached_property
+    def cohorts(self) -> Cohorts:
+        return _cohorts(len(self.population.users), self.settings)
 
-def schedule(built: Built, population: Federation, settings: RunSettings) -> Schedule:
-    cohorts = _cohorts(len(population.users), settings)
-    per_epoch = _rounds_per_epoch(cohorts, built, population, seed=settings.seed)
-    rounds = ceil((settings.epochs or 0) * per_epoch) if settings.rounds is None else settings.rounds
-    return Schedule(cohorts, per_epoch, rounds)
+    @cached_property
+    def rounds_per_epoch(self) -> float:
+        """Counting examples may take a while: it is done when it is asked for."""
+        return _rounds_per_epoch(self.cohorts, self.built, self.population, seed=self.settings.seed)
+
+    @cached_property
+    def total_rounds(self) -> int:
+        if self.settings.rounds is not None:
+            return self.settings.rounds
+        return ceil((self.settings.epochs or 0) * self.rounds_per_epoch)
 
 
 def _cohorts(users: int, settings: RunSettings) -> Cohorts:
@@ -42,13 +51,15 @@ def _rounds_per_epoch(cohorts: Cohorts, built: Built, population: Federation, *,
     """Rounds until as many examples were used as there are.
 
     A client that goes through its own examples in one turn makes this the turn; one that takes a fixed number of steps
-    needs more turns the more examples there are.
+    needs more turns for more examples.
     """
     first = first_shared_phase(built)
     if first.steps is None:
         return cohorts.rounds_per_turn
     positions = sample_users(population, at_most=COUNTED_USERS, seed=seed)
     mean_examples = float(np.mean([len(population.examples(position)) for position in positions]))
+    if mean_examples == 0:
+        return cohorts.rounds_per_turn
     return cohorts.rounds_per_turn * mean_examples / (first.steps * min(first.batch, mean_examples))
 
 

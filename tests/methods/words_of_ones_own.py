@@ -1,0 +1,32 @@
+"""FURL whose users also have words of their own: integers, of another number for each user, that nobody trains."""
+
+from dataclasses import replace
+
+import torch
+
+from homespun.core.roles import Role
+from homespun.methods import furl
+
+SMALL = furl.SMALL
+
+
+class Settings(furl.Settings):
+    alike: bool = False
+    """Whether all users have as many words."""
+
+
+def method(settings, task):
+    base = furl.method(settings, task)
+
+    def new_private(generator, broadcast):
+        count = 3 if settings.alike else int(torch.randint(1, 5, (), generator=generator))
+        words = torch.randint(0, 256, (count, 4), generator=generator, dtype=torch.uint8)
+        return {**base.new_private(generator, broadcast), "lexicon.words": words}
+
+    return replace(
+        base,
+        name="words",
+        rules=[("lexicon.*", Role.PRIVATE), *base.rules],
+        new_private=new_private,
+        private_varies=True,
+    )
