@@ -118,7 +118,7 @@ def file_targets(folder: Path) -> dict[str, Target]:
     def open_again(data):
         (place / SETTINGS_FILE).write_bytes(data)
         with reopen(place) as found:
-            return found.history(), found.total_rounds, found.cohorts
+            return found.history(), found.total_rounds, found.schedule.cohorts
 
     def report_again(data):
         (place / RESULTS_FILE).write_bytes(data)

@@ -118,4 +118,4 @@ def test_both_heads_learn_at_their_own_rates(base):
 @pytest.mark.parametrize("method", ["split_learning", "meta_learning"])
 def test_the_contract(base, method):
     report = check_method(method, {"base": base})
-    assert len(report.passed) == 11 and report.largest_difference < 1e-5
+    assert len(report.passed) == 12 and report.largest_difference < 1e-5
