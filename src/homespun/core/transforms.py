@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -61,10 +60,6 @@ class UpdateTransform:
     def disclosed(self, record: RoundRecord, broadcast: Broadcast) -> RoundRecord:
         """What may be recorded of a round."""
         return record
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields of the client half, from which a worker process makes it again."""
-        raise NotImplementedError(f"{type(self).__name__} has a client half: it needs to_dict")
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ def transforms_to_list(transforms: Transforms, method: Method) -> list[dict[str,
     unknown = [type(one).__name__ for one in others if not isinstance(one, DpMechanism)]
     if unknown:
         raise MethodError(f"{', '.join(unknown)}: a method's own transforms are listed in Method.transforms")
-    return [one.to_dict() for one in others]
+    return [one.to_dict() for one in others if isinstance(one, DpMechanism)]
 
 
 def transforms_from_list(found: Sequence[Mapping[str, Any]], method: Method) -> Transforms:

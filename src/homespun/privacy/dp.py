@@ -107,6 +107,7 @@ class DpMechanism(UpdateTransform):
         return replace(record, up_bytes=up_bytes, down_bytes=broadcast_bytes(broadcast, clients=clients))
 
     def to_dict(self) -> dict[str, Any]:
+        """The client half, from which a worker process makes it again."""
         return asdict(replace(self, account=None))
 
     def _statistics_bytes(self, count: int) -> int:
