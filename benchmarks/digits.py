@@ -17,10 +17,11 @@ from rounds import Rounds
 
 from homespun.core.errors import HomespunError
 from homespun.core.messages import Broadcast, Update
-from homespun.core.method import Task, build, load_method
+from homespun.core.method import Task, build
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
 from homespun.privacy.dp import DpMechanism
 from homespun.privacy.mechanism import Clip, in_types_of
+from homespun.system.method_loading import load_method
 
 SEED = 0
 SETTINGS = {

@@ -29,15 +29,16 @@ import torch
 
 from homespun.core import seeds
 from homespun.core.errors import InputError
-from homespun.core.method import Batch, Built, Task, build, load_method, method_module, optimizers
+from homespun.core.method import Batch, Built, Task, build, optimizers
 from homespun.core.roles import Role
 from homespun.data.federation import Examples, Federation
-from homespun.engines.alone import narrow, train_alone
-from homespun.engines.engine import Client
+from homespun.engines.client import Client
+from homespun.engines.sequential import narrow, train_alone
 from homespun.engines.stacked import predict_together, work_together
-from homespun.files import SCHEMA, versions
 from homespun.report.cells import MISSING, Column, Table, byte_text, table
-from homespun.training import load
+from homespun.runs.training import load
+from homespun.system.json_files import SCHEMA, versions
+from homespun.system.method_loading import load_method, method_module
 
 SEED = 0
 BATCH, LOCAL_STEPS, FINE_TUNING_STEPS = 15, 10, 15  # appendix B

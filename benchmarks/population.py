@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from memory import pss_mb
 
 from homespun.data import load_federation
-from homespun.opening import open_run
+from homespun.runs.open_run import open_run
 from homespun.runs.run import Run
 from homespun.runs.settings import RunSettings
 

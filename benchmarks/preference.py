@@ -22,9 +22,10 @@ from rounds import Rounds, user_name
 
 from homespun.core import seeds
 from homespun.core.batches import plan_batches
-from homespun.core.method import Task, build, load_method
+from homespun.core.method import Task, build
 from homespun.engines.cohort import default_workers
 from homespun.models.pretrained import TINY
+from homespun.system.method_loading import load_method
 
 SEED = 0
 

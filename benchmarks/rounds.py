@@ -9,8 +9,8 @@ from torch import Tensor
 from homespun.core.messages import ServerState
 from homespun.core.method import Batch, Built
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
+from homespun.engines.client import Client
 from homespun.engines.cohort import CohortEngine
-from homespun.engines.engine import Client
 from homespun.engines.simulation import SimulationEngine
 from homespun.engines.staging import MemoryClients
 from homespun.runs.round import run_round

@@ -5,8 +5,9 @@
 
 The matrix has every method and assignment, both engines, with and without differential privacy, participants and
 newcomers, uninterrupted and resumed. Runs are made with the command line and read from the files they leave, so that
-two commits with different insides can be compared. Bits depend on the CPU type and on the version of torch: compare on
-one machine.
+two commits with different insides can be compared: a tensor is found by its name, whatever role it has. Where a small
+tensor differs, the largest difference is shown. Bits depend on the CPU type and on the version of torch: compare on one
+machine.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ import io
 import json
 import os
 import sqlite3
+import struct
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import safetensors.numpy
 
 from homespun.cli import app
 
@@ -62,6 +67,7 @@ def _cases() -> dict[str, tuple[str, tuple[str, dict[str, Any]], dict[str, Any]]
     }
     texts: dict[str, tuple[str, dict[str, Any]]] = {
         "fedperc": ("fedperc", {}),
+        "fedperc-average": ("fedperc", {"prior": "average"}),
         "fedperc-generated": ("fedperc_generated", {}),
         "split-learning": ("split_learning", {}),
         "meta-learning": ("meta_learning", {}),
@@ -112,8 +118,26 @@ def _train(folder: Path, method: str, data: tuple[str, dict[str, Any]], values: 
     _call("train", method, "--data", source, "--folder", str(folder), *settings, *chosen)
 
 
-def _digest(value: bytes) -> str:
-    return hashlib.sha256(value).hexdigest()[:16]
+SMALL = 20_000  # numbers of a tensor that is kept whole beside its digest
+
+
+def _digests(tensors: bytes) -> dict[str, Any]:
+    """A digest of each tensor, by name without its role in a server's state: `federated/output.bias`."""
+    found: dict[str, Any] = {}
+    for name, value in safetensors.numpy.load(tensors).items():
+        short = name
+        for role in ("federated/", "keyed/", "server/"):
+            short = short.removeprefix(role)
+        found[short] = {"digest": hashlib.sha256(value.tobytes()).hexdigest()[:16]}
+        if value.size <= SMALL:
+            found[short]["values"] = value.ravel().tolist()
+    return found
+
+
+def _state(message: bytes) -> dict[str, Any]:
+    """Of a server's state: a JSON header, then safetensors."""
+    (length,) = struct.unpack_from("<Q", message)
+    return _digests(message[8 + length :])
 
 
 def _steady(value: Any) -> Any:
@@ -134,8 +158,8 @@ def _parts(folder: Path) -> dict[str, Any]:
     (run,) = only["runs"]
     scores = ("eval", "test", "adapted", "newcomers", "newcomers_untouched", "newcomers_in_context", "personal")
     return {
-        "state": _digest(state),
-        "private": _digest(b"".join(user + data for user, data in rows)),
+        "state": _state(state),
+        "private": {user.hex() if isinstance(user, bytes) else user: _digests(data) for user, data in rows},
         "rounds": _steady([record for record in records if record["kind"] == "round"]),
         "curve": _steady([record for record in records if record["kind"] == "evaluation"]),
         "scores": _steady({name: run.get(name) for name in scores}),
@@ -160,12 +184,16 @@ def matrix(only: str = "") -> dict[str, dict[str, Any]]:
                 for rounds in (1, values["rounds"]):
                     _train(again, method, data, {**values, "rounds": rounds})
                 found[f"{name}/resumed"] = {key: _parts(again)[key] for key in ("state", "private", "scores")}
-        print(name, found[name]["state"], flush=True)
+        print(name, flush=True)
     return found
 
 
 def differences(before: Any, after: Any, where: str = "") -> list[str]:
     if isinstance(before, dict) and isinstance(after, dict):
+        if before.keys() == after.keys() == {"digest", "values"} and before["digest"] != after["digest"]:
+            left, right = (np.array(one["values"], dtype=np.float64) for one in (before, after))
+            largest = float(np.abs(left - right).max()) if left.shape == right.shape else float("inf")
+            return [f"{where}: differs by {largest:.1e} at most"]
         names = sorted(before.keys() | after.keys())
         return [line for n in names for line in differences(before.get(n), after.get(n), f"{where}/{n}")]
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):

@@ -26,7 +26,8 @@ from rounds import Rounds, user_name
 from homespun.core import seeds
 from homespun.core.batches import plan_batches
 from homespun.core.messages import ServerState
-from homespun.core.method import Batch, Task, build, load_method
+from homespun.core.method import Batch, Task, build
+from homespun.system.method_loading import load_method
 
 SEED = 0
 SETTINGS = {

@@ -21,7 +21,7 @@ from preference import compare
 
 import homespun.models
 from homespun.data.federation import Examples, Federation
-from homespun.training import load
+from homespun.runs.training import load
 
 TOKENIZER = Path(homespun.models.__file__).parent / "tiny" / "tokenizer.json"
 

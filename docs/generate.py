@@ -21,10 +21,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from homespun.bench import tables_of
-from homespun.core.method import method_module
-from homespun.experiment import Draw, run_folder
-from homespun.files import read_json
+from homespun.cli.workloads import tables_of
+from homespun.experiments.experiment import Draw, run_folder
+from homespun.experiments.results import RESULTS_FILE, read_results
 from homespun.privacy.settings import Privacy
 from homespun.report.cells import PERPLEXITY, Column, Table, mean, table
 from homespun.report.differences import (
@@ -39,8 +38,9 @@ from homespun.report.outcomes import folds_of, metric_of, over_seeds, seeds_of
 from homespun.report.samples import KNOWN, WITHHELD, configuration_table, served_table
 from homespun.report.tables import central_tables, escape, markdown_table
 from homespun.report.traffic import together_text
-from homespun.results import RESULTS_FILE, read_results
-from homespun.vault import VAULT_FILE
+from homespun.runs.vault import VAULT_FILE
+from homespun.system.json_files import read_json
+from homespun.system.method_loading import method_module
 
 sys.path.insert(0, str(Path(__file__).parent))  # its neighbours, from wherever it is started
 import fedembed_tables
@@ -180,8 +180,8 @@ def versions_text(found: Mapping[str, Any]) -> str:
 def samples_of(name: str) -> str | None:
     """Table 4: the first configuration's first run continues the same openings as several people; None if another
     machine has it."""
-    from homespun.samples import showcase, showcase_markdown
-    from homespun.training import reopen
+    from homespun.report.showcase import showcase, showcase_markdown
+    from homespun.runs.training import reopen
 
     results = comparison(name)
     key, configuration = next(iter(results["configurations"].items()))

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from homespun.core.errors import RunError
-from homespun.disk import write_whole
-from homespun.files import SCHEMA, read_json, without_nan
+from homespun.system.disk import write_whole
+from homespun.system.json_files import SCHEMA, read_json, without_nan
 
 BY_CONFIGURATION, BY_DRAW, BY_RUN = "by configuration", "by draw", "by run"
 TABLES = ("rounds", "curve")  # of a run: lists of entries that are alike

@@ -19,10 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from homespun.controls import IN_CONTEXT, evaluate_controls, newcomer_controls
 from homespun.core.errors import HomespunError, RunError
-from homespun.experiment import Draw, Experiment, open_configuration, read_experiment, run_folder
-from homespun.results import RESULTS_FILE, assemble, read_results, write_results
+from homespun.experiments.experiment import Draw, Experiment, open_configuration, read_experiment, run_folder
+from homespun.experiments.results import RESULTS_FILE, assemble, read_results, write_results
+from homespun.runs.controls import IN_CONTEXT, evaluate_controls, newcomer_controls
 
 sys.path.insert(0, str(Path(__file__).parent))  # its neighbours, from wherever it is started
 from record_file import Record, Run, read_record, write_record

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from homespun.catalogue import corpus_settings, markdown_lines, method_settings
+from homespun.cli.catalogue import corpus_settings, markdown_lines, method_settings
 from homespun.core.described import Setting, described
-from homespun.core.method import available_methods
 from homespun.data import builtin_names, hub
-from homespun.experiment import Configuration, Experiment
-from homespun.generation import Sampling
+from homespun.experiments.experiment import Configuration, Experiment
+from homespun.personalization.generation import Sampling
 from homespun.pretraining.training import PretrainSettings
 from homespun.runs.settings import RunSettings
+from homespun.system.method_loading import available_methods
 
 PAGE = Path(__file__).with_suffix(".md")
 OPENING = """\

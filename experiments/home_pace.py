@@ -12,16 +12,16 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from homespun.engines.engine import Client
+from homespun.training import reopen
 
 from homespun.core import seeds
 from homespun.core.method import load_method
 from homespun.core.tree import Tree
 from homespun.data.splits import sample_users
-from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine
 from homespun.engines.simulation import k_shot, score_clients
 from homespun.runs.run import Run
-from homespun.training import reopen
 
 COUNTS: tuple[int | None, ...] = (1, 5, 15, None)
 

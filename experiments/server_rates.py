@@ -12,11 +12,12 @@ import argparse
 from pathlib import Path
 from time import process_time
 
-from homespun.core.errors import MessageError
 from homespun.experiment import Configuration, Experiment, read_experiment
 from homespun.judging import evaluate
-from homespun.privacy.settings import Privacy, make_plan
 from homespun.training import load, prepare, training
+
+from homespun.core.errors import MessageError
+from homespun.privacy.settings import Privacy, make_plan
 
 RATES = ["fedadam=0.003", "fedadam=0.01", "fedadam=0.03", "fedavg=0.3", "fedavg=1", "fedavg=3"]
 

@@ -2,10 +2,10 @@
 
 from language_models import write_gpt2
 
-from homespun.core.method import method_module
-from homespun.core.trust import named_by_user
-from homespun.files import DataSettings
-from homespun.training import prepare, training
+from homespun.data.source import DataSettings
+from homespun.runs.training import prepare, training
+from homespun.system.method_loading import method_module
+from homespun.system.trust import named_by_user
 
 PEOPLE = {
     "John F. Kennedy": "both",

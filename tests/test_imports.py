@@ -7,71 +7,21 @@ import homespun
 
 ROOT = Path(homespun.__file__).parent
 
-# What each part of the package may import of the others, beside itself.
-ALLOWED = {
-    "core": set(),
-    "disk": {"core"},
-    "data": {"core", "disk"},
-    "models": {"core"},
-    "privacy": {"core", "disk"},
-    "vault_file": {"core", "disk"},
-    "vault_db": {"core", "vault_file"},
-    "vault_entries": {"core"},
-    "vault": {"core", "disk", "vault_db", "vault_entries", "vault_file"},
-    "machine": {"core", "terminal"},
-    "terminal": {"core"},
-    "evaluation": {"core", "data", "models"},
-    "methods": {"core", "data", "evaluation", "models", "privacy"},
-    "engines": {"terminal", "core", "data", "models", "privacy"},
-    "cohorts": {"core", "privacy"},
-    "runs": {"cohorts", "core", "data", "engines", "evaluation", "machine", "privacy", "vault"},
-    "judging": {"core", "data", "engines", "evaluation", "runs"},
-    "controls": {"core", "data", "engines", "evaluation", "judging", "models", "runs"},
-    "files": {"core", "data", "disk", "machine"},
-    "opening": {"core", "data", "files", "privacy", "runs", "vault"},
-    "training": {"controls", "core", "data", "evaluation", "files", "judging", "opening", "privacy", "runs"},
-    "notices": {"core", "data", "privacy", "runs"},
-    "assignments": {"core", "data", "runs", "training"},
-    "maps": {"core", "data", "evaluation", "runs", "training"},
-    "generation": {"core", "data", "models", "runs"},
-    "samples": {"core", "data", "experiment", "generation", "report", "runs", "terminal", "training"},
-    "adapter": {"core", "disk", "generation", "models", "runs"},
-    "person": {"core", "data", "engines", "generation", "runs"},
-    "newcomer": {
-        "core",
-        "data",
-        "engines",
-        "evaluation",
-        "files",
-        "generation",
-        "models",
-        "person",
-        "runs",
-        "training",
-    },
-    "spending": {"core", "privacy"},
-    "results": {
-        "assignments",
-        "controls",
-        "core",
-        "data",
-        "evaluation",
-        "files",
-        "judging",
-        "maps",
-        "runs",
-        "spending",
-        "training",
-    },
-    "experiment": {"core", "data", "files", "maps", "opening", "results", "runs", "training", "vault"},
-    "catalogue": {"core", "data", "runs", "training"},
-    "testing": {"core", "data", "engines", "evaluation", "opening", "privacy", "runs"},
-    "bench": {"core"},
-    "pretraining": {"core", "data", "disk", "files"},
-    "report": {"core", "disk", "evaluation", "experiment", "results"},
-    "console": {"core", "notices", "report", "runs", "terminal", "training"},
-}
-ANYTHING = {"cli", "__init__", "__main__"}  # at the top
+# A package imports packages of earlier lines only; those of one line do not import each other.
+LAYERS = (
+    {"core"},
+    {"system"},
+    {"data", "models", "privacy"},
+    {"evaluation", "pretraining"},
+    {"methods", "engines"},
+    {"runs"},
+    {"analysis", "personalization", "testing"},
+    {"experiments"},
+    {"report"},
+    {"cli", "api"},
+    {"__init__", "__main__"},
+)
+LAYER = {package: number for number, packages in enumerate(LAYERS) for package in packages}
 OUTSIDE = {"flwr": {"engines/flower.py"}}  # who alone may import a heavy library
 
 
@@ -95,14 +45,27 @@ def test_imports_point_one_way():
     wrong = []
     for path in sorted(ROOT.rglob("*.py")):
         part = part_of(path)
-        if part in ANYTHING:
-            continue
-        assert part in ALLOWED, f"{part} is new: say here what it may import"
+        assert part in LAYER, f"{part} is new: give it a layer"
         for name in imports(path):
             target = name.split(".")[1] if name.startswith("homespun.") else part
-            if target != part and target not in ALLOWED[part]:
+            if target != part and LAYER.get(target, 0) >= LAYER[part]:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert wrong == []
+
+
+def test_core_does_no_io():
+    forbidden = {"homespun.system", "homespun.methods", "os", "pathlib", "subprocess", "socket", "sqlite3", "tempfile"}
+    wrong = [
+        f"{path.name} imports {name}"
+        for path in (ROOT / "core").glob("*.py")
+        for name in imports(path)
+        if any(name == one or name.startswith(f"{one}.") for one in forbidden)
+    ]
+    assert wrong == []
+
+
+def test_no_module_lies_loose_in_the_root():
+    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py", "api.py"}
 
 
 def test_heavy_libraries_stay_where_they_belong():

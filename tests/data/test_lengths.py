@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from corpus_files import load, write_jsonl
 
-from homespun.core.method import Task, Window, load_method
+from homespun.core.method import Task, Window
 from homespun.data import load_federation
 from homespun.data.check import check
 from homespun.data.lengths import cut_texts
+from homespun.system.method_loading import load_method
 
 
 def lengths(texts: list[str]) -> list[int]:

@@ -18,7 +18,7 @@ from homespun.cli import app
 from homespun.core.errors import DataError, InputError, SettingsError
 from homespun.data import load_federation, speech
 from homespun.data.preferences import TEST
-from homespun.data.utterances import Request, make, plan, read, read_spectrograms, spectrogram, verify
+from homespun.data.spoken_sentences import Request, make, plan, read, read_spectrograms, spectrogram, verify
 
 SMALL = Request(utterances=80)
 FEW = {"train": 14, "validation": 4, "test": 6}  # examples of a user

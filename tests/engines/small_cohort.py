@@ -1,10 +1,11 @@
 """A small FURL and twelve users of very different sizes."""
 
-from homespun.core.method import Task, build, load_method
+from homespun.core.method import Task, build
 from homespun.data.dialects import Dialects
 from homespun.data.dialects import Settings as DialectSettings
-from homespun.engines.engine import Client
+from homespun.engines.client import Client
 from homespun.methods.furl import SMALL
+from homespun.system.method_loading import load_method
 
 FEDERATION = Dialects(DialectSettings(users=12, examples=10, ragged=0.9))
 

@@ -7,16 +7,17 @@ import torch
 
 from homespun.core.errors import MessageError, WorkerError
 from homespun.core.messages import pack
-from homespun.core.method import Task, build, load_method
+from homespun.core.method import Task, build
 from homespun.data.dialects import Dialects
 from homespun.data.dialects import Settings as DialectSettings
+from homespun.engines.client import Client, client_update
 from homespun.engines.cohort import CohortEngine
-from homespun.engines.engine import Client, client_update
 from homespun.engines.exchange import clients_to_tensors
 from homespun.engines.loop import LoopEngine
 from homespun.engines.pool import WorkerPool, broadcast_message, setup_message
 from homespun.engines.worker import answer
 from homespun.methods.furl import SMALL
+from homespun.system.method_loading import load_method
 
 FEDERATION = Dialects(DialectSettings(users=4, examples=10))
 BUILT = build(load_method("furl", SMALL, Task(classes=8, population=4)), seed=0)

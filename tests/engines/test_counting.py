@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from homespun.core.method import Task, build, load_method
+from homespun.core.method import Task, build
 from homespun.data import load_federation
+from homespun.engines.client import Client
 from homespun.engines.cohort import CohortEngine
-from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine
 from homespun.methods.furl import SMALL
+from homespun.system.method_loading import load_method
 
 
 @pytest.mark.parametrize(

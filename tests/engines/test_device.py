@@ -16,24 +16,25 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from homespun.core import tree
 from homespun.core.errors import SettingsError
-from homespun.core.method import Adam, AdamW, Phase, Sgd, build, load_method, method_module
+from homespun.core.method import Adam, AdamW, Phase, Sgd, build
 from homespun.core.transforms import Transforms
-from homespun.core.trust import named_by_user
 from homespun.data import load_federation
-from homespun.engines import summed
+from homespun.engines import single_step as summed
+from homespun.engines.client import Client
 from homespun.engines.cohort import CohortEngine
 from homespun.engines.device import broadcast_on, values_on
-from homespun.engines.engine import Client
 from homespun.engines.local_step import LocalStep
 from homespun.engines.loop import LoopEngine
 from homespun.engines.stacked import stack_data, stack_private
 from homespun.methods.furl import SMALL
 from homespun.models import document
 from homespun.models.stacked_layers import Geometry, _windows
-from homespun.opening import open_run, task_of
 from homespun.privacy.dp import DpMechanism
 from homespun.privacy.mechanism import Clip
+from homespun.runs.open_run import open_run, task_of
 from homespun.runs.settings import RunSettings
+from homespun.system.method_loading import load_method, method_module
+from homespun.system.trust import named_by_user
 
 SIZES = [5, 2, 3]
 ENGINES = {

@@ -7,8 +7,8 @@ from small_cohort import built, clients
 
 from homespun.core import tree
 from homespun.core.method import Adam, Phase, Sgd
+from homespun.engines.client import Client, client_update
 from homespun.engines.cohort import CohortEngine, chunked
-from homespun.engines.engine import Client, client_update
 from homespun.engines.local_step import Stepper
 from homespun.engines.loop import LoopEngine, torch_optimizer
 from homespun.engines.stacked import pad_rows, stack_data

@@ -10,11 +10,11 @@ from homespun.core import tree
 from homespun.core.errors import MethodError
 from homespun.core.method import Adam, AdamW, Phase, Sgd
 from homespun.core.personalize import GradientSteps
-from homespun.engines.alone import narrow
 from homespun.engines.cohort import CohortEngine
 from homespun.engines.local_step import FusedStepper, LocalStep, Stepper, clip_by_norm
 from homespun.engines.loop import LoopEngine
-from homespun.engines.summed import can_be_summed
+from homespun.engines.sequential import narrow
+from homespun.engines.single_step import can_be_summed
 from homespun.models.document import DocumentModel
 
 OPTIMIZERS = {

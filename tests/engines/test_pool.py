@@ -16,8 +16,8 @@ from homespun.core import tree
 from homespun.core.errors import WorkerError
 from homespun.core.messages import pack
 from homespun.engines import cohort, pool
+from homespun.engines.client import Client
 from homespun.engines.cohort import CohortEngine
-from homespun.engines.engine import Client
 from homespun.engines.exchange import clients_to_tensors, outputs_from_reply
 from homespun.engines.pool import Watch, WorkerPool, broadcast_message, cpu_time, setup_message
 from homespun.engines.worker import serve

@@ -16,15 +16,16 @@ from spoken_corpus import write_corpus
 
 from homespun.core.errors import MessageError, WorkerError
 from homespun.core.messages import broadcast_to_tensors, pack, state_to_bytes
-from homespun.core.method import Task, build, load_method
+from homespun.core.method import Task, build
 from homespun.core.roles import Role
 from homespun.engines.protocol import EvaluationProtocol
 from homespun.engines.remote import RemoteEngine, answer, scores_from_tensors, scores_to_tensors
 from homespun.methods.furl import SMALL
 from homespun.runs.prototypes import prototypical_users
 from homespun.runs.round import run_round
-from homespun.training import load, prepare
-from homespun.vault import Vault
+from homespun.runs.training import load, prepare
+from homespun.runs.vault import Vault
+from homespun.system.method_loading import load_method
 
 # The clients' side: all it shares with this process is file descriptor 1 of its arguments.
 NODE = """
@@ -33,7 +34,7 @@ from multiprocessing.connection import Connection
 import torch
 torch.set_num_threads(1)
 from homespun.engines.remote import answer
-from homespun.training import load, prepare
+from homespun.runs.training import load, prepare
 
 pipe, run = Connection(int(sys.argv[1])), None
 while True:

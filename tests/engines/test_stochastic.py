@@ -10,19 +10,20 @@ from small_cohort import FEDERATION
 from homespun.core import tree
 from homespun.core.errors import MethodError
 from homespun.core.messages import state_to_bytes
-from homespun.core.method import Task, build, load_method
+from homespun.core.method import Task, build
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
-from homespun.core.trust import named_by_user
 from homespun.data import load_federation
-from homespun.engines import summed
+from homespun.engines import single_step as summed
+from homespun.engines.client import Client
 from homespun.engines.cohort import CohortEngine
-from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine
-from homespun.engines.summed import can_be_summed
-from homespun.opening import open_run
+from homespun.engines.single_step import can_be_summed
 from homespun.privacy.dp import DpMechanism
 from homespun.privacy.mechanism import Clip
+from homespun.runs.open_run import open_run
 from homespun.runs.settings import RunSettings
+from homespun.system.method_loading import load_method
+from homespun.system.trust import named_by_user
 
 FILE = str(Path(__file__).parent / "dropout_method.py")
 PATHS = ["stacked", "alone", "summed"]

@@ -6,15 +6,16 @@ import pytest
 import torch
 
 from homespun.core import tree
-from homespun.core.method import Task, build, load_method
+from homespun.core.method import Task, build
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
-from homespun.engines import summed
+from homespun.engines import single_step as summed
+from homespun.engines.client import Client
 from homespun.engines.cohort import CohortEngine
-from homespun.engines.engine import Client
 from homespun.engines.exchange import clients_from_tensors, clients_to_tensors
 from homespun.engines.loop import LoopEngine
 from homespun.privacy.dp import DpMechanism
 from homespun.privacy.mechanism import Clip
+from homespun.system.method_loading import load_method
 
 KINDS = 3
 EXAMPLES = [5, 1, 7, 3, 6, 2]  # ragged

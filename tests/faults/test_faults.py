@@ -24,7 +24,7 @@ import pytest
 from injector import left_behind
 
 from homespun.core.errors import HomespunError
-from homespun.vault import Vault
+from homespun.runs.vault import Vault
 
 pytestmark = pytest.mark.system
 

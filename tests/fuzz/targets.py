@@ -24,17 +24,18 @@ from homespun.core.messages import (
     update_from_bytes,
     update_to_bytes,
 )
-from homespun.core.method import Task, build, load_method
-from homespun.engines.engine import Client
+from homespun.core.method import Task, build
+from homespun.data.source import DataSettings
+from homespun.engines.client import Client
 from homespun.engines.exchange import outcome_from_reply, outcome_to_bytes, outputs_from_reply, outputs_to_bytes
 from homespun.engines.loop import LoopEngine
-from homespun.files import DataSettings
+from homespun.experiments.results import RESULTS_FILE, single_results, write_results
 from homespun.methods.furl import SMALL
 from homespun.privacy.accounting import Release
 from homespun.privacy.ledger import Ledger
 from homespun.report.html import rewrite_report
-from homespun.results import RESULTS_FILE, single_results, write_results
-from homespun.training import SETTINGS_FILE, reopen, train
+from homespun.runs.training import SETTINGS_FILE, reopen, train
+from homespun.system.method_loading import load_method
 
 SIZES = {"length": 24, "character_dim": 4, "lstm_dim": 4, "hidden_dim": 4, "user_dim": 4}
 CORPUS = tuple(path.read_bytes() for path in sorted((Path(__file__).parent / "corpus").glob("results-*.json")))

@@ -6,11 +6,11 @@ import pytest
 from targets import CORPUS, DATA, SIZES
 
 from homespun.core.errors import RunError, SettingsError
-from homespun.files import read_json
+from homespun.experiments.results import RESULTS_FILE
 from homespun.privacy.ledger import Ledger, LedgerError
 from homespun.report.html import rewrite_report
-from homespun.results import RESULTS_FILE
-from homespun.training import SETTINGS_FILE, reopen, train
+from homespun.runs.training import SETTINGS_FILE, reopen, train
+from homespun.system.json_files import read_json
 
 
 @pytest.fixture(scope="module")

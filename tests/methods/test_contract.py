@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from homespun.core.errors import MethodError, PartitionError
-from homespun.core.method import Task, available_methods, build
-from homespun.core.method import load_method as loaded
-from homespun.core.trust import named_by_user
+from homespun.core.method import Task, build
 from homespun.privacy import mechanism
+from homespun.system.method_loading import available_methods
+from homespun.system.method_loading import load_method as loaded
+from homespun.system.trust import named_by_user
 from homespun.testing.contract import check_method
 
 pytestmark = pytest.mark.system  # each check trains for some seconds

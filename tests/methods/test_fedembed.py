@@ -11,18 +11,19 @@ from torch.nn import functional
 
 from homespun.core.errors import MessageError, SettingsError
 from homespun.core.messages import Elected, Rows, ServerState, Update, update_from_bytes, update_to_bytes
-from homespun.core.method import Task, build, load_method
+from homespun.core.method import Task, build
 from homespun.core.roles import Role
 from homespun.core.server import FedAvg
 from homespun.data import load_federation
+from homespun.engines.client import Client
 from homespun.engines.cohort import CohortEngine
-from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine, train_client
 from homespun.methods import fedembed
-from homespun.models.places import MapServer, map_step
-from homespun.opening import open_run, task_of
+from homespun.models.som import MapServer, map_step
+from homespun.runs.open_run import open_run, task_of
 from homespun.runs.settings import RunSettings
-from homespun.training import prepare, train
+from homespun.runs.training import prepare, train
+from homespun.system.method_loading import load_method
 
 
 @pytest.fixture(scope="module")
@@ -362,8 +363,8 @@ def test_texts_are_refused_and_so_are_images_for_those_who_read_texts(tmp_path, 
 
 def test_type_assignment_learns_what_one_model_for_all_cannot(tmp_path):
     """The paper's point in a minute: conflicting labels need a head for each sub-population."""
-    from homespun.judging import evaluate
-    from homespun.training import train
+    from homespun.runs.evaluate import evaluate
+    from homespun.runs.training import train
 
     people = load_federation("digits", settings={"users": 60})
     settings = {"rounds": 12, "cohort": 60, "workers": 0, "evaluate_every": 12}

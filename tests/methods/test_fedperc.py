@@ -12,15 +12,16 @@ from spoken_corpus import train_small
 
 from homespun.core.errors import InputError, SettingsError
 from homespun.core.messages import update_to_tensors
-from homespun.core.method import Sgd, Task, build, load_method
+from homespun.core.method import Sgd, Task, build
 from homespun.core.roles import Role
-from homespun.core.trust import named_by_user
 from homespun.data.federation import Examples
-from homespun.engines.engine import Client
+from homespun.engines.client import Client
 from homespun.engines.loop import LoopEngine, model_output, predict_client, train_phase
 from homespun.models.generator import with_evidence
 from homespun.models.losses import padded_losses
 from homespun.models.pretrained import load_pretrained
+from homespun.system.method_loading import load_method
+from homespun.system.trust import named_by_user
 from homespun.testing.contract import check_method
 
 EXAMPLES = Examples(TEXT * 2, contexts=np.array([0, 1, 0, 0, 1, 1]))

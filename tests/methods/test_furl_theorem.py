@@ -15,7 +15,7 @@ from homespun.core import tree
 from homespun.core.method import Task, build
 from homespun.data.dialects import Dialects
 from homespun.data.dialects import Settings as DialectSettings
-from homespun.engines.engine import Client
+from homespun.engines.client import Client
 from homespun.engines.loop import LoopEngine
 from homespun.methods import furl
 
@@ -121,7 +121,7 @@ def test_a_loss_that_couples_users_breaks_the_agreement():
 
 def test_run_scales_what_a_home_keeps(tmp_path):
     """`keeps` is carried out by the run: one round by hand, z_i = c_i / sum c."""
-    from homespun.opening import open_run
+    from homespun.runs.open_run import open_run
     from homespun.runs.settings import RunSettings
 
     def one_round(keeps):

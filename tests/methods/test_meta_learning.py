@@ -5,11 +5,12 @@ import torch
 from language_models import write_gpt2
 
 from homespun.core.messages import state_to_bytes
-from homespun.core.method import Task, build, load_method
+from homespun.core.method import Task, build
 from homespun.core.roles import Role
 from homespun.data.federation import Examples
+from homespun.engines.client import Client
 from homespun.engines.cohort import CohortEngine
-from homespun.engines.engine import Client
+from homespun.system.method_loading import load_method
 
 TEXTS = ["We must go on together, my fellow citizens.", "The people ask what the state of the union is."]
 SMALL = {"length": 12, "local_steps": 3, "batch": 2, "personalize_steps": 5, "rate": 0.01}

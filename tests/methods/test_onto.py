@@ -7,15 +7,16 @@ import torch
 
 from homespun.core.errors import HomespunError, SettingsError
 from homespun.core.messages import Rows, ServerState, Update
-from homespun.core.method import build, load_method
+from homespun.core.method import build
 from homespun.core.roles import Role
 from homespun.core.server import FedAvg
 from homespun.data import load_federation
+from homespun.engines.client import Client
 from homespun.engines.cohort import CohortEngine
-from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine, train_client
 from homespun.methods.pfedkm import LloydServer, split
-from homespun.opening import task_of
+from homespun.runs.open_run import task_of
+from homespun.system.method_loading import load_method
 from homespun.testing.contract import check_method
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from homespun.core.messages import state_to_bytes
-from homespun.training import load, train
+from homespun.runs.training import load, train
 
 WORDS = str(Path(__file__).parent / "words_of_ones_own.py")
 CORPUS = load("dialects", users=8, examples=10)

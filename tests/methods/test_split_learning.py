@@ -9,11 +9,12 @@ from language_models import write_gpt2
 
 from homespun.core import tree
 from homespun.core.messages import broadcast_to_bytes, state_to_bytes, update_to_bytes
-from homespun.core.method import Task, build, load_method
+from homespun.core.method import Task, build
 from homespun.data.federation import Examples
+from homespun.engines.client import Client
 from homespun.engines.cohort import CohortEngine
-from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine
+from homespun.system.method_loading import load_method
 from homespun.testing.contract import check_method
 
 TEXTS = (

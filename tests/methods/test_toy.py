@@ -10,11 +10,11 @@ from toy import WIDTHS, Mask, TopTwo
 from homespun.cli import app
 from homespun.core.errors import RunError
 from homespun.core.messages import state_to_bytes
-from homespun.core.trust import vouched_for
-from homespun.judging import evaluate, evaluate_newcomers
-from homespun.newcomer import personalize
+from homespun.personalization.new_user import personalize
+from homespun.runs.evaluate import evaluate, evaluate_newcomers
+from homespun.runs.training import load, reopen, train
+from homespun.system.trust import vouched_for
 from homespun.testing.contract import check_method
-from homespun.training import load, reopen, train
 
 TOY = str(Path(__file__).parent / "toy.py")
 SETTINGS = {"rounds": 3, "cohort": 4, "withheld": 0.3}

@@ -24,7 +24,7 @@ from homespun.core.messages import Broadcast, Update
 from homespun.core.method import Artefact, Batch, Method, Phase, Predict, Sgd, Task
 from homespun.core.personalize import Home, Personalization
 from homespun.core.roles import Role
-from homespun.core.scores import Counts, Scoring
+from homespun.core.scoring import Counts, Scoring
 from homespun.core.transforms import UpdateTransform
 from homespun.core.tree import Tree
 from homespun.methods import furl

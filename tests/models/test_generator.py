@@ -9,12 +9,13 @@ import torch
 from language_models import TEXT, write_gpt2
 from torch import nn
 
-from homespun.core.method import Task, build, load_method
+from homespun.core.method import Task, build
 from homespun.data.federation import Examples
 from homespun.engines.loop import model_output
-from homespun.generation import with_parameters
 from homespun.models.generator import EmbeddingGenerator, attend
 from homespun.models.losses import padded_losses
+from homespun.personalization.generation import with_parameters
+from homespun.system.method_loading import load_method
 
 # The oracle: slow and obvious
 

@@ -8,9 +8,9 @@ from language_models import write_gpt2, write_llama
 from safetensors.torch import load_file
 
 from homespun.core.errors import InputError, UntrustedError
-from homespun.core.trust import named_by_user, vouched_for
 from homespun.models import pretrained
 from homespun.models.pretrained import load_pretrained
+from homespun.system.trust import named_by_user, vouched_for
 
 
 def changed(folder, file="config.json", **values):

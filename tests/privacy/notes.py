@@ -2,8 +2,8 @@
 
 from homespun.data import load_federation
 from homespun.methods.furl import SMALL
-from homespun.opening import open_run
 from homespun.privacy.accounting import Release
+from homespun.runs.open_run import open_run
 from homespun.runs.settings import RunSettings
 
 ROUND = Release(0.5, 2.0)  # what a round of `opened` costs: 4 of 8 users, noise 2

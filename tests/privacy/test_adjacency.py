@@ -13,10 +13,10 @@ from homespun.core.settings import parse
 from homespun.data import load_federation
 from homespun.data.splits import withhold
 from homespun.data.table import Filters
-from homespun.opening import open_run
 from homespun.privacy.settings import Privacy, make_plan
+from homespun.runs.open_run import open_run
 from homespun.runs.settings import RunSettings
-from homespun.training import privacy_of
+from homespun.runs.training import privacy_of
 
 CLIP = 0.5
 

@@ -18,9 +18,9 @@ from homespun.data import load_federation
 from homespun.engines.cohort import CohortEngine
 from homespun.engines.loop import LoopEngine
 from homespun.methods.furl import SMALL
-from homespun.opening import open_run
 from homespun.privacy.mechanism import clipped
 from homespun.privacy.noise import seeded_normal
+from homespun.runs.open_run import open_run
 from homespun.runs.settings import RunSettings
 
 ROUNDS = 200

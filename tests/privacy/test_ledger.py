@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from homespun.core.errors import RunError, UnknownNameError
-from homespun.files import DataSettings
+from homespun.data.source import DataSettings
 from homespun.privacy import lines as module
 from homespun.privacy.accounting import Release, epsilon
 from homespun.privacy.ledger import Budget, BudgetError, Ledger, LedgerError, ledger_path

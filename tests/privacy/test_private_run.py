@@ -15,22 +15,22 @@ from scipy.stats import beta
 from homespun.core import seeds
 from homespun.core.errors import InputError, SettingsError
 from homespun.core.messages import Broadcast, Rows, Update, state_to_bytes
-from homespun.core.method import available_methods, method_module
 from homespun.core.settings import parse
 from homespun.core.transforms import Transforms
 from homespun.data import load_federation
 from homespun.engines.cohort import CohortEngine
 from homespun.engines.loop import LoopEngine
 from homespun.methods.furl import SMALL
-from homespun.opening import open_run
 from homespun.privacy.accounting import Release, epsilon
 from homespun.privacy.dp import DpMechanism
 from homespun.privacy.ledger import BudgetError, Ledger, ledger_path
 from homespun.privacy.mechanism import Clip, clipped, clipped_statistics, clipped_sum, norms, released_centrally
 from homespun.privacy.noise import secure_normal, seeded_normal
 from homespun.privacy.settings import Privacy, make_plan
+from homespun.runs.open_run import open_run
 from homespun.runs.settings import RunSettings
-from homespun.training import privacy_of
+from homespun.runs.training import privacy_of
+from homespun.system.method_loading import available_methods, method_module
 
 PRIVATE = {"noise_multiplier": 1.5, "clip": 0.05, "insecure": True, "delta": 0.01}
 

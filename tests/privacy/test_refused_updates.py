@@ -6,18 +6,19 @@ import pytest
 import torch
 
 from homespun.core.messages import state_to_bytes
-from homespun.core.method import Task, build, load_method
+from homespun.core.method import Task, build
 from homespun.core.transforms import Transforms
 from homespun.data import load_federation
+from homespun.engines.client import Client
 from homespun.engines.cohort import CohortEngine
-from homespun.engines.engine import Client
 from homespun.engines.loop import LoopEngine
 from homespun.methods.furl import SMALL
-from homespun.opening import open_run
 from homespun.privacy.dp import DpMechanism
 from homespun.privacy.mechanism import Clip
 from homespun.privacy.noise import grid_of, seeded_normal
+from homespun.runs.open_run import open_run
 from homespun.runs.settings import RunSettings
+from homespun.system.method_loading import load_method
 
 USERS = 8
 

@@ -7,7 +7,7 @@ import pytest
 from notes import opened, write_csv
 from test_privacy_commands import homespun
 
-from homespun.results import summary
+from homespun.experiments.results import summary
 
 
 def listed(folder):

@@ -17,11 +17,13 @@ import click
 import typer
 
 from homespun import __version__
-from homespun.cli import people, pretrain, settings, training, voices
+from homespun.cli import language as voices
+from homespun.cli import pretrain, settings, training
+from homespun.cli import users as people
 from homespun.cli.corpora import data_app
 from homespun.cli.privacy import privacy_app
 from homespun.core.errors import HomespunError
-from homespun.terminal import say
+from homespun.system.terminal import say
 
 app = typer.Typer(
     help="Personalized federated learning: what makes each person different stays at home.",

@@ -21,7 +21,7 @@ from homespun.cli.options import (
 from homespun.cli.settings import show_settings
 from homespun.core.errors import SettingsError
 from homespun.core.settings import parse_overrides
-from homespun.terminal import say
+from homespun.system.terminal import say
 
 data_app = typer.Typer(help="Look at a corpus before training on it; make one of speech.", no_args_is_help=True)
 
@@ -107,7 +107,7 @@ def data_settings(
 
     Example: homespun data settings dialects
     """
-    from homespun.catalogue import corpus_settings
+    from homespun.cli.catalogue import corpus_settings
 
     title = f"Corpus {source}: --data-set NAME=VALUE"
     show_settings(corpus_settings(source), {"corpus": title}, about={"corpus": source}, json_output=json_output)
@@ -115,11 +115,11 @@ def data_settings(
 
 def _cut(method: str, settings: list[str], federation: Any) -> Any:
     """How many texts the method cuts; None if it reads all of an example."""
-    from homespun.core.method import load_method
     from homespun.data.check import INSPECTED_AT_MOST
     from homespun.data.lengths import cut_texts
-    from homespun.opening import task_of
-    from homespun.training import separate_settings
+    from homespun.runs.open_run import task_of
+    from homespun.runs.training import separate_settings
+    from homespun.system.method_loading import load_method
 
     _, own = separate_settings(method, parse_overrides(settings))
     window = load_method(method, own, task_of(federation)).window
@@ -140,9 +140,9 @@ def data_voices(
 
     Example: homespun data voices runs/voices
     """
-    from homespun.console import counting, err, out
+    from homespun.cli.console import counting, err, out
     from homespun.core.settings import parse
-    from homespun.data.utterances import Request, make, plan, summary
+    from homespun.data.spoken_sentences import Request, make, plan, summary
 
     given = {} if utterances is None else {"utterances": utterances}
     planned = plan(parse(Request, {**given, "seed": seed}, where="voices"))

@@ -35,7 +35,7 @@ LabelColumn = Annotated[str | None, typer.Option(help="Column with the label.")]
 
 
 def data_settings_from(source: str, settings: list[str], **columns: str | None) -> Any:
-    from homespun.files import DataSettings
+    from homespun.data.source import DataSettings
 
     named = {name: column for name, column in columns.items() if column is not None}
     return DataSettings.model_validate(
@@ -44,6 +44,6 @@ def data_settings_from(source: str, settings: list[str], **columns: str | None) 
 
 
 def print_json(content: Mapping[str, Any]) -> None:
-    from homespun.files import without_nan
+    from homespun.system.json_files import without_nan
 
     sys.stdout.write(json.dumps(without_nan(content)) + "\n")

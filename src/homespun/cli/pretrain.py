@@ -17,7 +17,7 @@ from homespun.core.settings import parse_overrides
 if TYPE_CHECKING:
     from homespun.pretraining.run import Request
     from homespun.pretraining.training import Progress
-    from homespun.terminal import Terminal
+    from homespun.system.terminal import Terminal
 
 
 def pretrain(
@@ -44,7 +44,7 @@ def pretrain(
 
     Example: homespun pretrain --minutes 65 --folder runs/tiny
     """
-    from homespun.console import err, out, table
+    from homespun.cli.console import err, out, table
     from homespun.pretraining.run import CACHE, finish, open_run
 
     console = err if json_output else out
@@ -103,7 +103,7 @@ def _request(
 @contextmanager
 def _following(console: Terminal, *, begun: int, steps: int) -> Iterator[Callable[[Progress], None]]:
     """Give a function that shows each step: a bar on a terminal, a plain line now and then elsewhere."""
-    from homespun.console import LINES, bar
+    from homespun.cli.console import LINES, bar
 
     if not console.is_terminal:
         yield _plain_lines(console, begun=begun, every=max(1, steps // (5 * LINES)))

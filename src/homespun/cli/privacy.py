@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homespun.cli.options import Json, print_json
-from homespun.terminal import say
+from homespun.system.terminal import say
 
 if TYPE_CHECKING:
     from homespun.privacy.ledger import Ledger

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homespun.cli.options import Json, print_json
-from homespun.terminal import say
+from homespun.system.terminal import say
 
 if TYPE_CHECKING:
-    from homespun.catalogue import Groups
+    from homespun.cli.catalogue import Groups
 
 WIDEST = 100  # longer lines are hard to read
 
@@ -25,7 +25,7 @@ def settings(
 
     Example: homespun settings fedperc
     """
-    from homespun.catalogue import method_settings
+    from homespun.cli.catalogue import method_settings
 
     groups = method_settings(method)
     titles = {
@@ -37,8 +37,8 @@ def settings(
 
 
 def show_settings(groups: Groups, titles: dict[str, str], *, about: dict[str, str], json_output: bool) -> None:
-    from homespun.catalogue import text_lines, to_json
-    from homespun.console import out
+    from homespun.cli.catalogue import text_lines, to_json
+    from homespun.cli.console import out
 
     if json_output:
         print_json({**about, "settings": to_json(groups)})

@@ -26,7 +26,7 @@ from homespun.cli.options import (
 )
 from homespun.core.errors import RunError, SettingsError
 from homespun.core.settings import parse_overrides
-from homespun.terminal import say
+from homespun.system.terminal import say
 
 
 def train(
@@ -50,11 +50,11 @@ def train(
 
     Example: homespun train furl --data dialects --data-set users=200 --epochs 5 --set user_dim=8
     """
-    from homespun.console import Reporter
+    from homespun.cli.console import Reporter
+    from homespun.experiments.results import single_results, write_results
     from homespun.privacy.ledger import BudgetError
     from homespun.report.html import write_report
-    from homespun.results import single_results, write_results
-    from homespun.training import LENGTH, prepare, training, usual_settings
+    from homespun.runs.training import LENGTH, prepare, training, usual_settings
 
     source = data_settings_from(
         data, data_settings, user=user_column, context=context_column, text=text_column, label=label_column
@@ -95,8 +95,8 @@ def train(
 def _finished_results(run: Any, place: Path) -> dict[str, Any] | None:
     """None: there is something to train or to evaluate. Results: only the report is missing. A run that has its report
     is refused."""
+    from homespun.experiments.results import RESULTS_FILE, only_run, read_results
     from homespun.report.html import REPORT_FILES
-    from homespun.results import RESULTS_FILE, only_run, read_results
 
     done = run.state.round
     if done < run.total_rounds or not (place / RESULTS_FILE).exists() or len(only_run(place)["rounds"]) != done:
@@ -112,9 +112,9 @@ def _finished_results(run: Any, place: Path) -> dict[str, Any] | None:
 
 
 def _show(found: Mapping[str, Any], report: Path, *, json_output: bool, samples: Sequence[Any] = ()) -> None:
-    from homespun.console import out, table
+    from homespun.cli.console import out, table
+    from homespun.report.showcase import print_showcase
     from homespun.report.tables import plain_tables
-    from homespun.samples import print_showcase
 
     if json_output:
         print_json(found)
@@ -135,18 +135,18 @@ def compare(
 
     Example: homespun compare experiments/furl-dialects.toml
     """
-    from homespun.experiment import read_experiment
+    from homespun.experiments.experiment import read_experiment
 
     made = read_experiment(experiment)
     _compare(made, folder or Path("runs") / made.name, json_output=json_output)
 
 
 def _compare(experiment: Any, folder: Path, *, json_output: bool) -> None:
-    from homespun.console import Reporter
-    from homespun.experiment import collect, train_all
+    from homespun.cli.console import Reporter
+    from homespun.experiments.experiment import collect, train_all
+    from homespun.experiments.results import write_results
     from homespun.report.html import write_report
-    from homespun.results import write_results
-    from homespun.samples import check_showcase, experiment_showcase, showcase_results
+    from homespun.report.showcase import check_showcase, experiment_showcase, showcase_results
 
     check_showcase(experiment)
     with Reporter(to_stderr=json_output) as reporter:
@@ -171,7 +171,7 @@ def demo(
 
     With a larger base model, which takes longer: homespun demo --set base=smollm2 --folder runs/demo-smollm2
     """
-    from homespun.experiment import read_experiment, with_settings
+    from homespun.experiments.experiment import read_experiment, with_settings
 
     with as_file(files("homespun") / "demo.toml") as path:
         experiment = with_settings(read_experiment(path), parse_overrides(settings))
@@ -188,13 +188,13 @@ def evaluate(
 
     Example: homespun evaluate runs/furl-dialects
     """
-    from homespun.console import Reporter, out, table
-    from homespun.controls import evaluate_controls
-    from homespun.judging import evaluate as evaluate_run
-    from homespun.judging import evaluate_newcomers
+    from homespun.cli.console import Reporter, out, table
     from homespun.report.cells import metric_named
     from homespun.report.outcomes import control_name
-    from homespun.training import reopen
+    from homespun.runs.controls import evaluate_controls
+    from homespun.runs.evaluate import evaluate as evaluate_run
+    from homespun.runs.evaluate import evaluate_newcomers
+    from homespun.runs.training import reopen
 
     if part not in ("train", "eval", "test"):
         raise SettingsError(f"--part is train, eval or test, not {part!r}")
@@ -238,11 +238,11 @@ def report(folder: Folder, trust: Trust = []) -> None:  # noqa: B006
 
     Example: homespun report runs/demo
     """
-    from homespun.console import Reporter, out
-    from homespun.opening import SETTINGS_FILE
+    from homespun.cli.console import Reporter, out
+    from homespun.experiments.results import RESULTS_FILE, single_results, write_results
     from homespun.report.html import rewrite_report
-    from homespun.results import RESULTS_FILE, single_results, write_results
-    from homespun.training import reopen
+    from homespun.runs.open_run import SETTINGS_FILE
+    from homespun.runs.training import reopen
 
     with Reporter(to_stderr=True) as reporter:
         if not (folder / RESULTS_FILE).exists() and (folder / SETTINGS_FILE).exists():
@@ -276,8 +276,8 @@ def bench(
 
     Example: homespun bench w1
     """
-    from homespun.bench import run_workload, tables_of
-    from homespun.console import out, table
+    from homespun.cli.console import out, table
+    from homespun.cli.workloads import run_workload, tables_of
 
     found = run_workload(workload, rounds=rounds, settings=parse_overrides(settings))
     if json_output:

@@ -7,13 +7,8 @@ processes and resumed runs get theirs.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from types import ModuleType
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -21,18 +16,17 @@ from torch import Tensor, nn
 
 from homespun.core import seeds
 from homespun.core.draws import KEY
-from homespun.core.errors import MethodError, UnknownNameError, nearest
+from homespun.core.errors import MethodError
 from homespun.core.messages import Broadcast, Elected, ServerState
-from homespun.core.method_files import MethodFile, gathered, module_from_file
 from homespun.core.optimizers import Adam as Adam
 from homespun.core.optimizers import AdamW as AdamW
 from homespun.core.optimizers import Optimizer as Optimizer
 from homespun.core.optimizers import Sgd as Sgd
 from homespun.core.personalize import Personalization
 from homespun.core.roles import Partition, Role, Rules, first_match, partition
-from homespun.core.scores import Scoring
+from homespun.core.scoring import Scoring
 from homespun.core.server import FedAvg, ServerRule
-from homespun.core.settings import Settings, parse
+from homespun.core.settings import Settings
 from homespun.core.threads import one_thread
 from homespun.core.transforms import UpdateTransform
 from homespun.core.tree import Tree
@@ -118,6 +112,15 @@ class Artefact:
     name: str
     fingerprint: str
     kind: str = "base model"
+
+
+@dataclass(frozen=True)
+class MethodFile:
+    """A file outside the package that a method is made of, as it ran."""
+
+    path: str  # the whole path
+    sha256: str  # of the file's bytes
+    source: str
 
 
 @dataclass(frozen=True)
@@ -250,48 +253,6 @@ def _require_sound_phases(method: Method, parts: Partition) -> None:
         raise MethodError(
             f"{method.name}: keys name {sorted(method.keys)}, the rules say {sorted(parts.names(Role.KEYED))}"
         )
-
-
-# Finding methods: no registry. A name is a file in `homespun/methods`, or a path to a file of one's own.
-
-
-def available_methods() -> tuple[str, ...]:
-    package = importlib.import_module("homespun.methods")
-    return tuple(sorted(item.name for item in pkgutil.iter_modules(package.__path__)))
-
-
-def method_module(origin: str) -> ModuleType:
-    """The module behind a method's name (`furl`), or behind a file (`./mine.py`)."""
-    if origin.endswith(".py"):
-        return module_from_file(Path(origin))
-    known = available_methods()
-    if origin not in known:
-        raise UnknownNameError(
-            f"no method {origin!r}.{nearest(origin, known)} There are: {', '.join(known)}; or give a .py file."
-        )
-    return importlib.import_module(f"homespun.methods.{origin}")
-
-
-def settings_command(origin: str) -> str:
-    """The command that lists the settings of a method and of its runs."""
-    return f"homespun settings {shlex.quote(origin)}"
-
-
-def load_method(origin: str, settings: Mapping[str, Any], task: Task, *, files: Sequence[MethodFile] = ()) -> Method:
-    """The method of this name or file, with these settings, for this task.
-
-    `files` are those of the same method, loaded before: they run as they ran then.
-    """
-    where, listed_by = f"method {origin}", settings_command(origin)
-    with gathered(files) as used:
-        module = method_module(origin)
-        lacks = [name for name in ("Settings", "method") if not hasattr(module, name)]
-        if lacks:
-            raise MethodError(f"{origin}: a method file exports Settings and method; {', '.join(lacks)} missing")
-        made: Method = module.method(parse(module.Settings, settings, where=where, listed_by=listed_by), task)
-    if origin.endswith(".py"):
-        origin = str(Path(origin).resolve())
-    return replace(made, origin=origin, files=tuple(used.values()))
 
 
 def optimizers(phase: Phase, names: Sequence[str]) -> dict[str, Optimizer]:

@@ -1,8 +1,8 @@
 """`voices`: people who like one of twenty synthetic voices, whatever it says, and none of the others.
 
-The set is made once, offline, with `homespun data voices runs/voices`; see `homespun.data.utterances`. Each voice is a
-mixture of two of eight base voices, and two voices are mixtures of the same two, so that they are harder to tell apart
-than digits are. Spectrograms stay on disk until somebody asks for a user.
+The set is made once, offline, with `homespun data voices runs/voices`; see `homespun.data.spoken_sentences`. Each voice
+is a mixture of two of eight base voices, and two voices are mixtures of the same two, so that they are harder to tell
+apart than digits are. Spectrograms stay on disk until a user's examples are read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import PositiveInt
 
 from homespun.core.settings import Paper, parse
 from homespun.data.preferences import Pool, Population, Preferences
-from homespun.data.utterances import VOICES, read, read_spectrograms
+from homespun.data.spoken_sentences import VOICES, read, read_spectrograms
 
 NAMES = tuple(f"voice {number}" for number in range(VOICES))
 # The paper's imbalanced population: a majority, a larger minority, and a long tail.

@@ -22,12 +22,12 @@ from homespun.core.method import Built, Stackable
 from homespun.core.progress import Done, each, silent
 from homespun.core.threads import one_thread
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
+from homespun.engines.client import Client, Outcome, Work, empty_update, in_user_order, require_own_roles
 from homespun.engines.device import place
-from homespun.engines.engine import Client, Outcome, Work, empty_update, in_user_order, require_own_roles
 from homespun.engines.exchange import clients_to_tensors, outcome_from_reply, outputs_from_reply, transforms_to_list
 from homespun.engines.pool import Reply, broadcast_message, setup_message, shared_pool
+from homespun.engines.single_step import work_cohort
 from homespun.engines.stacked import merged, predict_together
-from homespun.engines.summed import work_cohort
 
 # Clients per chunk, at most: large enough to fill a stacked matrix product, small enough that its activations
 # stay in the cache (measured; see docs/decisions/0002-stacked-lstm.md).

@@ -18,7 +18,7 @@ from homespun.core.messages import Broadcast
 from homespun.core.method import Built
 from homespun.core.roles import Role
 from homespun.core.tree import Tree
-from homespun.engines.engine import Client
+from homespun.engines.client import Client
 
 
 def place(built: Built, device: str) -> Built:

@@ -25,7 +25,7 @@ from homespun.core.method import Built, Method
 from homespun.core.roles import SHARED
 from homespun.core.transforms import Transforms
 from homespun.core.tree import Tree
-from homespun.engines.engine import Client, Outcome, private_names
+from homespun.engines.client import Client, Outcome, private_names
 from homespun.engines.remote import bytes_from_json
 from homespun.privacy.dp import DpMechanism, dp_from_dict
 

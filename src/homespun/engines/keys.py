@@ -11,7 +11,7 @@ from torch import Tensor
 
 from homespun.core import draws
 from homespun.core.method import Batch, Built
-from homespun.engines.engine import Work
+from homespun.engines.client import Work
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from homespun.core.method import Built, Phase, optimizers
 from homespun.core.optimizers import Adam, AdamW, Optimizer, Sgd
 from homespun.core.roles import SHARED
 from homespun.core.tree import Tree
-from homespun.engines.engine import trainable
+from homespun.engines.client import trainable
 
 SMALLEST_NORM = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the norm
 

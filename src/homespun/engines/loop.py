@@ -21,8 +21,7 @@ from homespun.core.roles import SHARED
 from homespun.core.threads import one_thread
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
 from homespun.core.tree import Tree
-from homespun.engines.device import broadcast_on, client_on, place, taken_back
-from homespun.engines.engine import (
+from homespun.engines.client import (
     Client,
     Outcome,
     Work,
@@ -35,6 +34,7 @@ from homespun.engines.engine import (
     with_columns,
     with_released,
 )
+from homespun.engines.device import broadcast_on, client_on, place, taken_back
 from homespun.engines.keys import client_batches, phase_keys
 
 

@@ -27,7 +27,7 @@ from homespun.core.errors import WorkerError
 from homespun.core.messages import Broadcast, broadcast_to_tensors, pack, unpack
 from homespun.core.method import Built
 from homespun.core.progress import silent
-from homespun.terminal import say
+from homespun.system.terminal import say
 
 Reply: TypeAlias = tuple[dict[str, Any], dict[str, Tensor]]
 

@@ -12,10 +12,10 @@ from typing import Literal, Protocol, TypeAlias
 
 from homespun.core.messages import Broadcast, Update
 from homespun.core.progress import Done, silent
-from homespun.core.scores import Counts, Part
+from homespun.core.scoring import Counts, Part
 from homespun.core.transforms import NOTHING_SENT
 from homespun.core.tree import Tree
-from homespun.engines.engine import Client
+from homespun.engines.client import Client
 
 People: TypeAlias = Literal["population", "participants", "newcomers"]  # population: those who train
 

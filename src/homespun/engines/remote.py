@@ -26,7 +26,7 @@ from homespun.core.messages import (
     update_to_tensors,
 )
 from homespun.core.progress import Done, silent
-from homespun.core.scores import Counts
+from homespun.core.scoring import Counts
 from homespun.core.transforms import NOTHING_SENT
 from homespun.core.tree import Tree
 from homespun.engines.protocol import Engine, EvaluationProtocol, Trained

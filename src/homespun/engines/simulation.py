@@ -12,10 +12,10 @@ from homespun.core import seeds
 from homespun.core.messages import Broadcast
 from homespun.core.method import Batch, Built, Method
 from homespun.core.progress import Done, silent
-from homespun.core.scores import Counts, Part, Scoring
+from homespun.core.scoring import Counts, Part, Scoring
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
 from homespun.core.tree import Tree
-from homespun.engines.engine import Client, Trainer, client_weight
+from homespun.engines.client import Client, Trainer, client_weight
 from homespun.engines.protocol import ClientStore, EvaluationProtocol, Trained
 
 BLOCK = 500  # users loaded and scored at a time

@@ -23,9 +23,7 @@ from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
 from homespun.core.transforms import NO_TRANSFORMS, NOTHING_SENT, Transforms, add_bytes
 from homespun.core.tree import Tree
-from homespun.engines.alone import work_alone
-from homespun.engines.device import values_on
-from homespun.engines.engine import (
+from homespun.engines.client import (
     Client,
     Outcome,
     Work,
@@ -39,9 +37,11 @@ from homespun.engines.engine import (
     with_columns,
     with_released,
 )
+from homespun.engines.device import values_on
 from homespun.engines.keys import PhaseKeys, phase_keys
 from homespun.engines.local_step import local_step
 from homespun.engines.loop import LoopEngine, predict_client
+from homespun.engines.sequential import work_alone
 
 
 def work_together(

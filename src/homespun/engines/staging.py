@@ -9,9 +9,9 @@ from torch import Tensor
 
 from homespun.core.messages import Broadcast
 from homespun.core.method import Built
-from homespun.core.scores import Part
+from homespun.core.scoring import Part
 from homespun.core.tree import Tree
-from homespun.engines.engine import Client
+from homespun.engines.client import Client
 from homespun.engines.protocol import People
 
 

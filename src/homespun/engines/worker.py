@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from homespun.core.messages import Broadcast, broadcast_from_tensors, pack, unpack
-from homespun.core.method import Built, Task, build, load_method
-from homespun.core.method_files import MethodFile
+from homespun.core.method import Built, MethodFile, Task, build
 from homespun.core.tree import Tree
-from homespun.engines.engine import require_own_roles
+from homespun.engines.client import require_own_roles
 from homespun.engines.exchange import clients_from_tensors, outcome_to_bytes, outputs_to_bytes, transforms_from_list
+from homespun.engines.single_step import work_cohort
 from homespun.engines.stacked import predict_together
-from homespun.engines.summed import work_cohort
+from homespun.system.method_loading import load_method
 
 
 def setup(header: dict[str, Any]) -> tuple[Built, int]:

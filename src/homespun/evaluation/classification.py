@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from homespun.core.errors import MessageError, SettingsError
-from homespun.core.scores import Counts, Scoring
+from homespun.core.scoring import Counts, Scoring
 from homespun.data.federation import Examples
 from homespun.data.splits import Split
 from homespun.evaluation import metrics

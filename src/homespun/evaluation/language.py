@@ -15,9 +15,9 @@ from scipy.special import ndtr, stdtrit
 from torch import Tensor
 
 from homespun.core import seeds
-from homespun.core.scores import Counts, Scoring
+from homespun.core.scoring import Counts, Scoring
 from homespun.evaluation import metrics
-from homespun.models.utterances import PROMPT
+from homespun.models.token_batches import PROMPT
 
 RESAMPLES = 10_000
 FEWEST = 5  # users for an interval

@@ -38,8 +38,8 @@ from homespun.core.settings import Paper
 from homespun.core.tree import Tree
 from homespun.evaluation.classification import LabelScoring
 from homespun.methods.preference import Common, cross_entropy, embedding_size, encode, new_embedding
-from homespun.models.places import MapServer, map_step, nearest
 from homespun.models.preference import CLASSES, PreferenceModel
+from homespun.models.som import MapServer, map_step, nearest
 
 
 class Settings(Common):

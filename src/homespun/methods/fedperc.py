@@ -39,7 +39,7 @@ from homespun.core.tree import Tree
 from homespun.evaluation.language import TokenScoring
 from homespun.models.language import PreferenceModel, Prefix
 from homespun.models.pretrained import BaseName, load_pretrained, require_layers, with_lora
-from homespun.models.utterances import EVALUATED, UtteranceLength, encode, token_window
+from homespun.models.token_batches import EVALUATED, UtteranceLength, encode, token_window
 
 
 class Settings(core_settings.Settings):

@@ -42,7 +42,7 @@ from homespun.methods import fedperc
 from homespun.models.generator import EmbeddingGenerator, with_evidence
 from homespun.models.language import PreferenceModel
 from homespun.models.pretrained import BaseName, load_pretrained
-from homespun.models.utterances import UtteranceLength, encode, token_window
+from homespun.models.token_batches import UtteranceLength, encode, token_window
 
 
 class Settings(core_settings.Settings):

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from homespun.core.messages import Broadcast
 from homespun.core.method import Method, Phase, Sgd, Task
-from homespun.core.onto import OntoSettings, underneath
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
+from homespun.methods._wrapper import OntoSettings, underneath
 
 
 class Settings(OntoSettings):

@@ -35,14 +35,14 @@ from torch.nn import functional
 from homespun.core.errors import SettingsError
 from homespun.core.messages import Broadcast, ServerState, Update
 from homespun.core.method import Batch, Loss, Method, Optimizer, Phase, Predict, Sgd, Task
-from homespun.core.onto import OntoSettings, underneath
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
 from homespun.core.seeds import torch_generator
 from homespun.core.server import ServerRule
 from homespun.core.tree import Tree
+from homespun.methods._wrapper import OntoSettings, underneath
 from homespun.models.clustered import HEADS, MODEL, PROBE, REFERENCE, clustered, key
-from homespun.models.places import somebody
+from homespun.models.som import somebody
 
 
 class Settings(OntoSettings):

@@ -30,10 +30,10 @@ from torch import Tensor
 from homespun.core.errors import SettingsError
 from homespun.core.messages import Broadcast
 from homespun.core.method import Batch, Loss, Method, Optimizer, Phase, Predict, Sgd, Task
-from homespun.core.onto import OntoSettings, underneath
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
 from homespun.core.tree import Tree
+from homespun.methods._wrapper import OntoSettings, underneath
 from homespun.models.copies import MODEL, own_name, with_copies, without_copies
 
 

@@ -36,7 +36,7 @@ from homespun.evaluation.language import TokenScoring
 from homespun.methods import fedperc
 from homespun.models.heads import SMALLEST, HeadSettings, SplitHeads, output_head
 from homespun.models.pretrained import load_pretrained
-from homespun.models.utterances import encode, token_window
+from homespun.models.token_batches import encode, token_window
 
 
 class Settings(HeadSettings):

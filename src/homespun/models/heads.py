@@ -20,7 +20,7 @@ from homespun.core.errors import InputError
 from homespun.core.server import Denominator, ServerName
 from homespun.core.settings import Paper
 from homespun.models.pretrained import BaseName, Pretrained
-from homespun.models.utterances import UtteranceLength
+from homespun.models.token_batches import UtteranceLength
 
 # A batch of always the same shape, so that an utterance's features do not depend on who is read with it, to the bit:
 # whether they are remembered, and from which batch, then changes no number.

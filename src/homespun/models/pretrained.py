@@ -18,8 +18,8 @@ from pydantic import AfterValidator
 from torch import Tensor, nn
 
 from homespun.core.errors import InputError, SettingsError, UntrustedError
-from homespun.core.trust import allows
 from homespun.models.pretrained_checks import require_fitting, require_safetensors, require_sizes
+from homespun.system.trust import allows
 
 TINY = Path(__file__).parent / "tiny"
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from homespun.disk import draft_folder
 from homespun.pretraining.corpus import END, Corpus
 from homespun.pretraining.overlap import RUN
+from homespun.system.disk import draft_folder
 
 MEGABYTE = 1_000_000
 

@@ -258,8 +258,8 @@ def save_corpus(corpus: Corpus, folder: Path) -> None:
     """Write a corpus: `corpus.json` comes last, so a folder with it is whole."""
     from safetensors.numpy import save
 
-    from homespun.disk import write_whole
-    from homespun.files import SCHEMA, write_json
+    from homespun.system.disk import write_whole
+    from homespun.system.json_files import SCHEMA, write_json
 
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(folder / "tokenizer.json", corpus.tokenizer.to_str(pretty=True))
@@ -281,7 +281,7 @@ def save_corpus(corpus: Corpus, folder: Path) -> None:
 def load_corpus(folder: Path) -> Corpus:
     from safetensors.numpy import load_file
 
-    from homespun.files import read_json
+    from homespun.system.json_files import read_json
 
     content = read_json(folder / "corpus.json", missing=f"{folder}: there is no corpus.")
     arrays = load_file(folder / "tokens.safetensors")

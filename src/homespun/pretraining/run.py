@@ -21,12 +21,12 @@ import torch
 
 from homespun.core.errors import RunError
 from homespun.core.settings import Settings
-from homespun.files import SCHEMA, read_json, versions, write_json
 from homespun.pretraining import training
 from homespun.pretraining.card import render_card, write_model
 from homespun.pretraining.corpus import Corpus, build_corpus, load_corpus, save_corpus
 from homespun.pretraining.sources import SOURCES, evaluated_sentences, read_given, read_source, select
 from homespun.pretraining.training import Measured, PretrainSettings, Progress
+from homespun.system.json_files import SCHEMA, read_json, versions, write_json
 
 CACHE = Path.home() / ".cache" / "homespun" / "packages"
 

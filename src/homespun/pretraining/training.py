@@ -24,9 +24,9 @@ from torch import Tensor
 from homespun.core.errors import RunError
 from homespun.core.seeds import numpy_generator
 from homespun.core.settings import Settings
-from homespun.disk import write_whole
 from homespun.pretraining.corpus import PADDING, Corpus, CorpusSettings
 from homespun.pretraining.network import NetworkSettings, build_network, mean_loss
+from homespun.system.disk import write_whole
 
 CHECKPOINT = "checkpoint.safetensors"
 TIMED_STEPS = 6  # to see how many steps fit into the minutes asked for

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from homespun.core.errors import HomespunError, SettingsError
-from homespun.disk import open_file, sync
+from homespun.system.disk import open_file, sync
 
 Entry: TypeAlias = dict[str, Any]
 _DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, SettingsError)

@@ -13,14 +13,14 @@ from plotly.offline import get_plotlyjs
 
 from homespun.core.errors import HomespunError, RunError
 from homespun.core.progress import Show, counted, silent
-from homespun.disk import make_folder, write_whole
+from homespun.experiments.results import RESULTS_FILE, read_results
 from homespun.report.canvas import Key, Plot
 from homespun.report.cells import Cell, Column, Table
 from homespun.report.plots import plots
 from homespun.report.sections import Section, report_title, sections, subtitle
 from homespun.report.style import STYLE
 from homespun.report.tables import markdown
-from homespun.results import RESULTS_FILE, read_results
+from homespun.system.disk import make_folder, write_whole
 
 # Figures are data blocks, which no browser executes; this one script of our own reads them.
 DRAW = """

@@ -14,14 +14,14 @@ from homespun.core.errors import UnknownNameError, VaultError
 from homespun.core.messages import Broadcast
 from homespun.core.method import Batch, Built
 from homespun.core.roles import SHARED, Role
-from homespun.core.scores import Part
+from homespun.core.scoring import Part
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples, Federation
 from homespun.data.splits import Fractions, Split, part, pooled, split
-from homespun.engines.engine import Client
+from homespun.engines.client import Client
 from homespun.engines.protocol import People
 from homespun.engines.staging import Staged, StagedRounds
-from homespun.vault import Vault
+from homespun.runs.vault import Vault
 
 ENCODED_BYTES = 2**31  # of examples that are kept as tensors: 900 users of speech have 1.4 GB
 

@@ -17,8 +17,8 @@ from homespun.core.roles import Role
 from homespun.core.tree import Tree
 from homespun.data.federation import Federation
 from homespun.data.preferences import Preferences
+from homespun.engines.client import Client
 from homespun.engines.cohort import CohortEngine
-from homespun.engines.engine import Client
 
 
 @dataclass(frozen=True)

@@ -19,24 +19,24 @@ from homespun.core.messages import ServerState, state_to_bytes
 from homespun.core.method import Built, Method
 from homespun.core.progress import Show, silent
 from homespun.core.records import RoundRecord
-from homespun.core.scores import Scoring
+from homespun.core.scoring import Scoring
 from homespun.core.transforms import Transforms
 from homespun.data.federation import Federation
+from homespun.engines.client import Trainer
 from homespun.engines.cohort import CohortEngine, default_workers
-from homespun.engines.engine import Trainer
 from homespun.engines.loop import LoopEngine
 from homespun.engines.protocol import Engine
 from homespun.engines.simulation import SimulationEngine
-from homespun.machine import machine_records
 from homespun.privacy.dp import DpMechanism, dp_of
 from homespun.privacy.ledger import BudgetError
 from homespun.runs.clients import SimulatedClients
-from homespun.runs.protection import run_transforms
 from homespun.runs.prototypes import PrototypicalUsers
 from homespun.runs.round import run_round
+from homespun.runs.run_transforms import run_transforms
 from homespun.runs.schedule import Schedule
 from homespun.runs.settings import RunSettings
-from homespun.vault import Vault
+from homespun.runs.vault import Vault
+from homespun.system.machine import machine_records
 
 
 @dataclass

@@ -8,11 +8,11 @@ from math import ceil
 
 import numpy as np
 
-from homespun.cohorts import Cohorts
 from homespun.core.method import Built, Phase, optimizers
 from homespun.core.roles import SHARED
 from homespun.data.federation import Federation
 from homespun.data.splits import sample_users
+from homespun.runs.cohorts import Cohorts
 from homespun.runs.settings import RunSettings
 
 COUNTED_USERS = 1000  # as many users' examples are counted to know how long an epoch is

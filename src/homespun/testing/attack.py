@@ -13,7 +13,7 @@ from homespun.core.messages import Update
 from homespun.core.method import Built
 from homespun.core.roles import Role
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
-from homespun.engines.engine import Client
+from homespun.engines.client import Client
 from homespun.engines.loop import LoopEngine
 
 SMALLEST_EMBEDDING, LARGEST_EMBEDDING = 4, 10_000  # numbers; fewer are guessed by chance, more are a head

@@ -36,26 +36,27 @@ from homespun.core.messages import (
     update_from_bytes,
     update_to_bytes,
 )
-from homespun.core.method import Built, Method, Phase, build, load_method, method_module
+from homespun.core.method import Built, Method, Phase, build
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
 from homespun.core.server import FedAvg
 from homespun.core.transforms import Transforms, UpdateTransform
-from homespun.core.trust import named_by_user
 from homespun.data import load_federation
 from homespun.data.federation import Federation
+from homespun.engines.client import Client, Trainer
 from homespun.engines.cohort import CohortEngine
-from homespun.engines.engine import Client, Trainer
 from homespun.engines.loop import LoopEngine, train_client
 from homespun.engines.simulation import SimulationEngine
 from homespun.engines.staging import MemoryClients
-from homespun.opening import open_run, task_of
 from homespun.privacy.dp import DpMechanism
 from homespun.privacy.mechanism import Clip
 from homespun.privacy.noise import grid_of
+from homespun.runs.open_run import open_run, task_of
 from homespun.runs.prototypes import prototypical_users
 from homespun.runs.round import run_round
 from homespun.runs.settings import RunSettings
+from homespun.system.method_loading import load_method, method_module
+from homespun.system.trust import named_by_user
 from homespun.testing.attack import Inversion, attack_updates
 
 SIZES = (1, 3, 8, 17, 20, 500)  # examples per user: a single one, partial last batches, very many

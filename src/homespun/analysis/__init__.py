@@ -1,0 +1,1 @@
+"""What a finished run learned about its users: projections of embeddings, assignments to heads."""

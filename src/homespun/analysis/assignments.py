@@ -1,0 +1,74 @@
+"""Who was put where: users' known sub-populations against the heads or clusters they ended up with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+
+from homespun.core.threads import one_thread
+from homespun.data.splits import sample_users
+from homespun.runs.run import Run
+from homespun.runs.training import embeddings_of, user_vectors
+
+LARGEST_VECTOR = 1000  # numbers; users with larger ones (heads of their own) are not clustered
+
+
+def assignments(run: Run) -> dict[str, Any] | None:
+    """Counts of users by sub-population and by head; where nobody chooses one, by clusters of their embeddings."""
+    sampled = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
+    if any(run.federation.group(position) is None for position in sampled):
+        return None
+    positions = [
+        position
+        for position in sampled
+        if len(next(iter(run.clients.encode(run.federation, position, "test").values())))
+    ]
+    if not positions:
+        return None
+    groups = [run.federation.group(position) for position in positions]
+    names = sorted({str(group) for group in groups}, key=lambda name: (len(name), name))
+    chooses = run.method.columns is not None
+    found = _chosen(run, positions) if chooses else _clustered(run, positions, clusters=len(names))
+    if found is None:
+        return None
+    how, places = found
+    counts = np.zeros((len(names), int(places.max()) + 1), dtype=np.int64)
+    for group, place in zip(groups, places, strict=True):
+        counts[names.index(str(group)), place] += 1
+    return {"how": how, "groups": names, "counts": counts.tolist(), "recovered": recovered(counts)}
+
+
+def recovered(counts: np.ndarray) -> float:
+    """The share of users whose sub-population is the most frequent one in the place where they are."""
+    return float(counts.max(axis=0).sum() / counts.sum())
+
+
+@one_thread()
+def _chosen(run: Run, positions: list[int]) -> tuple[str, np.ndarray] | None:
+    assert run.method.columns is not None
+    names = [run.federation.users[position] for position in positions]
+    broadcast, private = run.state.broadcast(), run.clients.private(names, run.state.broadcast())
+    places = []
+    with torch.no_grad():
+        for name, position in zip(names, positions, strict=True):
+            data = run.clients.encode(run.federation, position, "test")
+            (column,) = run.method.columns(run.built.parameters(broadcast, private[name]), data).values()
+            places.append(int(column[0]))
+    return "by the method", np.array(places)
+
+
+def _clustered(run: Run, positions: list[int], *, clusters: int) -> tuple[str, np.ndarray] | None:
+    embeddings = embeddings_of(run)
+    if not embeddings or len(positions) < 2 * clusters:  # too few to tell anything
+        return None
+    vectors = user_vectors(run, positions, only=embeddings)
+    if vectors is None or vectors.shape[1] > LARGEST_VECTOR:
+        return None
+    from sklearn.cluster import KMeans  # takes a second, and only finished runs need it
+
+    means = KMeans(n_clusters=clusters, n_init=10, random_state=run.settings.seed)
+    with threadpool_limits(limits=1):  # the same clusters, whatever the number of threads
+        return "by k-means afterwards", means.fit_predict(vectors)

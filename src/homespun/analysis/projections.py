@@ -1,0 +1,79 @@
+"""Users' own vectors in the plane, for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from homespun.core.progress import counted
+from homespun.data.federation import Federation
+from homespun.data.splits import sample_users
+from homespun.evaluation.metrics import majority
+from homespun.runs.run import Run
+from homespun.runs.training import embeddings_of, user_vectors
+
+MAPPED_USERS = 500  # at most so many points on a map
+
+
+def map_users(run: Run) -> dict[str, Any] | None:
+    """Where they lie by PCA and t-SNE, with what is known to color them by."""
+    positions = sample_users(run.federation, at_most=MAPPED_USERS, seed=run.settings.seed)
+    vectors = user_vectors(run, positions, only=embeddings_of(run) or None)  # not with a head beside them
+    if vectors is None or len(vectors) < 5 or not np.ptp(vectors, axis=0).any():  # all at one point
+        return None
+    done = counted(run.progress, "map of users", total=1)
+    from sklearn.decomposition import PCA  # takes a second, and only finished runs need it
+    from sklearn.manifold import TSNE
+
+    with threadpool_limits(limits=1):  # the same map, whatever the number of threads
+        vectors = fewest_coordinates(vectors)
+        perplexity = min(30.0, (len(vectors) - 1) / 3)
+        flat = TSNE(perplexity=perplexity, random_state=run.settings.seed, init="pca").fit_transform(vectors)
+        spread = PCA(n_components=min(2, vectors.shape[1]), random_state=0).fit_transform(vectors)
+    if spread.shape[1] == 1:
+        spread = np.column_stack([spread, np.zeros(len(spread))])
+    done(1)
+    return {
+        "users": len(positions),
+        "of": len(run.federation.users),
+        "pca": np.round(spread, 4).tolist(),
+        "tsne": np.round(flat, 4).tolist(),
+        **known_of(run.federation, positions),
+    }
+
+
+def fewest_coordinates(vectors: np.ndarray) -> np.ndarray:
+    """The same points, turned so that they need no more coordinates than there are points; distances stay.
+
+    A head of one's own has millions of coordinates, over which a map of a dozen people would take half a minute.
+    """
+    if vectors.shape[1] <= len(vectors):
+        return vectors
+    centred = vectors - vectors.mean(axis=0)
+    squares, directions = np.linalg.eigh((centred @ centred.T).astype(np.float64))
+    return directions * np.sqrt(squares.clip(min=0))
+
+
+def known_of(federation: Federation, positions: Sequence[int]) -> dict[str, Any]:
+    """A user's group, and their most frequent label and context; None for what the corpus does not have."""
+    examples = [federation.examples(position) for position in positions]
+    labels = [one.labels for one in examples]
+    two = len(federation.labels) == 2
+    return {
+        "group": [federation.group(position) for position in positions],
+        "label": most_frequent(labels, federation.labels),
+        "context": most_frequent([one.contexts for one in examples], federation.contexts),
+        "positive_rate": [None if one is None else float(np.mean(one == 1)) for one in labels] if two else None,
+    }
+
+
+def most_frequent(columns: Sequence[np.ndarray | None], names: Sequence[str]) -> list[str | None] | None:
+    if not names:
+        return None
+    return [
+        names[majority(column, classes=len(names))] if column is not None and len(column) else None
+        for column in columns
+    ]

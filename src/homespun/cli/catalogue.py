@@ -1,0 +1,70 @@
+"""All settings of a method, of its runs and of a corpus, with their meanings.
+
+`homespun settings`, `homespun data settings` and docs/settings.md show them. They come from the classes that check
+settings, so that nothing can be missing or outdated.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, TypeAlias
+
+from homespun.core.described import Setting, as_typed, described
+from homespun.data import settings_of
+from homespun.runs.settings import RunSettings
+from homespun.runs.training import usual_settings
+from homespun.system.method_loading import method_module
+from homespun.system.trust import named_by_user
+
+Groups: TypeAlias = Mapping[str, Sequence[Setting]]
+PRIVACY = "privacy."
+
+
+@named_by_user()
+def method_settings(method: str) -> Groups:
+    """The settings of a method, of its runs and of their privacy."""
+    module = method_module(method)
+    paper = getattr(module, "PAPER_RUN", {})
+    every = described(RunSettings, defaults=usual_settings(method), paper=paper)
+    return {
+        "method": described(module.Settings),
+        "run": [one for one in every if not one.name.startswith(PRIVACY)],
+        "privacy": [one for one in every if one.name.startswith(PRIVACY)],
+    }
+
+
+def corpus_settings(source: str) -> Groups:
+    return {"corpus": described(settings_of(source))}
+
+
+def to_json(groups: Groups) -> dict[str, Any]:
+    return {name: [asdict(one) for one in settings] for name, settings in groups.items()}
+
+
+def default_text(one: Setting) -> str:
+    if one.required:
+        return "required"
+    return "not set" if one.default is None else as_typed(one.default)
+
+
+def text_lines(settings: Sequence[Setting], *, width: int) -> Iterator[str]:
+    """For a terminal: what one would type, what else is allowed, and what it means."""
+    for one in settings:
+        paper = [] if one.paper is None else [f"paper: {as_typed(one.paper)}"]
+        head = f"{one.name} ({default_text(one)})" if one.default is None else f"{one.name} = {default_text(one)}"
+        notes = "; ".join([one.allowed, *paper])
+        yield from textwrap.wrap(f"{head}  [{notes}]", width, subsequent_indent=" " * 8)
+        yield from textwrap.wrap(one.meaning, width, initial_indent=" " * 4, subsequent_indent=" " * 4)
+
+
+def markdown_lines(settings: Sequence[Setting]) -> Iterator[str]:
+    """For a page: one table."""
+    papers = any(one.paper is not None for one in settings)
+    yield "| Setting | Default | Values |" + (" Paper |" if papers else "") + " Meaning |"
+    yield "|---|---|---|" + ("---|" if papers else "") + "---|"
+    for one in settings:
+        default = f"`{default_text(one)}`" if one.default is not None else default_text(one)
+        paper = ("" if one.paper is None else as_typed(one.paper),) if papers else ()
+        yield "| " + " | ".join((f"`{one.name}`", default, one.allowed, *paper, one.meaning)) + " |"

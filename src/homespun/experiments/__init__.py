@@ -1,0 +1,1 @@
+"""Comparisons of configurations and seeds, and their results."""

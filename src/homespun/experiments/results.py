@@ -1,0 +1,214 @@
+"""`results.json`: all numbers of a finished run, or of several side by side."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import getitem
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from homespun.analysis.assignments import assignments
+from homespun.analysis.projections import map_users
+from homespun.core.errors import RunError
+from homespun.data.check import check
+from homespun.data.federation import Federation
+from homespun.data.source import DataSettings
+from homespun.data.splits import Fractions, Subset, original_name, sample_users
+from homespun.evaluation.differences import differences, from_samples, personal
+from homespun.evaluation.metrics import mean_and_deviation
+from homespun.evaluation.pooling import COLUMNS, averaged, joined
+from homespun.experiments.spending import together
+from homespun.runs.controls import evaluate_controls
+from homespun.runs.run import Run
+from homespun.runs.training import results
+from homespun.system.json_files import SCHEMA, read_json, versions, write_json
+
+RESULTS_FILE = "results.json"
+EVALUATED = ("evaluate_users", "evaluate_examples")  # how a run is tested
+COUNTED_USERS = 100_000  # sub-populations of larger corpora are not counted
+T = TypeVar("T")
+
+
+def single_results(run: Run, data: DataSettings, *, title: str) -> dict[str, Any]:
+    """`results.json` of one run: a comparison with one configuration and one seed."""
+    found = controls_of(run)
+    drawn = {"seed": run.settings.seed, "fold": run.settings.fold}
+    one = {**results(run), **drawn, "positions": positions(run), "maps": map_users(run), "assigned": assignments(run)}
+    described = {
+        **describe(run.federation, data, fractions=run.settings.fractions),
+        "newcomers": len(run.newcomers.users),
+    }
+    return assemble(title, described, configurations={run.method.name: (title, [one])}, controls=[found])
+
+
+def assemble(
+    name: str,
+    data: Mapping[str, Any],
+    *,
+    configurations: Mapping[str, tuple[str, list[dict[str, Any]]]],
+    controls: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    runs_of, users = {key: runs for key, (_, runs) in configurations.items()}, data.get("users", 0)
+    seeds = [run["seed"] for run in next(iter(runs_of.values()))]
+    return {
+        "schema": SCHEMA,
+        "name": name,
+        "versions": versions(),
+        "data": data,
+        "configurations": {
+            key: {
+                "title": title,
+                "method": runs[0]["method"],
+                "summary": summary(runs),
+                "privacy": together(runs, users=users),
+                "runs": runs,
+            }
+            for key, (title, runs) in configurations.items()
+        },
+        "privacy": together([run for runs in runs_of.values() for run in runs], users=users),
+        "controls": {"runs": list(controls), "summary": control_summary(controls, seeds)},
+        "differences": differences(runs_of, controls),
+        "from_samples": from_samples(runs_of),
+        "personal": personal(runs_of),
+        "similarity": [],
+    }
+
+
+def describe(federation: Federation, data: DataSettings, *, fractions: Fractions) -> dict[str, Any]:
+    return {
+        **data.model_dump(mode="json"),
+        "name": original_name(federation),
+        "fingerprint": federation.fingerprint,
+        "labels": list(federation.labels),
+        "contexts": len(federation.contexts),
+        "users": len(federation.users),
+        "check": check(federation, fractions=fractions).to_dict(),
+        "groups": groups_of(federation),
+    }
+
+
+def groups_of(federation: Federation) -> dict[str, int] | None:
+    """How many users every known sub-population has; None where nobody's is known."""
+    users = len(federation.users)
+    if not users or users > COUNTED_USERS or federation.group(0) is None:
+        return None
+    counts = Counter(str(federation.group(user)) for user in range(users))
+    # in the order of their numbers, where they have some
+    names = federation.contexts if counts.keys() <= set(federation.contexts) else sorted(counts)
+    return {name: counts[name] for name in names}
+
+
+def _spread(values: Sequence[float]) -> dict[str, float | None]:
+    mean, deviation = mean_and_deviation(values)
+    return {"mean": mean, "std": None if np.isnan(deviation) else deviation}
+
+
+def _summarized(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "metric": entries[0]["metric"],
+        **{column: _spread([entry[column] for entry in entries]) for column in COLUMNS},
+    }
+
+
+def by_seed(seeds: Sequence[int], entries: Sequence[T]) -> list[list[T]]:
+    """One entry per run; the folds of a seed together."""
+    together: dict[int, list[T]] = {}
+    for seed, entry in zip(seeds, entries, strict=True):
+        together.setdefault(seed, []).append(entry)
+    return list(together.values())
+
+
+def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Mean and standard deviation over seeds of what a table shows.
+
+    The folds of a seed share most participants, whose evaluations are averaged; their newcomers are different
+    people and count as one evaluation.
+    """
+    seeds = by_seed([run["seed"] for run in runs], runs)
+
+    def known(*path: str) -> dict[str, Any]:
+        return _summarized([averaged([reduce(getitem, path, run) for run in folds]) for folds in seeds])
+
+    def new(*path: str) -> dict[str, Any]:
+        return _summarized([joined([reduce(getitem, path, run) for run in folds]) for folds in seeds])
+
+    return {
+        "eval": known("eval"),
+        "test": known("test"),
+        "adapted": {count: known("adapted", count) for count in runs[0]["adapted"]},
+        "newcomers": {count: new("newcomers", count) for count in runs[0]["newcomers"]},
+        "newcomers_untouched": new("newcomers_untouched") if runs[0].get("newcomers_untouched") else None,
+        "newcomers_in_context": {
+            count: new("newcomers_in_context", count) for count in runs[0].get("newcomers_in_context") or {}
+        },
+        "personal": {state: known("personal", state) for state in runs[0].get("personal") or {}},
+        "rounds": len(runs[0]["rounds"]),
+        "seconds_per_round": _spread([_seconds(run["rounds"]) for run in runs]),
+    }
+
+
+def _seconds(rounds: Sequence[Mapping[str, Any]]) -> float:
+    """Of a round, on average; NaN for a private run, which does not say."""
+    return float(np.mean([np.nan if entry["seconds"] is None else entry["seconds"] for entry in rounds]))
+
+
+def positions(run: Run) -> dict[str, list[int]] | None:
+    """Whom an evaluation by user is about, in its order, by position in the corpus; None for others.
+
+    Seeds and folds withhold different people, so a place in an evaluation does not say who it is.
+    """
+    if not run.scoring.by_user:
+        return None
+
+    def scored(people: Federation) -> list[int]:
+        chosen = sample_users(people, at_most=run.settings.evaluate_users, seed=run.settings.seed)
+        batches = {place: run.clients.encode(people, place, run.scoring.scored_part) for place in chosen}
+        able = [place for place, batch in batches.items() if len(next(iter(batch.values())))]
+        return [int(people.positions[place]) for place in able] if isinstance(people, Subset) else able
+
+    return {"participants": scored(run.federation), "newcomers": scored(run.newcomers)}
+
+
+def controls_of(run: Run) -> dict[str, Any]:
+    return {name: found.to_dict() for name, found in evaluate_controls(run).items()}
+
+
+def control_summary(controls: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dict[str, Any]:
+    return {
+        name: _summarized([averaged([one[name] for one in folds]) for folds in by_seed(seeds, controls)])
+        for name in controls[0]
+    }
+
+
+def write_results(folder: Path, found: Mapping[str, Any]) -> Path:
+    return write_json(folder / RESULTS_FILE, found)
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    found = read_json(
+        folder / RESULTS_FILE, missing=f"{folder}: no {RESULTS_FILE} here. Train the run to its end first."
+    )
+    if not {"name", "data", "configurations", "controls"} <= found.keys():
+        raise RunError(
+            f"{folder / RESULTS_FILE}: not the results of a run, or not all of them. Train it again to its end."
+        )
+    return found
+
+
+def only_run(folder: Path) -> dict[str, Any]:
+    """The results of the one run in this folder."""
+    try:
+        ((run,),) = (only["runs"] for only in read_results(folder)["configurations"].values())
+        whole = run["rounds"] and {"rounds", "epochs", *EVALUATED} <= run["run"].keys() and run["identity"].keys()
+    except (AttributeError, KeyError, TypeError, ValueError):
+        whole = False
+    if not whole:
+        raise RunError(
+            f"{folder / RESULTS_FILE}: not the results of one run, or those of an earlier homespun. Remove the file, "
+            "and they are worked out again."
+        )
+    return run

@@ -1,0 +1,250 @@
+"""Opening a run: a new one, or the one in a folder where it stopped, after everything that can be checked was."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from homespun.core.devices import require_device
+from homespun.core.errors import DataError, HomespunError, RunError, SettingsError, raise_faults
+from homespun.core.messages import state_from_bytes
+from homespun.core.method import WHOLE, Artefact, Built, Method, Task, build
+from homespun.core.progress import Show, silent
+from homespun.core.roles import SHARED
+from homespun.data.columns import look_like_names
+from homespun.data.federation import Federation
+from homespun.data.source import DataSettings
+from homespun.data.splits import part, withhold
+from homespun.privacy.account import UnprotectedUse
+from homespun.privacy.accounting import require_accountant
+from homespun.privacy.settings import Privacy, Sampler, require_promise, require_public
+from homespun.runs.prototypes import prototypical_users
+from homespun.runs.run import Run
+from homespun.runs.schedule import first_shared_phase
+from homespun.runs.settings import RunSettings
+from homespun.runs.vault import VAULT_FILE, Vault
+from homespun.system.json_files import SCHEMA, versions, write_json
+from homespun.system.method_loading import load_method
+
+SETTINGS_FILE = "settings.json"
+
+
+def task_of(federation: Federation) -> Task:
+    images = federation.examples(0).images if len(federation.users) else None
+    return Task(
+        classes=len(federation.labels),
+        population=len(federation.users),
+        contexts=len(federation.contexts),
+        image=None if images is None else (images.shape[1], images.shape[2]),
+    )
+
+
+def identity_of(method: Method, federation: Federation, settings: RunSettings) -> dict[str, Any]:
+    """What makes a run the run it is. One with another identity is another run, whatever folder it lies in."""
+    return {
+        "method": method.origin,
+        "method_version": method.version,
+        "method_settings": method.settings.identity(),
+        **artefact_identity(method),
+        "data": federation.name,
+        "data_fingerprint": federation.fingerprint,
+        "run": settings.identity(),
+    }
+
+
+def artefact_key(artefact: Artefact) -> str:
+    """What an artefact's fingerprint is called in a run's identity."""
+    return "built_on" if artefact.kind == "base model" else f"artefact {artefact.setting}"
+
+
+def artefact_identity(method: Method) -> dict[str, str]:
+    return {artefact_key(one): one.fingerprint for one in method.artefacts}
+
+
+def method_for(
+    federation: Federation, settings: RunSettings, *, method: str, values: Mapping[str, Any]
+) -> tuple[Method, Federation, Federation]:
+    """The method, sized for those who take part, then they and the newcomers."""
+    participants, newcomers = withhold(federation, share=settings.withheld, seed=settings.seed, fold=settings.fold)
+    return load_method(method, values, task_of(participants)), participants, newcomers
+
+
+def open_run(
+    folder: Path | str,
+    *,
+    method: str,
+    federation: Federation,
+    settings: RunSettings,
+    method_settings: Mapping[str, Any] | None = None,
+    data: DataSettings | None = None,
+    read_only: bool = False,
+    progress: Show = silent,
+    temporary: Any = None,
+) -> Run:
+    """A new run, or the one in this folder where it stopped. Another run in the folder is refused.
+
+    `data` says how the federation was loaded, if it was not `homespun.load` that did it. Unless it is only read, the
+    run's settings are in its folder from here on, so that it can be opened again by the folder alone. `progress` is
+    called with how far long work on this run is. `temporary` is kept alive as long as the run.
+    """
+    made, participants, newcomers = method_for(federation, settings, method=method, values=method_settings or {})
+    _require_readable(made, federation)
+    if not read_only:
+        require_device(settings.device)
+        _require_known_contexts(made, participants, newcomers, settings)
+    _require_same_artefacts(Path(folder), made)
+    if (Path(folder) / VAULT_FILE).exists():  # another run is refused before its model is built, however large it is
+        Vault.open(Path(folder), identity=identity_of(made, federation, settings), read_only=True).close()
+    built = build(made, seed=settings.seed)
+    if settings.privacy is not None:
+        if not read_only:  # what was released before can be looked at without it
+            require_accountant()
+            require_public(settings.privacy, looks_across=getattr(federation, "looks_across", ()))
+        _require_protectable(built, settings.privacy, users=len(participants.users), sampler=settings.sampler)
+    server_users = prototypical_users(built, federation, seed=settings.seed, device=settings.device)
+    new = not (Path(folder) / VAULT_FILE).exists()
+    vault = Vault.open(Path(folder), identity=identity_of(made, federation, settings), read_only=read_only)
+    data = data or getattr(federation, "loaded_by", None)
+    with ExitStack() as undo:
+        undo.callback(vault.close)
+        state = built.start() if vault.state is None else state_from_bytes(vault.state)
+        run = Run(
+            participants,
+            newcomers,
+            built,
+            settings,
+            vault,
+            state,
+            server_users,
+            data=data,
+            progress=progress,
+            temporary=temporary,
+        )
+        if new:
+            try:
+                _require_accounted(run)
+            except HomespunError:  # so that the corrected command finds no other run here
+                vault.remove()
+                raise
+        if not read_only:
+            _write_settings(run)
+        undo.pop_all()
+    return run
+
+
+def _require_readable(method: Method, federation: Federation) -> None:
+    """Raise where a corpus lacks what the method scores or reads."""
+    method.scoring.require(federation.name, method=method.name)
+    held = "texts" if method.task.image is None else "images"
+    if method.reads != held:
+        corpora = {"texts": "dialects, sotu or a file", "images": "digits or voices"}[method.reads]
+        raise SettingsError(
+            f"{federation.name}: {method.name} reads {method.reads}, and this corpus has {held}. Try {corpora}."
+        )
+
+
+def _require_protectable(built: Built, privacy: Privacy, *, users: int, sampler: Sampler) -> None:
+    """Raise where differential privacy cannot hold for what this method sends."""
+    name = built.method.name
+    if built.method.pooled:
+        raise SettingsError(
+            f"privacy: {name} trains on one server that has everybody's examples, so no update of a home is "
+            "there to be clipped and noised. Leave privacy out, or take a federated method."
+        )
+    require_promise(privacy, users=users, sampler=sampler, shared=built.partition.names(*SHARED))
+    if built.method.elects is not None:
+        raise SettingsError(
+            f"privacy: {name} elects one client's step, and noise on a sum does not hide whose it is. "
+            "Set map_step to mean: then everybody's step is clipped, summed and noised like everything else."
+        )
+
+
+def _require_accounted(run: Run) -> None:
+    """Raise where what a new run releases cannot be counted, or has no place in the ledger of its data set."""
+    dp = run.dp
+    if dp is not None and dp.account is not None:
+        first = first_shared_phase(run.built)
+        if run.settings.rounds is None and first.steps is not None and first.batch < WHOLE:
+            raise SettingsError(
+                f"privacy: the number of rounds is public, and with {run.method.name} an epoch has the more rounds the "
+                "more examples users have. Give rounds instead of epochs."
+            )
+        dp.account.require_budget()
+    for one in run.transforms.chain:
+        if isinstance(one, UnprotectedUse):
+            one.ledger.require_no_budget()
+
+
+def resolved_settings(run: Run) -> dict[str, Any]:
+    """Everything the run was started with: enough to open it again, or to do it again elsewhere."""
+    return {
+        "schema": SCHEMA,
+        "method": run.method.origin,
+        "method_version": run.method.version,
+        "method_settings": run.method.settings.model_dump(mode="json"),
+        "run": run.settings.model_dump(mode="json"),
+        "data": run.data and run.data.model_dump(mode="json"),  # null: a federation that was made in Python
+        "data_fingerprint": run.vault.identity["data_fingerprint"],
+        "versions": versions(),
+    }
+
+
+def _write_settings(run: Run) -> None:
+    """A run that has all the rounds asked for keeps the settings it was trained with."""
+    path = run.vault.path.parent / SETTINGS_FILE
+    if run.state.round < run.total_rounds or not path.exists():
+        write_json(path, resolved_settings(run))
+
+
+def _require_same_artefacts(folder: Path, method: Method) -> None:
+    """A run resumes with the base model it started with; a name does not say that it is the same."""
+    if not method.artefacts or not (folder / VAULT_FILE).exists():
+        return
+    with Vault.open(folder, read_only=True) as vault:
+        kept = vault.identity
+    for one in method.artefacts:
+        key = artefact_key(one)
+        if kept.get("method_settings", {}).get(one.setting) == one.name and kept.get(key) != one.fingerprint:
+            raise RunError(
+                f"{folder}: the {one.kind} under the name {one.name!r} is another one than this run was trained with: "
+                "its weights or sizes differ. Put the former one back under this name, or train anew in another folder."
+            )
+
+
+def _require_known_contexts(
+    method: Method, participants: Federation, newcomers: Federation, settings: RunSettings
+) -> None:
+    """A row of the context table that nobody trains would be judged all the same, with whoever is tested in it."""
+    if "context" not in method.keys.values():
+        return
+    training = part(participants, "train", seed=settings.seed, fractions=settings.fractions)
+    missing = set(range(len(participants.contexts)))
+    for position in range(len(training.users)):
+        if not missing:  # usually after a few people
+            return
+        missing -= _contexts_of(training, position)
+    tested: Counter[int] = Counter()  # users by context
+    for people in (participants, newcomers):
+        for position in range(len(people.users)):
+            tested.update(missing & _contexts_of(people, position))
+    names = participants.contexts
+    shown = {place: repr(names[place]) if look_like_names([names[place]]) else f"no. {place + 1}" for place in tested}
+    faults = [
+        f"context {shown[place]} is in no user's training part, but {count} would be tested in it."
+        for place, count in sorted(tested.items())
+    ]
+    if faults:
+        remedy = (
+            "Leave rare contexts out (--data-set min_context_examples=50), or let others train (another seed or fold)."
+        )
+        raise_faults(DataError, participants.name, [*faults[:-1], f"{faults[-1]} {remedy}"])
+
+
+def _contexts_of(federation: Federation, position: int) -> set[int]:
+    found = federation.examples(position).contexts
+    return set() if found is None else set(np.unique(found).tolist())

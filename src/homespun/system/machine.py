@@ -1,0 +1,76 @@
+"""What the bits of a run depend on beside its settings: the CPU type and the libraries that compute.
+
+The same seed gives the same bits on the same CPU type with the same versions. Another CPU has other vector
+instructions, which round sums differently.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from homespun.system.terminal import say
+
+# Variables that make torch's libraries choose other kernels than the CPU's best.
+KERNEL_VARIABLES = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+
+
+def machine() -> dict[str, str]:
+    """The CPU's name, the vector instructions that torch uses on it, and the versions of torch and numpy."""
+    chosen = {name: os.environ[name] for name in KERNEL_VARIABLES if name in os.environ}
+    return {
+        "cpu": cpu_name(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "torch": version("torch"),
+        "numpy": version("numpy"),
+        **chosen,
+    }
+
+
+def cpu_name() -> str:
+    """As Linux calls it; elsewhere, or where it has no name, the architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def machine_records(history: Sequence[Mapping[str, Any]], *, round: int, folder: Path) -> list[dict[str, Any]]:
+    """What a run adds to its history before it trains: this machine, unless it is the one of the latest rounds.
+
+    A change is said on stderr, because the run's bits are then not those of an uninterrupted one.
+    """
+    here = machine()
+    changed = changes(history, here)
+    if changed:
+        say(
+            f"homespun: {folder}: resumes with {', '.join(changed)}. From here on it is not bit-identical to an "
+            "uninterrupted run.",
+            to=sys.stderr,
+        )
+    return [] if changed == [] else [{"kind": "machine", "round": round, **here}]
+
+
+def changes(history: Sequence[Mapping[str, Any]], here: Mapping[str, str]) -> list[str] | None:
+    """How this machine differs from the one that the latest rounds of a history were trained on.
+
+    None where the history does not say.
+    """
+    known = [entry for entry in history if entry.get("kind") == "machine"]
+    if not known:
+        return None
+    before = known[-1]
+    return [
+        f"{name} {before.get(name)!r} -> {here.get(name)!r}"
+        for name in sorted({*here, *KERNEL_VARIABLES})
+        if before.get(name) != here.get(name)
+    ]

@@ -1,0 +1,177 @@
+"""Pages take their tables from finished experiments, always the same, and lose none."""
+
+import importlib.util
+import json
+import re
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from language_models import write_gpt2
+from spoken_corpus import SMALL, write_corpus
+
+from homespun.data.source import DataSettings
+from homespun.experiments.experiment import Experiment, collect, train_all
+from homespun.experiments.results import write_results
+
+FILE = Path(__file__).parents[2] / "docs" / "generate.py"
+PAGE = "Before.\n\n<!-- results: some -->\n{}<!-- end -->\n\n<!-- samples: some -->\n{}<!-- end -->\nAfter.\n"
+NOT_RUN = "Not run yet: `homespun compare experiments/some.toml`\n"
+
+
+@pytest.fixture
+def generate(monkeypatch):
+    """Write a page and give back what it came to."""
+    spec = importlib.util.spec_from_file_location("docs_generate", FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def written(text):
+        Path("page.md").write_text(text, encoding="utf-8")
+        monkeypatch.setattr("sys.argv", ["generate.py", "page.md"])
+        module.main()
+        return Path("page.md").read_text(encoding="utf-8")
+
+    return written
+
+
+def run_experiment(folder):
+    base = write_gpt2(folder / "base")
+    experiment = Experiment(
+        name="some",
+        data=DataSettings(source=str(write_corpus(folder / "people.csv"))),
+        folds=2,
+        settings={"rounds": 1, "workers": 0, "withheld": 0.5, "base": str(base), **SMALL},
+        configurations={
+            "ours": {"title": "Ours_*", "method": "fedperc"},
+            "shared": {"title": "Shared", "method": "fedperc", "settings": {"prefix": "shared"}},
+        },
+    )
+    train_all(experiment, folder / "runs" / "some", lambda run, title: nullcontext(lambda event: None))
+    write_results(folder / "runs" / "some", collect(experiment, folder / "runs" / "some"))
+
+
+def test_what_was_not_run_says_how_and_what_the_page_has_stays(generate, capsys):
+    assert generate(PAGE.format("", "")) == PAGE.format(NOT_RUN, NOT_RUN)
+    assert generate(PAGE.format(NOT_RUN, NOT_RUN)) == PAGE.format(NOT_RUN, NOT_RUN)
+    assert generate(PAGE.format("A table.\n", "")) == PAGE.format("A table.\n", NOT_RUN)
+    assert "some: not run here, the page keeps its results" in capsys.readouterr().err
+
+
+def test_tables_and_samples_of_an_experiment(generate, tmp_path):
+    run_experiment(tmp_path)
+    page = generate(PAGE.format(NOT_RUN, "Old samples.\n"))
+    assert page == generate(page)
+    lines = page.splitlines()
+    at = lines.index("| Configuration | 0 | 1 | 5 | 15 | all |")
+    assert [line.split(" | ")[0] for line in lines[at + 2 : at + 5]] == [
+        "| Base model untouched", "| Base model, own sentences in context", "| Ours\\_\\*",
+    ]  # fmt: skip
+    assert page.count("| Configuration | User mean | 80 of 100 users | Worst tenth |") == 2
+    assert "**Table 2, withheld users**" in page and "| Ours\\_\\* against | Known users, as trained, % |" in page
+    assert "the interval is" not in page  # of four people there is none
+    assert "**What own samples change**" in page and "- Ours\\_\\*: rounds 1 (" in page
+    assert "**How much is personal**" in page and "| Base model, 15 own sentences in context |" in page
+    assert "2 participants, 20 examples, 1 seed of 2 folds; python" in page
+    samples = page[page.index("<!-- samples") :]
+    assert "Old samples" not in samples and "| We must |" in samples and "| I think |" in samples
+    assert "Ours\\_\\*, seed 0, fold 0; sampled with" in samples
+    drawn = generate("<!-- curves: some -->\n<!-- end -->\n<!-- maps: some -->\nAn old map.\n<!-- end -->\n")
+    assert "![Learning curves on the evaluation part](../figures/some-curves.svg)" in drawn
+    assert "An old map." in drawn  # of two people there is none
+    svg = Path("docs/figures/some-curves.svg").read_text()
+    assert svg.count("<polyline") == 2 * (2 + 1)  # two folds and their mean, of two configurations
+    assert "Not run yet" not in page and page.startswith("Before.") and page.endswith("After.\n")
+
+
+def test_tables_of_a_benchmark(generate):
+    page = "<!-- bench: passes -->\n{}<!-- end -->\n"
+    command = "homespun bench passes --json > runs/bench-passes.json"
+    assert generate(page.format("")) == page.format(f"Not run yet: `{command}`\n")
+    time = {"median_s": 0.05, "low_s": 0.04, "high_s": 0.07}
+    memory = {"private_bytes": 1024, "context_bytes": 1024, "person_bytes": 3072, "shared_bytes": 0}
+    one = {"title": "FedPerC", "features": "", "passes": {"update": time, "test": time}, "memory": memory}
+    found = {"schema": 1, "base": "tiny", "rounds": 5, "threads": 1, "batch": 15}
+    found |= {"wall_ratio": 1.0, "versions": {"python": "3.11"}}
+    Path("runs").mkdir()
+    Path("runs/bench-passes.json").write_text(json.dumps({**found, "methods": [one]}))
+    made = generate(page.format(""))
+    assert "| FedPerC | – | 50.0 ± 15.0 | – | – | 50.0 ± 15.0 |" in made
+    assert "| FedPerC | 1.0 kB | 1.0 kB | 3.1 kB | 0 B |" in made and "\n\npython 3.11.\n<!-- end -->" in made
+
+
+def preferences(name, scores):
+    """Results of two configurations without privacy and one with it; two seeds of three sub-populations."""
+
+    def runs(values, privacy=None):
+        return [
+            {
+                "seed": seed,
+                "run": {"rounds": 2, "cohort": 3},
+                "rounds": [{"seconds": 0.5}],
+                "test": {"group_f1": {str(place): value + 0.1 * seed for place, value in enumerate(values)}},
+                **({} if privacy is None else {"privacy": privacy}),
+            }
+            for seed in (0, 1)
+        ]
+
+    private = {
+        "epsilon": 7.99, "delta": 1e-5, "noise_multiplier": 0.77, "clip": {"*": 1.0}, "rate": 0.1, "releases": 40,
+        "counted_noise": 0.77,
+    }  # fmt: skip
+    return {
+        "name": name,
+        "data": {"groups": {"a": 50, "b": 25, "c": 25}, "users": 100},
+        "configurations": {
+            "prototype": {"title": "FedEmbed-Prototype", "runs": runs(scores)},
+            "new": {"title": "New", "runs": runs([0.5, 0.5, 0.5])},
+            "prototype-private": {"title": "FedEmbed-Prototype, Gaussian", "runs": runs([0.1, 0.2, 0.3], private)},
+        },
+    }
+
+
+def test_fedembeds_tables_stand_beside_the_papers(generate):
+    import fedembed_tables  # docs/generate.py has put its folder on the path
+
+    balanced, imbalanced = preferences("fedembed-voices", [0.6, 0.7, 0.8]), preferences("other", [0.9, 0.4, 0.6])
+    found = [[cell.text for cell in row] for row in fedembed_tables.scores("voices", balanced, imbalanced).rows]
+    assert found == [
+        ["FedEmbed-Prototype", "0.75 ± 0.07 (0.78)", "0.25 ± 0.07 (0.61)", "0.68 ± 0.07 (0.63)", "0.25 ± 0.07 (0.53)"],
+        ["New", "0.55 ± 0.07 (–)", "– (–)", "0.55 ± 0.07 (–)", "– (–)"],
+    ]
+    assert fedembed_tables.privacy_text(balanced) == (
+        "epsilon 7.99 at delta 1e-05 for one run (noise 0.77 times the clip norm, clip 1)"
+    )
+    assert fedembed_tables.together_text(balanced, imbalanced) == (
+        " Together they cost more, since the same images are in all of them: 2 runs 10.7, 4 runs 15.0."
+    )
+    assert fedembed_tables.together_text({**balanced, "configurations": {}}, None) == ""
+    by_size = imbalanced | {"data": {"groups": {"a": 20, "b": 8, "c": 4}}}
+    found = fedembed_tables.shares("voices", by_size, "")
+    assert [cell.text for cell in found.rows[0]] == [
+        "FedEmbed-Prototype", "0.95 ± 0.07 (0.79)", "0.45 ± 0.07 (0.71)", "0.65 ± 0.07 (0.54)",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("page", sorted((FILE.parent / "methods").glob("*.md")), ids=lambda page: page.stem)
+def test_a_page_is_what_its_records_say(generate, monkeypatch, page):
+    """`python docs/generate.py` on a fresh clone changes no page and no figure."""
+    import records  # docs/generate.py has put its folder on the path
+
+    monkeypatch.setattr(records, "RECORDS", FILE.parent / "results")
+    before = page.read_text(encoding="utf-8")
+    assert generate(before) == before, f"{page.name} is not what its records say: run docs/generate.py on it"
+    for drawn in Path("docs/figures").glob("*.svg"):
+        assert drawn.read_bytes() == (FILE.parent / "figures" / drawn.name).read_bytes(), drawn.name
+
+
+def test_every_table_has_a_record_or_says_that_it_has_none():
+    """A number on a page comes from a record in the repository, or the page says so just before the table."""
+    pages = sorted((FILE.parent / "methods").glob("*.md"))
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        for found in re.finditer(r"<!-- results: (\S+) -->", text):
+            before = text[max(0, found.start() - 300) : found.start()]
+            marked = "No record of these runs is kept" in before
+            assert marked != (FILE.parent / "results" / f"{found[1]}.json").exists(), f"{page.name}: {found[1]}"
+    assert len(pages) == 3

@@ -1,0 +1,68 @@
+"""A run remembers the CPU type and versions its rounds were trained with, and says when it resumes with others."""
+
+import torch
+
+from homespun.data import load_federation
+from homespun.runs.open_run import open_run
+from homespun.runs.settings import RunSettings
+from homespun.system import machine as machine_module
+from homespun.system.json_files import versions
+from homespun.system.machine import changes, machine
+
+SMALL = {"length": 24, "character_dim": 8, "lstm_dim": 8, "hidden_dim": 8, "user_dim": 4}
+
+
+def train(folder, rounds):
+    federation = load_federation("dialects", settings={"users": 6, "examples": 10})
+    settings = RunSettings(rounds=rounds, cohort=2, workers=0)
+    with open_run(folder, method="furl", federation=federation, settings=settings, method_settings=SMALL) as run:
+        for _ in run.rounds():
+            pass
+        known = [entry for entry in run.history() if entry["kind"] == "machine"]
+        return [(entry["round"], entry["cpu"]) for entry in known], run.vault.identity
+
+
+def test_resuming_on_another_cpu_is_said_once_and_recorded(tmp_path, monkeypatch, capfd):
+    here = machine()
+    assert train(tmp_path / "run", 1)[0] == [(0, here["cpu"])]
+    assert train(tmp_path / "run", 2)[0] == [(0, here["cpu"])]
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr(machine_module, "machine", lambda: {**here, "cpu": "Abacus 7", "torch": "2.99"})
+    assert train(tmp_path / "run", 3)[0] == [(0, here["cpu"]), (2, "Abacus 7")]
+    said = capfd.readouterr().err
+    assert f"cpu {here['cpu']!r} -> 'Abacus 7', torch {here['torch']!r} -> '2.99'" in said and said.count("\n") == 1
+    assert "not bit-identical" in said
+    train(tmp_path / "run", 3)  # finished: nothing is trained, nothing is said
+    train(tmp_path / "run", 4)
+    assert capfd.readouterr().err == ""
+
+
+def test_it_is_no_part_of_what_makes_a_run_the_run_it_is(tmp_path):
+    _, identity = train(tmp_path / "run", 1)
+    assert "cpu" not in str(identity)
+
+
+def test_what_is_recorded(monkeypatch):
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    found = machine()
+    assert found["instructions"] == torch.backends.cpu.get_cpu_capability() and found["MKL_CBWR"] == "COMPATIBLE"
+    assert found["cpu"] and versions().items() >= found.items()
+
+
+def test_a_cpu_without_a_name_has_its_architecture(monkeypatch):
+    monkeypatch.setattr(machine_module, "Path", lambda _: _Missing())
+    monkeypatch.setattr(machine_module.platform, "machine", lambda: "riscv64")
+    assert machine_module.cpu_name() == "riscv64"
+
+
+class _Missing:
+    def read_text(self, **_):
+        raise FileNotFoundError
+
+
+def test_a_run_of_before_says_nothing():
+    assert changes([{"kind": "round", "round": 1}], {"cpu": "a"}) is None
+    assert changes([{"kind": "machine", "round": 0, "cpu": "a"}], {"cpu": "a"}) == []
+    assert changes([{"kind": "machine", "round": 0, "cpu": "a"}], {"cpu": "a", "MKL_CBWR": "AVX"}) == [
+        "MKL_CBWR None -> 'AVX'"
+    ]
