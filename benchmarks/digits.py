@@ -27,9 +27,9 @@ SEED = 0
 SETTINGS = {
     "assignment": "type",
     "embedding_dim": reference.EMBEDDING_DIM,
-    "embedding_rate": reference.EMBEDDING_RATE,
+    "embedding_lr": reference.EMBEDDING_RATE,
     "server": "fedavg",
-    "server_rate": reference.SERVER_RATE,
+    "server_lr": reference.SERVER_RATE,
 }
 TASK = Task(classes=2, population=reference.USERS, contexts=reference.KINDS, image=(reference.SIDE, reference.SIDE))
 # Sums in another order, in float32; a step that was wrong would differ by a hundred times as much.

@@ -29,7 +29,7 @@ import torch
 
 from homespun.core import seeds
 from homespun.core.errors import InputError
-from homespun.core.method import Batch, Built, Task, build, optimizers
+from homespun.core.method import Batch, BuiltMethod, Phase, Task, build, optimizers
 from homespun.core.roles import Role
 from homespun.data.federation import Examples, Federation
 from homespun.engines.client import Client
@@ -137,15 +137,15 @@ def spread(times_s: Sequence[float]) -> dict[str, float]:
     return {"median_s": middle, "low_s": low, "high_s": high}
 
 
-def built_side(side: Side, federation: Federation, *, base: str, length: int) -> Built:
+def built_side(side: Side, federation: Federation, *, base: str, length: int) -> BuiltMethod:
     # A learned prior takes two more updates a round, which algorithm 1 does not have.
     sizes = {"local_steps": LOCAL_STEPS, "batch": BATCH, "personalize_steps": FINE_TUNING_STEPS, "prior": "none"}
     known = method_module(side.method).Settings.model_fields
-    settings = {"base": base, "length": length, **{name: value for name, value in sizes.items() if name in known}}
+    settings = {"base_model": base, "length": length, **{name: value for name, value in sizes.items() if name in known}}
     return build(load_method(side.method, settings, Task(contexts=len(federation.contexts))), seed=SEED)
 
 
-def people_of(built: Built, federation: Federation, count: int) -> list[Home]:
+def people_of(built: BuiltMethod, federation: Federation, count: int) -> list[Home]:
     """So many people with enough to say, in turn; for every method the same people and utterances."""
     able = (
         home
@@ -158,9 +158,9 @@ def people_of(built: Built, federation: Federation, count: int) -> list[Home]:
     return [homes[number % len(homes)] for number in range(count)]
 
 
-def home_of(built: Built, user: str, examples: Examples) -> Home | None:
+def home_of(built: BuiltMethod, user: str, examples: Examples) -> Home | None:
     rows = seeds.numpy_generator(SEED, "passes", user).permutation(len(examples))
-    whole = built.method.encode(examples.take(rows[: 2 * NEEDED]))  # short ones are left out
+    whole = built.method.model.encode(examples.take(rows[: 2 * NEEDED]))  # short ones are left out
     if len(whole["length"]) < NEEDED:
         return None
     ends = (0, TRAINED, TRAINED + BATCH, NEEDED)
@@ -168,13 +168,16 @@ def home_of(built: Built, user: str, examples: Examples) -> Home | None:
     return Home(user, *({name: column[rows] for name, column in whole.items()} for rows in parts))
 
 
-def ready_passes(side: Side, built: Built, home: Home) -> dict[str, Callable[[], Taken]]:
+def ready_passes(side: Side, built: BuiltMethod, home: Home) -> dict[str, Callable[[], Taken]]:
     """What can be timed, by name."""
     broadcast = built.start().broadcast()
     private = built.new_private(home.user, seed=SEED)
     trained, adapted, scored = (Client(home.user, private, data) for data in (home.trained, home.adapted, home.scored))
     own = narrow(built, broadcast, trained)
-    first = replace(built, method=replace(built.method, phases=(replace(built.method.phases[0], steps=1),)))
+    (phase, *_) = built.method.local.phases
+    assert isinstance(phase, Phase)
+    local = replace(built.method.local, phases=(replace(phase, steps=1),))
+    first = replace(built, method=replace(built.method, local=local))
 
     def adapt() -> Any:
         return work_together(built, broadcast, [adapted], work="personalize", seed=SEED).private[home.user]
@@ -195,7 +198,7 @@ def ready_passes(side: Side, built: Built, home: Home) -> dict[str, Callable[[],
     return {name: partial(timed, side, built, one) for name, one in work.items()}
 
 
-def timed(side: Side, built: Built, work: Callable[[], Any]) -> Taken:
+def timed(side: Side, built: BuiltMethod, work: Callable[[], Any]) -> Taken:
     if side.features == "computed":
         forget_features(built)
     core_s, wall_s = time.process_time(), time.perf_counter()
@@ -203,13 +206,13 @@ def timed(side: Side, built: Built, work: Callable[[], Any]) -> Taken:
     return Taken(time.process_time() - core_s, time.perf_counter() - wall_s)
 
 
-def forget_features(built: Built) -> None:
+def forget_features(built: BuiltMethod) -> None:
     reader: Any = built.model.reader
     reader.kept.clear()
     reader.kept_bytes = 0
 
 
-def memory(side: Side, built: Built, homes: Sequence[Home]) -> dict[str, int]:
+def memory(side: Side, built: BuiltMethod, homes: Sequence[Home]) -> dict[str, int]:
     """Bytes by role, as the parameters are stored.
 
     `person_bytes` is what somebody who uses as many contexts as anybody here holds of their own: private parameters,
@@ -217,7 +220,8 @@ def memory(side: Side, built: Built, homes: Sequence[Home]) -> dict[str, int]:
     """
     state, private = built.start(), built.new_private(homes[0].user, seed=SEED)
     rows = {
-        name: max(len(home.trained[column].unique()) for home in homes) for name, column in built.method.keys.items()
+        name: max(len(home.trained[column].unique()) for home in homes)
+        for name, column in built.method.model.keys.items()
     }
     phases = built.method.personalize.phases if side.adapts else ()
     changed = {name for phase in phases for name in optimizers(phase, built.partition.names(Role.FEDERATED))}

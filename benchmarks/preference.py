@@ -22,7 +22,7 @@ from rounds import Rounds, user_name
 
 from homespun.core import seeds
 from homespun.core.batches import plan_batches
-from homespun.core.method import Task, build
+from homespun.core.method import Phase, Task, build
 from homespun.engines.cohort import default_workers
 from homespun.models.pretrained import TINY
 from homespun.system.method_loading import load_method
@@ -44,12 +44,12 @@ class Cohort:
 
     def __init__(self, data: reference.Data, start: reference.Start, base: str) -> None:
         settings = {
-            "base": base,
+            "base_model": base,
             "length": reference.POSITIONS - 1,
             "local_steps": reference.STEPS,
             "batch": reference.BATCH,
-            "rate": reference.RATE,
-            "proximal": reference.PROXIMAL,
+            "lr": reference.RATE,
+            "mu": reference.PROXIMAL,
             "prior": "none",
         }
         self.built = build(load_method("fedperc", settings, Task(contexts=len(start.context))), seed=SEED)
@@ -67,7 +67,8 @@ class Cohort:
 
     def plan(self, cohort: Sequence[int]) -> reference.Plan:
         """The batches this side will draw, for the other side to follow."""
-        phase = self.built.method.phases[0]
+        phase = self.built.method.local.phases[0]
+        assert isinstance(phase, Phase)
         batches = [
             plan_batches(
                 len(self.data[user]["length"]),

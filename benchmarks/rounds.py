@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from homespun.core.messages import ServerState
-from homespun.core.method import Batch, Built
+from homespun.core.method import Batch, BuiltMethod
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
 from homespun.engines.client import Client
 from homespun.engines.cohort import CohortEngine
@@ -19,7 +19,7 @@ from homespun.runs.round import run_round
 class Rounds:
     """A method on the default engine. Users are numbered; `private` has each one's parameters as rows."""
 
-    def __init__(self, built: Built, *, seed: int, transforms: Transforms = NO_TRANSFORMS) -> None:
+    def __init__(self, built: BuiltMethod, *, seed: int, transforms: Transforms = NO_TRANSFORMS) -> None:
         self.built, self.seed, self.transforms = built, seed, transforms
         self.trainer = CohortEngine(built, seed, transforms=transforms)
 

@@ -41,24 +41,28 @@ VARIABLE = {"seconds", "versions", "machine", "cpu", "ledger"}  # of results and
 
 def _cases() -> dict[str, tuple[str, tuple[str, dict[str, Any]], dict[str, Any]]]:
     cases: dict[str, tuple[str, tuple[str, dict[str, Any]], dict[str, Any]]] = {}
+    over_furl = {"base_method": "furl", **{f"base_settings.{name}": value for name, value in FURL.items()}}
     labels: dict[str, tuple[str, dict[str, Any]]] = {
         "furl": ("furl", FURL),
         "furl-table": ("furl", {**FURL, "users": "table"}),
-        "furl-share": ("furl", {**FURL, "keeps": "share", "proximal": 0.1}),
+        "furl-share": ("furl", {**FURL, "private_update": "share", "mu": 0.1}),
         "furl-fedadam": ("furl", {**FURL, "server": "fedadam", "sampler": "uniform"}),
         "fedavg": ("fedavg", {k: v for k, v in FURL.items() if k != "user_dim"}),
         "central": ("central", {**FURL, "users": "table"}),
-        "fedrep-furl": ("fedrep", {"of": "furl", **{f"inner.{k}": v for k, v in FURL.items()}}),
-        "pfedme-furl": ("pfedme", {"of": "furl", **{f"inner.{k}": v for k, v in FURL.items()}}),
-        "pfedkm-furl": ("pfedkm", {"of": "furl", "clusters": 3, **{f"inner.{k}": v for k, v in FURL.items()}}),
+        "fedrep-furl": ("fedrep", over_furl),
+        "pfedme-furl": ("pfedme", over_furl),
+        "pfedkm-furl": (
+            "pfedkm",
+            {**over_furl, "clusters": 3},
+        ),
     }
     images: dict[str, tuple[str, dict[str, Any]]] = {
         "fedembed": ("fedembed", {}),
         "fedembed-som": ("fedembed", {"assignment": "som", "map_every": 2}),
         "fedembed-som-mean": ("fedembed", {"assignment": "som", "map_step": "mean", "map_every": 2}),
-        "fedembed-type": ("fedembed", {"assignment": "type", "sends": "all"}),
+        "fedembed-type": ("fedembed", {"assignment": "type", "upload_rows": "all"}),
         "fedembed-personal": ("fedembed", {"assignment": "personal"}),
-        "fedembed-line20": ("fedembed", {"trained_by": "assigned", "over": "contributors"}),
+        "fedembed-line20": ("fedembed", {"trained_by": "assigned", "row_denominator": "contributors"}),
         "preference": ("preference", {}),
         "fedrep": ("fedrep", {}),
         "pfedme": ("pfedme", {}),
@@ -71,7 +75,7 @@ def _cases() -> dict[str, tuple[str, tuple[str, dict[str, Any]], dict[str, Any]]
         "fedperc-generated": ("fedperc_generated", {}),
         "split-learning": ("split_learning", {}),
         "meta-learning": ("meta_learning", {}),
-        "fedrep-fedperc": ("fedrep", {"of": "fedperc"}),
+        "fedrep-fedperc": ("fedrep", {"base_method": "fedperc"}),
     }
     for engine in ("cohort", "loop"):
         for name, (method, values) in labels.items():
@@ -88,7 +92,7 @@ def _cases() -> dict[str, tuple[str, tuple[str, dict[str, Any]], dict[str, Any]]
     for name in ("furl", "furl-table", "furl-share", "fedavg", "fedrep-furl", "pfedkm-furl"):
         for engine in ("cohort", "loop"):
             method, data, values = cases[f"{name}/{engine}"]
-            central = {**values, **PRIVATE, "sampler": "poisson", "privacy.statistics_clip": 5.0}
+            central = {**values, **PRIVATE, "sampler": "poisson", "privacy.metrics_clip": 5.0}
             cases[f"{name}/{engine}/central"] = (method, data, central)
             cases[f"{name}/{engine}/local"] = (method, data, {**values, **PRIVATE, "privacy.noise": "local"})
     for name in ("fedembed", "fedembed-som-mean", "fedembed-personal", "preference", "fedrep", "pfedme", "pfedkm"):

@@ -26,7 +26,7 @@ from rounds import Rounds, user_name
 from homespun.core import seeds
 from homespun.core.batches import plan_batches
 from homespun.core.messages import ServerState
-from homespun.core.method import Batch, Task, build
+from homespun.core.method import Batch, Phase, Task, build
 from homespun.system.method_loading import load_method
 
 SEED = 0
@@ -37,7 +37,7 @@ SETTINGS = {
     "hidden_dim": reference.HIDDEN_DIM,
     "user_dim": reference.USER_DIM,
     "batch": reference.BATCH,
-    "rate": reference.RATE,
+    "lr": reference.RATE,
     "local_epochs": 1,
 }
 
@@ -62,7 +62,9 @@ class Cohort:
     def order(self, user: int) -> np.ndarray:
         """The order in which this side will visit a user's samples, for the other side to follow."""
         generator = seeds.numpy_generator(SEED, "phases", self.rounds.state.round, user_name(user))
-        return np.concatenate(plan_batches(reference.SAMPLES, self.built.method.phases[0], generator))
+        phase = self.built.method.local.phases[0]
+        assert isinstance(phase, Phase)
+        return np.concatenate(plan_batches(reference.SAMPLES, phase, generator))
 
 
 def measure(rounds: int = 5) -> dict[str, float | int]:

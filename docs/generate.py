@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from homespun.cli.workloads import tables_of
+from homespun.core.settings import stored_settings
 from homespun.experiments.experiment import Draw, run_folder
 from homespun.experiments.results import RESULTS_FILE, read_results
 from homespun.privacy.settings import Privacy
@@ -136,7 +137,8 @@ def settings_text(results: Mapping[str, Any]) -> str:
         first = configuration["runs"][0]
         module = method_module(configuration["method"])
         usual = module.Settings().model_dump(mode="json")
-        changed = {name: value for name, value in first["settings"].items() if usual.get(name) != value}
+        used = stored_settings(first["settings"])
+        changed = {name: value for name, value in used.items() if usual.get(name) != value}
         run = {"rounds": f"{len(first['rounds'])} ({epochs_text(configuration['runs'])})"}
         run |= {name: first["run"][name] for name in RUN_SETTINGS}
         sampler = {} if first["run"]["sampler"] == "shuffled" else {"sampler": first["run"]["sampler"]}

@@ -27,7 +27,7 @@ OPENING = """\
 is generated: `python docs/settings.py`.
 
 Give a setting to `homespun train` as `--set NAME=VALUE`, in the table `settings` of an experiment, or by name in
-Python: `train("furl", federation, rate=0.1)`. Settings of a corpus are `--data-set NAME=VALUE`, or in Python
+Python: `train("furl", federation, lr=0.1)`. Settings of a corpus are `--data-set NAME=VALUE`, or in Python
 `load("dialects", users=200)`. Values are TOML; text needs no quotes. A dot leads into a group:
 `--set privacy.epsilon=8`.
 

@@ -1,8 +1,8 @@
-"""How fast to learn at home: python experiments/home_pace.py RUN... [--paces 0.2 1 5]
+"""How fast to learn at home: python experiments/personalize_lr_factor.py RUN... [--paces 0.2 1 5]
 
 Participants of finished runs adapt to one half of their evaluation part, at several paces, and are scored on the other
 half: perplexity by number of own samples. Nothing of the test part is read. The pace that is best with all samples is
-the one for an experiment's `home_pace`.
+the one for an experiment's `personalize_lr_factor`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def halves(run: Run, position: int) -> tuple[dict[str, torch.Tensor], dict[str, 
 
 
 def perplexities(run: Run, pace: float) -> list[float]:
-    settings = {**run.method.settings.model_dump(mode="json"), "home_pace": pace}
+    settings = {**run.method.settings.model_dump(mode="json"), "personalize_lr_factor": pace}
     method = load_method(run.method.origin, settings, run.method.task)
     engine, broadcast = LoopEngine(replace(run.built, method=method), run.settings.seed), run.state.broadcast()
     positions = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)

@@ -40,7 +40,7 @@ def settings_for(experiment: Experiment, name: str, rule: str, *, users: int, wh
     configuration = experiment.configurations[name]
     server, rate = rule.split("=")
     found = {**experiment.settings, **configuration.settings}
-    under_rule = {"server": server, "server_rate": float(rate)}
+    under_rule = {"server": server, "server_lr": float(rate)}
     if "inner" in found:
         found["inner"] = {**found["inner"], **under_rule}
     else:

@@ -13,7 +13,7 @@ PEOPLE = {
     "George W. Bush": "both",
     "George H. W. Bush": "both",
 }
-SMALL = {"length": 12, "local_steps": 2, "batch": 3, "personalize_steps": 3, "rate": 0.05}
+SMALL = {"length": 12, "local_steps": 2, "batch": 3, "personalize_steps": 3, "lr": 0.05}
 MINE = "We must go on together. The people ask what it is, and I think so. My fellow citizens, go on!\n"
 
 
@@ -34,7 +34,7 @@ def train_small(folder, *, method="fedperc", base=None, rounds=2, corpus=None, *
     with named_by_user():
         known = method_module(str(method)).Settings.model_fields
     small = {name: value for name, value in SMALL.items() if name in known}
-    values = {"rounds": rounds, "workers": 0, "cohort": "all", "base": str(base), **small, **settings}
+    values = {"rounds": rounds, "workers": 0, "cohort": "all", "base_model": str(base), **small, **settings}
     run = prepare(str(method), data.load(), folder=folder / "run", settings=values, data=data)
     for _ in training(run):
         pass

@@ -59,8 +59,8 @@ def test_corpora_and_files():
 def test_what_is_printed(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     printed = CliRunner().invoke(app, ["settings", "furl"]).output
-    assert "  rate = 0.3  [number >= 0]\n      Learning rate of local SGD.\n" in printed
-    assert "  user_rate (not set)  [number >= 0]\n" in printed
+    assert "  lr = 0.3  [number >= 0]\n      Learning rate of local SGD.\n" in printed
+    assert "  user_lr (not set)  [number >= 0]\n" in printed
     assert "  user_dim = 32  [integer > 0; paper: 4 (Sticker), 32 (Subreddit)]\n" in printed
     assert max(map(len, printed.splitlines())) <= 80
     found = json.loads(CliRunner().invoke(app, ["settings", "furl", "--json"]).output)
@@ -75,9 +75,9 @@ def test_what_is_printed(monkeypatch):
 
 def test_a_typo_names_the_nearest_setting_and_the_command_that_lists_all():
     with pytest.raises(SettingsError) as caught:
-        separate_settings("furl", {"raet": 1})
+        separate_settings("furl", {"lrr": 1})
     assert str(caught.value) == (
-        "training furl: unknown setting 'raet'. Did you mean 'rate'? `homespun settings furl` lists all settings."
+        "training furl: unknown setting 'lrr'. Did you mean 'lr'? `homespun settings furl` lists all settings."
     )
     with pytest.raises(SettingsError) as caught:
         load_federation("dialects", settings={"user": 3})

@@ -64,7 +64,7 @@ def test_a_language_run_says_where_its_final_evaluation_is(tmp_path, capsys, mon
     monkeypatch.setattr("homespun.runs.controls._worked_out", {})  # by another test on the same corpus
     seen = []
     corpus = load(write_corpus(tmp_path / "people.csv"))
-    settings = {**SMALL, "base": str(write_gpt2(tmp_path / "base")), "withheld": 0.5, "workers": 0}
+    settings = {**SMALL, "base_model": str(write_gpt2(tmp_path / "base")), "withheld": 0.5, "workers": 0}
     capsys.readouterr()  # of the library that wrote the base model
     with train("fedperc", corpus, rounds=1, progress=seen.append, **settings) as run:
         seen.clear()
@@ -94,7 +94,7 @@ def test_a_comparison_says_how_far_its_collecting_is(tmp_path):
         data=DataSettings(source="dialects", settings={"users": 5, "examples": 10}),
         seeds=(0, 1),
         settings={"rounds": 1, **SIZES},
-        configurations={"furl": {"method": "furl"}, "again": {"method": "furl", "settings": {"rate": 0.1}}},
+        configurations={"furl": {"method": "furl"}, "again": {"method": "furl", "settings": {"lr": 0.1}}},
     )
     seen = []
     train_all(made, tmp_path, lambda run, title: nullcontext(lambda event: None), progress=seen.append)

@@ -8,23 +8,26 @@ import pytest
 import torch
 
 from homespun.core.intake import Intake
-from homespun.core.messages import Broadcast, Elected, Rows, Update
+from homespun.core.messages import Broadcast, Candidate, Rows, Update
 from homespun.core.transforms import Transforms, UpdateTransform
 
-BROADCAST = Broadcast(3, federated={"w": torch.zeros(2)}, keyed={"t": torch.zeros(4, 1)})
+BROADCAST = Broadcast(3, federated={"w": torch.zeros(2)}, keyed={"t": torch.zeros(4, 1)}, server={"m": torch.zeros(2)})
 
 
 def rows(index=(1,), values=((1.0,),), weight=(2.0,)):
     return Rows(torch.tensor(index, dtype=torch.int64), torch.tensor(values), torch.tensor(weight, dtype=torch.float64))
 
 
-GOOD = Update(3, {"w": torch.tensor([1.0, 2.0])}, {"t": rows()}, {"loss": 0.5}, weight=2.0, clients=1)
-NOBODY = Update(3, {"w": torch.zeros(2)}, {"t": rows((), torch.zeros(0, 1).tolist(), ())}, {"loss": 0.0}, 0.0, 0)
+METRICS = {"loss": 0.5, "examples": 2.0}
+GOOD = Update(3, {"w": torch.tensor([1.0, 2.0])}, {"t": rows()}, METRICS, weight=2.0, clients=1)
+NOBODY = Update(
+    3, {"w": torch.zeros(2)}, {"t": rows((), torch.zeros(0, 1).tolist(), ())}, {"loss": 0.0, "examples": 0.0}, 0.0, 0
+)
 
 
 def empty():
     none = Rows(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 1), torch.zeros(0, dtype=torch.float64))
-    return Intake(BROADCAST, ["loss"], replace(NOBODY, keyed={"t": none}))
+    return Intake(BROADCAST, replace(NOBODY, keyed={"t": none}))
 
 
 BAD = {
@@ -35,8 +38,8 @@ BAD = {
     "a row's step of 9e29": ({"keyed": {"t": rows(values=((9e29,),))}}, "beyond 2e\\+09 in 't'"),
     "a step without weight": ({"weight": 0.0, "keyed": {"t": rows(weight=(0.0,))}}, "beyond 0 in 'w'"),
     "NaN in a row": ({"keyed": {"t": rows(values=((nan,),))}}, "NaN, infinity .* in 't'"),
-    "NaN in a statistic": ({"statistics": {"loss": nan}}, "NaN, infinity .* in its statistics"),
-    "a huge statistic": ({"statistics": {"loss": 1e308}}, "beyond 1e\\+300 in its statistics"),
+    "NaN in a metric": ({"metrics": {"loss": nan, "examples": 1.0}}, "NaN, infinity .* in its metrics"),
+    "a huge metric": ({"metrics": {"loss": 1e308, "examples": 1.0}}, "beyond 1e\\+300 in its metrics"),
     "shape": ({"federated": {"w": torch.zeros(3)}}, r"shape \(3,\) where \(2,\)"),
     "shape that would broadcast": ({"federated": {"w": torch.zeros(1)}}, r"shape \(1,\) where \(2,\)"),
     "scalar": ({"federated": {"w": torch.tensor(1.0)}}, r"shape \(\) where \(2,\)"),
@@ -46,7 +49,8 @@ BAD = {
     "missing": ({"federated": {}}, r"missing \['w'\]"),
     "extra": ({"federated": {"w": torch.zeros(2), "v": torch.zeros(2)}}, r"unexpected \['v'\]"),
     "missing table": ({"keyed": {}}, r"keyed parameters missing \['t'\]"),
-    "extra statistic": ({"statistics": {"loss": 0.5, "age": 41.0}}, "where .* were declared"),
+    "extra metric": ({"metrics": {**METRICS, "age": 41.0}}, "where .* were expected"),
+    "extra statistic": ({"statistics": {"m": torch.zeros(2)}}, r"statistics missing \[\], unexpected \['m'\]"),
     "huge weight": ({"weight": 1e12}, "a weight of 1000000000000.0"),
     "negative weight": ({"weight": -1.0}, "a weight of -1.0"),
     "no weight": ({"weight": None}, "a weight of None"),
@@ -57,7 +61,7 @@ BAD = {
     "complex weight": ({"weight": 2 + 0j}, r"a weight of \(2\+0j\)"),
     "round of 5,000 digits": ({"round": 10**5000}, "an update of round more than 18 digits"),
     "clients of 5,000 digits": ({"clients": 10**5000}, "an update of more than 18 digits clients"),
-    "statistic of 400 digits": ({"statistics": {"loss": 10**400}}, "beyond 1e\\+300 in its statistics"),
+    "metric of 400 digits": ({"metrics": {"loss": 10**400, "examples": 1.0}}, "beyond 1e\\+300 in its metrics"),
     "complex weights of rows": (
         {"keyed": {"t": replace(rows(), weight=torch.tensor([2 + 0j]))}},
         "weights of rows of 't'",
@@ -67,7 +71,7 @@ BAD = {
         "weights of rows of 't'",
     ),
     "rows that are no tensors": ({"keyed": {"t": Rows([1], [[1.0]], [2.0])}}, "rows of 't' that are no tensors"),
-    "statistic in words": ({"statistics": {"loss": "low"}}, "statistics that are no numbers"),
+    "metric in words": ({"metrics": {"loss": "low", "examples": 1.0}}, "metrics that are not numbers"),
     "no tensor": ({"federated": {"w": [1.0, 2.0]}}, "'w' that is no tensor"),
     "NaN weight": ({"weight": nan}, "a weight of nan"),
     "negative weight of a row": ({"keyed": {"t": rows(weight=(-2.0,))}}, "weights of rows of 't'"),
@@ -143,21 +147,34 @@ def test_where_everybody_counts_the_same_a_larger_weight_is_refused():
 
 
 def test_fewer_examples_than_none_are_refused():
-    intake = replace(empty(), statistics=["examples"])
-    assert not intake.take("ann", replace(GOOD, statistics={"examples": -3.0}))
+    intake = empty()
+    assert not intake.take("ann", replace(GOOD, metrics={"loss": 0.5, "examples": -3.0}))
     assert intake.refused == {"ann": "-3 examples"}
 
 
-def test_a_candidates_steps_are_bounded_like_anybodys():
-    intake = replace(empty(), elects=["w"])
-    for steps in (9e29, nan):
-        candidate = Elected(-1.0, {"w": torch.tensor([0.0, steps])})
-        assert not intake.take("ann", replace(GOOD, elected=candidate))
-        assert "beyond 1e+09 in 'w'" in intake.refused["ann"]
+def test_statistics_are_bounded_and_shaped_like_their_parameter():
+    nobody = replace(NOBODY, statistics={"m": torch.zeros(2)})
+    intake = replace(empty(), total=replace(nobody, keyed=empty().total.keyed), statistics=["m"])
+    for wrong in (torch.tensor([0.0, 9e29]), torch.tensor([0.0, nan]), torch.zeros(3), torch.zeros(2).double()):
+        assert not intake.take("ann", replace(GOOD, statistics={"m": wrong}))
+    assert not intake.take("ann", GOOD) and intake.refused["ann"] == "statistics missing ['m'], unexpected []"
+    assert intake.take("ann", replace(GOOD, statistics={"m": torch.tensor([1.0, 3.0])}))
+    assert intake.take("bob", replace(GOOD, statistics={"m": torch.tensor([1.0, 1.0])}))
+    assert intake.total.statistics["m"].tolist() == [2.0, 4.0]
+
+
+def test_of_candidates_the_first_with_the_highest_score_is_kept_and_all_are_bounded():
+    intake = replace(empty(), best=["m"])
+    for value in (9e29, nan):
+        candidate = Candidate(-1.0, torch.tensor([0.0, value]))
+        assert not intake.take("ann", replace(GOOD, best={"m": candidate}))
+        assert "beyond 1e+09 in 'm'" in intake.refused["ann"]
     for score in (-(10**400), nan, 0.5, "high"):
-        assert not intake.take("ann", replace(GOOD, elected=Elected(score, {"w": torch.zeros(2)})))
+        assert not intake.take("ann", replace(GOOD, best={"m": Candidate(score, torch.zeros(2))}))
         assert "a score of" in intake.refused["ann"]
-    assert intake.take("ann", replace(GOOD, elected=Elected(-1.0, {"w": torch.zeros(2)})))
+    for user, score, value in (("ann", -2.0, 1.0), ("bob", -1.0, 2.0), ("cem", -1.0, 3.0), ("dan", -3.0, 4.0)):
+        assert intake.take(user, replace(GOOD, best={"m": Candidate(score, torch.full((2,), value))}))
+    assert intake.total.best["m"].value.tolist() == [2.0, 2.0]
 
 
 def test_the_largest_weight_and_step_are_taken():

@@ -12,7 +12,7 @@ from homespun.core.messages import broadcast_from_bytes, pack, state_from_bytes,
 
 INDEX, VALUES = torch.tensor([0, 2]), torch.ones(2, 1)
 WEIGHT = torch.full((2,), 3.0, dtype=torch.float64)
-HEADER = {"round": 3, "statistics": {"loss": 0.5}, "weight": 3.0, "clients": 1}
+HEADER = {"round": 3, "metrics": {"loss": 0.5}, "weight": 3.0, "clients": 1, "scores": {}}
 TENSORS = {
     "federated/w": torch.ones(2),
     "keyed/t/index": INDEX,
@@ -42,7 +42,8 @@ def with_type(name: str) -> bytes:
 
 BAD_UPDATES = {
     "no round": without_field("round"),
-    "no statistics": without_field("statistics"),
+    "no metrics": without_field("metrics"),
+    "no scores": without_field("scores"),
     "no weight": without_field("weight"),
     "no clients": without_field("clients"),
     "a round in words": update(round="3"),
@@ -50,11 +51,11 @@ BAD_UPDATES = {
     "a round before the first": update(round=-1),
     "a broken round": update(round=3.5),
     "a round of 400 digits": update(round=10**400),
-    "statistics as a list": update(statistics=[0.5]),
-    "a statistic in words": update(statistics={"loss": "low"}),
-    "a statistic that is nothing": update(statistics={"loss": None}),
-    "a statistic of 400 digits": update(statistics={"loss": 10**400}),
-    "a statistic that is NaN": update(statistics={"loss": float("nan")}),
+    "metrics as a list": update(metrics=[0.5]),
+    "a metric in words": update(metrics={"loss": "low"}),
+    "a metric that is nothing": update(metrics={"loss": None}),
+    "a metric of 400 digits": update(metrics={"loss": 10**400}),
+    "a metric that is NaN": update(metrics={"loss": float("nan")}),
     "a weight in words": update(weight="3"),
     "a weight of 400 digits": update(weight=10**400),
     "an infinite weight": update(weight=float("inf")),
@@ -72,8 +73,9 @@ BAD_UPDATES = {
     "complex row weights": update(tensors={"keyed/t/weight": WEIGHT.to(torch.complex64)}),
     "more weights than rows": update(tensors={"keyed/t/weight": torch.cat([WEIGHT, WEIGHT])}),
     "row weights that are NaN": update(tensors={"keyed/t/weight": WEIGHT * float("nan")}),
-    "steps without a score": update(tensors={"elected/w": torch.ones(2)}),
-    "a score in words": update(score="best", tensors={"elected/w": torch.ones(2)}),
+    "a candidate without a score": update(tensors={"best/w": torch.ones(2)}),
+    "a score without a candidate": update(scores={"w": -1.0}),
+    "a score in words": update(scores={"w": "best"}, tensors={"best/w": torch.ones(2)}),
     "a place that messages do not have": update(tensors={"private/user.embedding": torch.ones(2)}),
     "a tensor without a place": update(tensors={"w": torch.ones(2)}),
 }

@@ -6,6 +6,7 @@ import torch
 from homespun.core.errors import MessageError
 from homespun.core.messages import (
     Broadcast,
+    Candidate,
     Rows,
     ServerState,
     Update,
@@ -30,7 +31,7 @@ def update(value, index, weight, **changes):
         round=3,
         federated={"w": torch.tensor([value, -value])},
         keyed={"t": rows(index, [[value]] * len(index), [weight] * len(index))},
-        statistics={"loss": value},
+        metrics={"loss": value, "examples": 1.0},
         weight=weight,
         clients=1,
     )
@@ -43,7 +44,7 @@ def test_adding_updates_sums_everything_and_joins_rows():
     assert total.keyed["t"].index.tolist() == [0, 1, 2]
     assert total.keyed["t"].values.tolist() == [[1.0], [10.0], [11.0]]
     assert total.keyed["t"].weight.tolist() == [2.0, 3.0, 5.0]
-    assert (total.statistics, total.weight, total.clients) == ({"loss": 11.0}, 5.0, 2)
+    assert (total.metrics, total.weight, total.clients) == ({"loss": 11.0, "examples": 2.0}, 5.0, 2)
 
 
 def test_updates_of_different_rounds_cannot_be_added():
@@ -52,12 +53,16 @@ def test_updates_of_different_rounds_cannot_be_added():
 
 
 def test_every_message_survives_the_wire():
-    sent = update(1.5, [0, 2], 2.0)
+    best = {"m": Candidate(-0.5, torch.tensor([3.0]))}
+    sent = update(1.5, [0, 2], 2.0, statistics={"n": torch.tensor([7.0])}, best=best)
     got = update_from_bytes(update_to_bytes(sent))
     assert got.federated["w"].tolist() == [1.5, -1.5]
     assert got.keyed["t"].index.tolist() == [0, 2]
-    assert (got.round, got.statistics, got.weight, got.clients) == (3, {"loss": 1.5}, 2.0, 1)
-    state = ServerState(5, {"w": torch.ones(2)}, {"t": torch.zeros(3, 1)}, {"m.w": torch.ones(2)})
+    assert got.statistics["n"].tolist() == [7.0]
+    assert (got.best["m"].score, got.best["m"].value.tolist()) == (-0.5, [3.0])
+    assert (got.round, got.metrics, got.weight, got.clients) == (3, {"loss": 1.5, "examples": 1.0}, 2.0, 1)
+    server = {"n": torch.ones(4)}
+    state = ServerState(5, {"w": torch.ones(2)}, {"t": torch.zeros(3, 1)}, {"m.w": torch.ones(2)}, server)
     again = state_from_bytes(state_to_bytes(state))
     assert (again.round, list(again.federated), list(again.keyed), list(again.optimizer)) == (
         5,
@@ -65,7 +70,8 @@ def test_every_message_survives_the_wire():
         ["t"],
         ["m.w"],
     )
-    assert broadcast_from_bytes(broadcast_to_bytes(state.broadcast())).keyed["t"].shape == (3, 1)
+    down = broadcast_from_bytes(broadcast_to_bytes(state.broadcast()))
+    assert (down.keyed["t"].shape, down.server["n"].shape, again.server["n"].shape) == ((3, 1), (4,), (4,))
 
 
 @pytest.mark.parametrize(
@@ -82,14 +88,16 @@ def test_every_message_survives_the_wire():
         ({"keyed": {"t": rows([3], [[1.0]], [1.0])}}, "'t' has no row 3"),
         ({"keyed": {"t": rows([0], [[1.0, 2.0]], [1.0])}}, r"rows of 't': .* \(1, 2\)"),
         ({"keyed": {"t": rows([0], [[1]], [1.0])}}, "'t' is torch.int64"),
-        ({"statistics": {"age": 41.0}}, "declared"),
+        ({"metrics": {"age": 41.0}}, "metrics: expected"),
+        ({"statistics": {"m": torch.zeros(2)}}, "statistics: declared"),
+        ({"best": {"m": Candidate(-1.0, torch.zeros(2))}}, "statistics: declared"),
     ],
 )
 def test_a_wrong_update_is_refused(wrong, message):
     broadcast = Broadcast(3, {"w": torch.zeros(2)}, {"t": torch.zeros(3, 1)})
-    require_valid(update(1.0, [0], 1.0), broadcast, statistics=["loss"])
+    require_valid(update(1.0, [0], 1.0), broadcast)
     with pytest.raises(MessageError, match=message):
-        require_valid(update(1.0, [0], 1.0, **wrong), broadcast, statistics=["loss"])
+        require_valid(update(1.0, [0], 1.0, **wrong), broadcast)
 
 
 @pytest.mark.parametrize("data", [b"", b"1234", b"\xff" * 40, b"\x02\0\0\0\0\0\0\0{}garbage"])

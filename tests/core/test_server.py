@@ -23,15 +23,15 @@ def test_fedavg_by_hand():
 
 
 def test_keyed_rows_over_their_contributors():
-    assert FedAvg(over="contributors")(STATE, update()).keyed["t"].tolist() == [[1.0], [5.0], [11.0]]
+    assert FedAvg(row_denominator="contributors")(STATE, update()).keyed["t"].tolist() == [[1.0], [5.0], [11.0]]
 
 
 def test_the_server_rate_scales_the_step():
-    assert FedAvg(rate=0.5)(STATE, update()).federated["w"].tolist() == [0.5]
+    assert FedAvg(lr=0.5)(STATE, update()).federated["w"].tolist() == [0.5]
 
 
 def test_fedadam_by_hand():
-    rule = FedAdam(rate=0.1, beta1=0.9, beta2=0.99, adaptivity=1e-3)
+    rule = FedAdam(lr=0.1, beta1=0.9, beta2=0.99, tau=1e-3)
     once = rule(STATE, update())
     # delta -1: m = -0.1, v = 0.01, step = 0.1 * -0.1 / (0.1 + 0.001)
     assert once.federated["w"].item() == pytest.approx(1 - 0.01 / 0.101, abs=1e-7)
@@ -43,7 +43,7 @@ def test_fedadam_by_hand():
 
 def test_fedadam_with_bias_correction_by_hand():
     """delta -1 twice: m / (1 - 0.9^t) = -1 and v / (1 - 0.99^t) = 1, so that every step is 0.1 / 1.001."""
-    rule = FedAdam(rate=0.1, beta1=0.9, beta2=0.99, adaptivity=1e-3, bias_correction=True)
+    rule = FedAdam(lr=0.1, beta1=0.9, beta2=0.99, tau=1e-3, bias_correction=True)
     once = rule(STATE, update())
     assert once.federated["w"].item() == pytest.approx(1 - 0.1 / 1.001, abs=1e-6)
     between = rule(once, update(weight=0.0))  # a round without a step is not counted
@@ -54,7 +54,7 @@ def test_fedadam_with_bias_correction_by_hand():
 
 def test_fedadam_with_weight_decay_by_hand():
     """delta -1 - 0.5 * 1 = -1.5: m = -0.15, v = 0.0225; an untouched row of 5 has -2.5: m = -0.25, v = 0.0625."""
-    once = FedAdam(rate=0.1, beta1=0.9, beta2=0.99, adaptivity=1e-3, weight_decay=0.5)(STATE, update())
+    once = FedAdam(lr=0.1, beta1=0.9, beta2=0.99, tau=1e-3, weight_decay=0.5)(STATE, update())
     assert once.federated["w"].item() == pytest.approx(1 - 0.015 / 0.151, abs=1e-6)
     assert once.keyed["t"][1].item() == pytest.approx(5 - 0.025 / 0.251, abs=1e-6)
 
@@ -69,11 +69,11 @@ def test_fedadam_as_published_keeps_the_moments_alone():
 
 
 def test_a_rule_by_its_name_and_options():
-    found = server_rule("fedadam", rate=0.5, over="cohort", weight_decay=0.1, bias_correction=True)
-    assert found == FedAdam(rate=0.5, weight_decay=0.1, bias_correction=True)
-    assert server_rule("fedavg", rate=None, over="cohort") == FedAvg()
+    found = server_rule("fedadam", lr=0.5, row_denominator="cohort", weight_decay=0.1, bias_correction=True)
+    assert found == FedAdam(lr=0.5, weight_decay=0.1, bias_correction=True)
+    assert server_rule("fedavg", lr=None, row_denominator="cohort") == FedAvg()
     with pytest.raises(SettingsError, match="options of server = fedadam"):
-        server_rule("fedavg", rate=None, over="cohort", weight_decay=0.1)
+        server_rule("fedavg", lr=None, row_denominator="cohort", weight_decay=0.1)
 
 
 @pytest.mark.parametrize("rule", [FedAvg(), FedAdam()])

@@ -61,16 +61,16 @@ def test_a_large_corpus_is_sampled_and_users_count_by_their_texts(tmp_path: Path
         ("fedperc_generated", {}, ("tokens", 64)),
         ("meta_learning", {}, ("tokens", 64)),
         ("split_learning", {}, ("tokens", 64)),
-        ("fedrep", {"of": "furl", "inner": {"length": 5}}, ("characters", 5)),
+        ("fedrep", {"base_method": "furl", "inner": {"length": 5}}, ("characters", 5)),
     ],
 )
 def test_methods_say_how_much_they_read(method: str, settings: dict[str, object], said: tuple[str, int]) -> None:
-    window = load_method(method, settings, Task(classes=2, population=3)).window
+    window = load_method(method, settings, Task(classes=2, population=3)).model.window
     assert window is not None and (window.unit, window.length) == said
-    assert window.setting == ("inner.length" if method == "fedrep" else "length")
+    assert window.setting == ("base_settings.length" if method == "fedrep" else "length")
     long, short = window.sizes(["word " * 200, "word"])
     assert long > 64 and short < 5
 
 
 def test_images_have_no_length() -> None:
-    assert load_method("preference", {}, Task(classes=2, population=3, image=(28, 28))).window is None
+    assert load_method("preference", {}, Task(classes=2, population=3, image=(28, 28))).model.window is None

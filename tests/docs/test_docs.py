@@ -41,7 +41,7 @@ def run_experiment(folder):
         name="some",
         data=DataSettings(source=str(write_corpus(folder / "people.csv"))),
         folds=2,
-        settings={"rounds": 1, "workers": 0, "withheld": 0.5, "base": str(base), **SMALL},
+        settings={"rounds": 1, "workers": 0, "withheld": 0.5, "base_model": str(base), **SMALL},
         configurations={
             "ours": {"title": "Ours_*", "method": "fedperc"},
             "shared": {"title": "Shared", "method": "fedperc", "settings": {"prefix": "shared"}},

@@ -32,7 +32,7 @@ def base():
 
 def experiment(**settings):
     """Written to its file, where records look for it."""
-    values = {"rounds": 1, "workers": 0, "withheld": 0.5, "base": base(), **SMALL, **settings}
+    values = {"rounds": 1, "workers": 0, "withheld": 0.5, "base_model": base(), **SMALL, **settings}
     lines = [
         "folds = 2",
         f"data.source = {json.dumps(str(write_corpus(Path('people.csv')).resolve()))}",
@@ -76,10 +76,10 @@ def test_kept_and_laid_again_nothing_is_trained_twice(records):
     assert Path("docs/results/some.json").read_text(encoding="utf-8") == text  # the same runs, the same bytes
     assert records.controls("some") == 4
     assert Path("docs/results/some.json").read_text(encoding="utf-8") == text  # nothing about them has changed
-    copied = experiment(base=shutil.copytree(base(), "other-place"))
+    copied = experiment(base_model=shutil.copytree(base(), "other-place"))
     train_all(copied, folder, following)  # the same base model under another name
-    with pytest.raises(RunError, match=r"method_settings\.rate: 0\.05 in the folder, 0\.5 asked for"):
-        train_all(experiment(rate=0.5), folder, following)
+    with pytest.raises(RunError, match=r"method_settings\.lr: 0\.05 in the folder, 0\.5 asked for"):
+        train_all(experiment(lr=0.5), folder, following)
 
 
 def run_of(value, seed=0, **more):

@@ -60,8 +60,8 @@ def test_a_refused_command_changes_no_file(run):
 
 
 def test_training_into_another_run_shows_the_difference(run):
-    done = homespun("train", "furl", *DATA, *SMALL, "--rounds", 4, "--set", "rate=0.7", "--folder", run, code=2)
-    assert "different run" in done.stderr and "rate" in done.stderr and "0.7" in done.stderr
+    done = homespun("train", "furl", *DATA, *SMALL, "--rounds", 4, "--set", "lr=0.7", "--folder", run, code=2)
+    assert "different run" in done.stderr and "lr" in done.stderr and "0.7" in done.stderr
 
 
 def test_json_is_one_object_on_stdout_and_progress_is_on_stderr(tmp_path):
@@ -145,8 +145,8 @@ def test_report_again(run):
     ("arguments", "message"),
     [
         (["train", "frul"], "no method 'frul'. Did you mean 'furl'?"),
-        (["train", "furl", "--set", "raet=1"], "unknown setting 'raet'. Did you mean 'rate'?"),
-        (["train", "furl", "--set", "rate=fast"], "rate: input should be a valid number"),
+        (["train", "furl", "--set", "lrr=1"], "unknown setting 'lrr'. Did you mean 'lr'?"),
+        (["train", "furl", "--set", "lr=fast"], "lr: input should be a valid number"),
         (["train", "furl", "--data-set", "usres=3"], "Did you mean 'users'?"),
         (["train", "furl", "--data", "dialect"], "Did you mean 'dialects'?"),
         (["train", "furl", "--data", "missing.csv"], "missing.csv"),

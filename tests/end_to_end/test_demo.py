@@ -31,7 +31,7 @@ def test_its_settings_are_right_and_who_is_shown_takes_part():
 
 @pytest.mark.system
 def test_it_compares_shows_and_reports(tmp_path):
-    settings = {**TINY, "base": write_gpt2(tmp_path / "base")}
+    settings = {**TINY, "base_model": write_gpt2(tmp_path / "base")}
     overrides = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     command = [sys.executable, "-m", "homespun", "demo", "--folder", tmp_path / "demo", *overrides]
     small = {**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": "1"}

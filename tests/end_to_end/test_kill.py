@@ -54,7 +54,7 @@ POINTS = {
 }
 method, small = "furl", {"length": 24, "character_dim": 8, "lstm_dim": 8, "hidden_dim": 8, "user_dim": 4}
 if len(sys.argv) > 6:
-    method, small = "fedperc", {"base": sys.argv[6], "length": 12, "local_steps": 2, "batch": 3}
+    method, small = "fedperc", {"base_model": sys.argv[6], "length": 12, "local_steps": 2, "batch": 3}
 guarded = {"privacy": json.loads(os.environ["PRIVACY"])} if "PRIVACY" in os.environ else {}
 settings = RunSettings(rounds=rounds, cohort=4, workers=workers, evaluate_every=rounds // 3, withheld=0.1, **guarded)
 federation = load_federation("dialects", settings={"users": 12, "examples": 10})

@@ -9,7 +9,7 @@ from torch import nn
 
 from homespun.core import settings as core_settings
 from homespun.core.draws import dropout
-from homespun.core.method import WHOLE, Method, Phase, Sgd
+from homespun.core.method import WHOLE, LocalTraining, Method, ModelSpec, Phase, Sgd
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
 from homespun.evaluation.classification import LabelScoring
@@ -21,7 +21,7 @@ DIM, HIDDEN = 6, 8
 class Settings(core_settings.Settings):
     p: float = 0.5
     """Share of numbers that are dropped."""
-    path: Literal["stacked", "alone", "summed"] = "stacked"
+    path: Literal["stacked", "sequential", "single step"] = "stacked"
     """Which of the cohort engine's ways it takes."""
 
 
@@ -63,20 +63,22 @@ def method(settings: Settings, task) -> Method:
     joint = Phase(trains={"user.table": Sgd(0.5), "*": Sgd(0.5)}, batch=4, steps=5)
     own = Phase(trains={"user.embedding": Sgd(0.5)}, batch=WHOLE, steps=3)
     once = Phase(trains={"*": Sgd(0.5)}, batch=WHOLE, steps=1)
-    kind = Network if settings.path == "alone" else Stacked
+    kind = Network if settings.path == "sequential" else Stacked
     return Method(
         name="dropout",
         version=1,
         settings=settings,
         task=task,
-        build=lambda: kind(task.classes, task.population, settings.p),
-        rules=[("user.embedding", Role.PRIVATE), ("user.table", Role.KEYED), ("*", Role.FEDERATED)],
-        encode=lambda examples: encode(examples, length=24),
-        loss=loss,
-        phases=(own, once) if settings.path == "summed" else (own, joint),
+        model=ModelSpec(
+            build=lambda: kind(task.classes, task.population, settings.p),
+            roles=[("user.embedding", Role.PRIVATE), ("user.table", Role.KEYED), ("*", Role.FEDERATED)],
+            encode=lambda examples: encode(examples, length=24),
+            new_private=lambda generator, _: {"user.embedding": 0.1 * torch.randn(DIM, generator=generator)},
+            keys={"user.table": "author"},
+        ),
+        local=LocalTraining(
+            loss, phases=(own, once) if settings.path == "single step" else (own, joint), stochastic=True
+        ),
         personalize=GradientSteps((own,)),
-        new_private=lambda generator, _: {"user.embedding": 0.1 * torch.randn(DIM, generator=generator)},
-        keys={"user.table": "author"},
-        stochastic=True,
         scoring=LabelScoring(task.classes),
     )

@@ -19,7 +19,7 @@ def clients(made, positions=range(12)):
         Client(
             FEDERATION.users[position],
             private=made.new_private(FEDERATION.users[position], seed=0),
-            data=made.method.encode(FEDERATION.examples(position)),
+            data=made.method.model.encode(FEDERATION.examples(position)),
         )
         for position in positions
     ]

@@ -26,7 +26,7 @@ TABLE = build(load_method("furl", {**SMALL, "users": "table"}, Task(classes=8, p
 
 def client(built=BUILT):
     user = FEDERATION.users[0]
-    return Client(user, built.new_private(user, seed=0), built.method.encode(FEDERATION.examples(0)))
+    return Client(user, built.new_private(user, seed=0), built.method.model.encode(FEDERATION.examples(0)))
 
 
 def asking(built=BUILT, **more):
@@ -116,6 +116,6 @@ def test_an_update_has_no_place_for_a_private_parameter_whatever_the_broadcast_l
     """Without the check at the boundary, too: weight 1 times (embedding - 0) would be the embedding, bit for bit."""
     one = replace(client(), data={name: column[:1] for name, column in client().data.items()})
     trained = BUILT.parameters(BUILT.start().broadcast(), one.private)
-    sent = client_update(BUILT, greedy(), one, trained=trained, statistics={"loss": 0.0, "examples": 1.0})
+    sent = client_update(BUILT, greedy(), one, trained=trained, metrics={"loss": 0.0, "examples": 1.0}, seed=0)
     assert "user.embedding" not in sent.federated and "user.embedding" not in sent.keyed
     assert set(sent.federated) == set(BUILT.start().federated)

@@ -29,7 +29,7 @@ def test_every_client_counts_once(engine):
         Client(
             federation.users[position],
             private={"user.embedding": torch.zeros(SMALL["user_dim"])},
-            data=method.encode(federation.examples(position)),
+            data=method.model.encode(federation.examples(position)),
         )
         for position in range(60)
     ]

@@ -44,7 +44,7 @@ ENGINES = {
 # Every way through the engines and, of the models, everything that is written by hand.
 SUBJECTS = {
     "furl": ("furl", {"personalize_epochs": 1, "batch": 2}, "dialects"),  # several batches: not summed
-    "furl, table": ("furl", {"users": "table", "pooling": "max", "proximal": 0.1, "batch": 3}, "dialects"),
+    "furl, table": ("furl", {"users": "table", "pooling": "max", "mu": 0.1, "batch": 3}, "dialects"),
     "fedperc": ("fedperc", {}, "dialects"),
     "fedperc, layers": ("fedperc", {"layers": "transformer.ln_f.*", "prior": "average"}, "dialects"),
     "fedperc generated": ("fedperc_generated", {}, "dialects"),
@@ -56,8 +56,8 @@ SUBJECTS = {
     "pfedme": ("pfedme", {}, "digits"),
     "pfedkm": ("pfedkm", {}, "digits"),
     "dropout": (FILE, {}, "dialects"),
-    "dropout, alone": (FILE, {"path": "alone"}, "dialects"),
-    "dropout, summed": (FILE, {"path": "summed"}, "dialects"),
+    "dropout, alone": (FILE, {"path": "sequential"}, "dialects"),
+    "dropout, summed": (FILE, {"path": "single step"}, "dialects"),
 }
 
 
@@ -75,7 +75,7 @@ def make(name):
         Client(
             user,
             made.new_private(user, seed=0),
-            made.method.encode(federation.examples(position).take(np.arange(size))),
+            made.method.model.encode(federation.examples(position).take(np.arange(size))),
         )
         for position, (user, size) in enumerate(zip(federation.users, SIZES, strict=False))
     ]
@@ -84,7 +84,7 @@ def make(name):
 def tensors(outcome):
     update = outcome.update
     rows = [one for found in update.keyed.values() for one in (found.index, found.values, found.weight)]
-    steps = [] if update.elected is None else list(update.elected.steps.values())
+    steps = [*update.statistics.values(), *(one.value for one in update.best.values())]
     kept = [value for private in outcome.private.values() for value in private.values()]
     return [*update.federated.values(), *rows, *steps, *kept]
 
@@ -128,8 +128,8 @@ def test_clipped_gradients_elsewhere():
 @pytest.mark.parametrize("optimizer", [Sgd(0.1, momentum=0.9, weight_decay=0.1), Adam(0.1), AdamW(0.1)])
 def test_every_optimizer_elsewhere(optimizer):
     made, clients = make("furl")
-    phase = Phase(trains={"*": optimizer}, batch=3, steps=2, clip_norm=0.1, proximal=0.1)
-    made = replace(made, method=replace(made.method, phases=(phase,)))
+    phase = Phase(trains={"*": optimizer}, batch=3, steps=2, clip_norm=0.1, mu=0.1)
+    made = replace(made, method=replace(made.method, local=replace(made.method.local, phases=(phase,))))
     start = made.start().broadcast()
     with elsewhere():
         found = CohortEngine(made, 0, workers=0, device="meta").work(start, clients)
@@ -153,9 +153,9 @@ def test_a_tensor_that_stayed_on_the_cpu_is_noticed_in_training(engine):
     kept = torch.ones(8)  # on the CPU
 
     def loss(predict, parameters, batch):
-        return made.method.loss(lambda *given: predict(*given) * kept, parameters, batch)
+        return made.method.local.loss(lambda *given: predict(*given) * kept, parameters, batch)
 
-    wrong = replace(made, method=replace(made.method, loss=loss))
+    wrong = replace(made, method=replace(made.method, local=replace(made.method.local, loss=loss)))
     engine(wrong).work(made.start().broadcast(), clients)  # here nothing is wrong
     with elsewhere(), pytest.raises(TwoDevicesError, match=r"aten.mul.Tensor: .*\(8,\)\] on the CPU"):
         engine(wrong, device="meta").work(made.start().broadcast(), clients)
@@ -206,13 +206,15 @@ def test_the_summed_gradient_of_fake_tensors(name, apart):
 
 def test_fake_tensors_of_two_devices_are_noticed():
     made, clients = make("fedembed")
-    last = made.method.phases[-1]
+    last = made.method.local.phases[-1]
     kept = torch.ones(5)
 
     def loss(predict, parameters, batch):
-        return made.method.loss(predict, parameters, batch) * kept
+        return made.method.local.loss(predict, parameters, batch) * kept
 
-    wrong = replace(made, method=replace(made.method, phases=(replace(last, loss=loss),)))
+    wrong = replace(
+        made, method=replace(made.method, local=replace(made.method.local, phases=(replace(last, loss=loss),)))
+    )
     with pytest.raises(RuntimeError, match=r"(?i)device"):
         fake_gradients(wrong, clients, apart=False)
 
@@ -220,7 +222,7 @@ def test_fake_tensors_of_two_devices_are_noticed():
 @pytest.mark.parametrize("optimizer", [Sgd(0.1, momentum=0.9, weight_decay=0.1), Adam(0.1), AdamW(0.1)])
 @pytest.mark.parametrize("stacked", [False, True])
 def test_a_step_of_fake_tensors(optimizer, stacked):
-    phase = Phase(trains={"*": optimizer}, batch=1, steps=1, proximal=0.1, clip_norm=1.0)
+    phase = Phase(trains={"*": optimizer}, batch=1, steps=1, mu=0.1, clip_norm=1.0)
     with FakeTensorMode():
         anchor = {"w": torch.zeros(3, 4, device="meta")}
         steps = LocalStep(phase, {"w": optimizer}, frozenset(["w"]), anchor, stacked=stacked)

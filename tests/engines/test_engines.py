@@ -27,9 +27,9 @@ def differences(one, other):
         {"users": "private"},
         {"users": "table"},
         {"users": "none"},
-        {"proximal": 1.0, "local_epochs": 2},
-        {"user_rate": 0.0},
-        {"rate": 0.0},
+        {"mu": 1.0, "local_epochs": 2},
+        {"user_lr": 0.0},
+        {"lr": 0.0},
     ],
 )
 def test_stacked_equals_loop(settings):
@@ -38,8 +38,8 @@ def test_stacked_equals_loop(settings):
     slow = LoopEngine(made, 0).work(broadcast, clients(made))
     fast = CohortEngine(made, 0, workers=0).work(broadcast, clients(made))
     assert differences(slow, fast) < 1e-4  # the update is weighted by examples: sums of about 100
-    assert slow.update.statistics["loss"] == pytest.approx(fast.update.statistics["loss"], rel=1e-5)
-    assert slow.update.statistics["examples"] == fast.update.statistics["examples"]
+    assert slow.update.metrics["loss"] == pytest.approx(fast.update.metrics["loss"], rel=1e-5)
+    assert slow.update.metrics["examples"] == fast.update.metrics["examples"]
     assert (slow.update.weight, slow.update.clients) == (fast.update.weight, fast.update.clients)
 
 
@@ -122,7 +122,7 @@ def test_phases_that_train_nothing_else():
 
     made = built()
     phase = Phase(trains={"output.*": Adam(0.01)}, batch=4, steps=3)
-    made = replace(made, method=replace(made.method, phases=(phase,)))
+    made = replace(made, method=replace(made.method, local=replace(made.method.local, phases=(phase,))))
     broadcast = made.start().broadcast()
     slow = LoopEngine(made, 0).work(broadcast, clients(made))
     fast = CohortEngine(made, 0, workers=0).work(broadcast, clients(made))
@@ -173,9 +173,9 @@ def test_a_clients_update_by_hand():
     (client,) = clients(made, [2])
     data = {name: column[:3] for name, column in client.data.items()}
     trained = {name: value + 0.5 for name, value in {**start.federated, **start.keyed}.items()}
-    statistics = {"loss": 6.0, "examples": 3.0}
-    update = client_update(made, start, Client("ann", {}, data), trained=trained, statistics=statistics)
-    assert (update.weight, update.clients, update.statistics) == (3.0, 1, statistics)
+    metrics = {"loss": 6.0, "examples": 3.0}
+    update = client_update(made, start, Client("ann", {}, data), trained=trained, metrics=metrics, seed=0)
+    assert (update.weight, update.clients, update.metrics) == (3.0, 1, metrics)
     assert torch.allclose(update.federated["output.bias"], torch.full((8,), 1.5))
     rows = update.keyed["user.table"]
     assert (rows.index.tolist(), rows.weight.tolist()) == ([2], [3.0])

@@ -21,14 +21,15 @@ OPTIMIZERS = {
     "sgd": Sgd(0.1),
     "momentum": Sgd(0.05, momentum=0.9),
     "sgd decay": Sgd(0.1, momentum=0.5, weight_decay=0.1),
-    "adam": Adam(0.01, epsilon=1e-4),
-    "adam decay": Adam(0.01, epsilon=1e-4, weight_decay=0.3),
-    "adamw": AdamW(0.01, epsilon=1e-4, weight_decay=0.5),
+    "adam": Adam(0.01, eps=1e-4),
+    "adam decay": Adam(0.01, eps=1e-4, weight_decay=0.3),
+    "adamw": AdamW(0.01, eps=1e-4, weight_decay=0.5),
 }
 
 
 def phases(made, *some):
-    return replace(made, method=replace(made.method, phases=some, personalize=GradientSteps(some)))
+    local = replace(made.method.local, phases=some)
+    return replace(made, method=replace(made.method, local=local, personalize=GradientSteps(some)))
 
 
 class Unstackable(DocumentModel):
@@ -64,15 +65,15 @@ BY_HAND = {
     "sgd with momentum and decay": (Sgd(0.1, momentum=0.9, weight_decay=0.5), [1.6, 1.06]),
     # the first step is the rate, whatever the gradient;
     # then m = 0.5 * 1.5 + 0.5 * 1 = 1.25, over 0.75; v = 0.5 * 4.5 + 0.5 * 1 = 2.75, over 0.75
-    "adam": (Adam(0.1, beta1=0.5, beta2=0.5, epsilon=0.0), [1.9, 1.9 - 0.1 * (1.25 / 0.75) / (2.75 / 0.75) ** 0.5]),
+    "adam": (Adam(0.1, beta1=0.5, beta2=0.5, eps=0.0), [1.9, 1.9 - 0.1 * (1.25 / 0.75) / (2.75 / 0.75) ** 0.5]),
     # 3 + 0.5 * 2 = 4, and 1 + 0.5 * 1.9 = 1.95: m = 0.5 * 2 + 0.975, v = 0.5 * 8 + 0.5 * 1.95^2
     "adam with decay": (
-        Adam(0.1, beta1=0.5, beta2=0.5, epsilon=0.0, weight_decay=0.5),
+        Adam(0.1, beta1=0.5, beta2=0.5, eps=0.0, weight_decay=0.5),
         [1.9, 1.9 - 0.1 * (1.975 / 0.75) / ((4 + 0.5 * 1.95**2) / 0.75) ** 0.5],
     ),
     # 2 * (1 - 0.1 * 0.5) = 1.9, less 0.1
     "adamw": (
-        AdamW(0.1, beta1=0.5, beta2=0.5, epsilon=0.0, weight_decay=0.5),
+        AdamW(0.1, beta1=0.5, beta2=0.5, eps=0.0, weight_decay=0.5),
         [1.8, 1.8 * 0.95 - 0.1 * (1.25 / 0.75) / (2.75 / 0.75) ** 0.5],
     ),
 }
@@ -110,7 +111,7 @@ def test_the_norm_is_over_all_parameters_of_a_client_and_each_clients_own():
 
 def test_fedprox_pulls_before_the_gradient_is_clipped():
     """w = 5 with its anchor at 1 and mu = 1: 3 + 4 = 7, clipped to 2. Clipped before the pull it would be 2 + 4."""
-    phase = Phase(trains={"w": Sgd(1.0)}, batch=1, steps=1, proximal=1.0, clip_norm=2.0)
+    phase = Phase(trains={"w": Sgd(1.0)}, batch=1, steps=1, mu=1.0, clip_norm=2.0)
     steps = LocalStep(phase, {"w": Sgd(1.0)}, frozenset(["w"]), {"w": torch.tensor([[1.0]])}, stacked=True)
     values = {"w": torch.tensor([[5.0]])}
     steps.take(values, {"w": torch.tensor([[3.0]])}, active=1)
@@ -119,7 +120,7 @@ def test_fedprox_pulls_before_the_gradient_is_clipped():
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan")])
 def test_a_norm_to_clip_to_is_above_zero(wrong):
-    with pytest.raises(MethodError, match="clip_norm is above 0"):
+    with pytest.raises(MethodError, match="clip_norm must be above 0"):
         Phase(trains={"*": Sgd(0.1)}, batch=1, steps=1, clip_norm=wrong)
 
 
@@ -130,7 +131,7 @@ def test_a_norm_to_clip_to_is_above_zero(wrong):
 @pytest.mark.parametrize("clip_norm", [None, 0.2])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_engines_agree(optimizer, clip_norm, path):
-    phase = Phase(trains={"*": optimizer}, batch=4, epochs=1, proximal=0.5, clip_norm=clip_norm)
+    phase = Phase(trains={"*": optimizer}, batch=4, epochs=1, mu=0.5, clip_norm=clip_norm)
     made = phases(built(users="table"), phase)
     start = made.start().broadcast()
     everybody = clients(made, [0, 5, 8])
@@ -155,7 +156,7 @@ def test_clipping_changes_the_round():
 
 
 def test_an_optimizer_starts_afresh_in_every_phase():
-    phase = Phase(trains={"*": Adam(0.01, epsilon=1e-4)}, batch=4, steps=2)
+    phase = Phase(trains={"*": Adam(0.01, eps=1e-4)}, batch=4, steps=2)
     made = phases(built(), phase, phase)
     start, everybody = made.start().broadcast(), clients(made, [0, 1])
     agree(LoopEngine(made, 0).work(start, everybody), CohortEngine(made, 0, workers=0).work(start, everybody))
@@ -178,8 +179,8 @@ def test_rows_that_a_client_never_uses_are_left_out_unless_they_decay():
         (Sgd(1.0), {}, True),
         (Sgd(1.0, momentum=0.9), {}, False),
         (Sgd(1.0, weight_decay=0.1), {}, False),
-        (Adam(0.01, epsilon=1e-3), {}, False),
-        (AdamW(0.01, epsilon=1e-3), {}, False),
+        (Adam(0.01, eps=1e-3), {}, False),
+        (AdamW(0.01, eps=1e-3), {}, False),
         (Sgd(1.0), {"clip_norm": 1.0}, False),
         (Sgd(1.0), {"batch": 3}, False),
         (Sgd(1.0), {"steps": 2}, False),

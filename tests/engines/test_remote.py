@@ -59,10 +59,10 @@ while True:
 ROUNDS = 3
 LABELS = {"source": "dialects", "corpus": {"users": 12, "examples": 10}}
 IMAGES = {"source": "digits", "corpus": {"users": 20}}
-PFED = {f"inner.{name}": value for name, value in SMALL.items()}
+PFED = {f"base_settings.{name}": value for name, value in SMALL.items()}
 METHODS = {
     "furl": ("furl", LABELS, SMALL),
-    "furl, share of a step": ("furl", LABELS, {**SMALL, "keeps": "share"}),
+    "furl, share of a step": ("furl", LABELS, {**SMALL, "private_update": "share"}),
     "furl, table": ("furl", LABELS, {**SMALL, "users": "table"}),
     "fedavg": ("fedavg", LABELS, {name: value for name, value in SMALL.items() if name != "user_dim"}),
     "central": ("central", LABELS, SMALL),
@@ -120,7 +120,7 @@ def settings_of(case, texts):
     run = {"rounds": ROUNDS, "cohort": 4, "withheld": 0.2, "workers": 0, "engine": "cohort"}
     if data is None:
         data, base = texts
-        run |= {"withheld": 0.3, "cohort": 2, "base": base}
+        run |= {"withheld": 0.3, "cohort": 2, "base_model": base}
     return method, data, {**run, **values}
 
 

@@ -26,7 +26,7 @@ from homespun.system.method_loading import load_method
 from homespun.system.trust import named_by_user
 
 FILE = str(Path(__file__).parent / "dropout_method.py")
-PATHS = ["stacked", "alone", "summed"]
+PATHS = ["stacked", "sequential", "single step"]
 
 
 @named_by_user()
@@ -39,7 +39,7 @@ def make_clients(made, positions=(0, 3, 4, 8)):
         Client(
             FEDERATION.users[position],
             made.new_private(FEDERATION.users[position], seed=0),
-            made.method.encode(FEDERATION.examples(position)),
+            made.method.model.encode(FEDERATION.examples(position)),
         )
         for position in positions
     ]
@@ -64,7 +64,7 @@ CLIPS = Transforms((DpMechanism(Clip({"*": 0.5})),))
 def test_engines_draw_the_same_masks(path, chain):
     made = make(path=path)
     start, everybody = made.start().broadcast(), make_clients(made)
-    assert can_be_summed(made, everybody) is (path == "summed")
+    assert can_be_summed(made, everybody) is (path == "single step")
     slow = LoopEngine(made, 0, chain).work(start, everybody)
     fast = CohortEngine(made, 0, workers=0, transforms=chain).work(start, everybody)
     assert difference(slow, fast) < 1e-4
@@ -72,7 +72,7 @@ def test_engines_draw_the_same_masks(path, chain):
     assert difference(slow, without) > 0.01  # else nothing was dropped
 
 
-@pytest.mark.parametrize("path", ["stacked", "alone"])
+@pytest.mark.parametrize("path", ["stacked", "sequential"])
 def test_engines_draw_the_same_masks_at_home(path):
     made = make(path=path)
     start, everybody = made.start().broadcast(), make_clients(made)
@@ -86,7 +86,7 @@ def test_engines_draw_the_same_masks_at_home(path):
 
 def test_a_cohort_of_one_gradient_goes_the_summed_way(monkeypatch):
     monkeypatch.setattr(summed, "work_together", None)
-    made = make(path="summed")
+    made = make(path="single step")
     CohortEngine(made, 0, workers=0).work(made.start().broadcast(), make_clients(made))
 
 
@@ -96,10 +96,10 @@ def keys_of(engine, made, *, round=0, position=0):
 
     def loss(predict, parameters, batch):
         met.append(batch["key"].flatten().tolist())
-        return made.method.loss(predict, parameters, batch)
+        return made.method.local.loss(predict, parameters, batch)
 
-    phases = tuple(replace(phase, loss=loss) for phase in made.method.phases)
-    watched = replace(made, method=replace(made.method, phases=phases))
+    phases = tuple(replace(phase, loss=loss) for phase in made.method.local.phases)
+    watched = replace(made, method=replace(made.method, local=replace(made.method.local, phases=phases)))
     engine(watched).work(replace(made.start().broadcast(), round=round), make_clients(made, [position]))
     return met
 
@@ -112,7 +112,7 @@ def test_every_step_round_user_and_seed_has_keys_of_its_own(path, engine):
     """Client 0 has 18 examples: 3 steps on all of them, then 5 steps on 4, 4, 4, 4 and 2, or one step on all."""
     made = make(path=path)
     first = keys_of(engine, made)
-    assert [len(keys) for keys in first] == ([18, 18, 18, 18] if path == "summed" else [18, 18, 18, 4, 4, 4, 4, 2])
+    assert [len(keys) for keys in first] == ([18, 18, 18, 18] if path == "single step" else [18, 18, 18, 4, 4, 4, 4, 2])
     another_seed = lambda made: replace(engine(made), seed=1)  # noqa: E731
     others = [keys_of(engine, made, round=1), keys_of(engine, made, position=3), keys_of(another_seed, made)]
     every = [key for keys in (first, *others) for step in keys for key in step]
@@ -131,7 +131,7 @@ def test_predictions_have_no_key_and_are_the_same_twice():
 
 def test_the_column_of_keys_cannot_name_rows():
     made = make()
-    wrong = replace(made.method, keys={"user.table": "key"})
+    wrong = replace(made.method, model=replace(made.method.model, keys={"user.table": "key"}))
     with pytest.raises(MethodError, match="the column 'key' is that of random draws"):
         build(wrong, seed=0)
 

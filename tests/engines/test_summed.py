@@ -23,7 +23,7 @@ DIGIT, SPEECH = (28, 28), (200, 375)
 CHAINS = {
     "as it is": NO_TRANSFORMS,
     "clipped": Transforms((DpMechanism(Clip({"*": 0.5})),)),
-    "in groups": Transforms((DpMechanism(Clip({"encoder.*": 0.3, "*": 5.0}, statistics=1.0)),)),
+    "in groups": Transforms((DpMechanism(Clip({"encoder.*": 0.3, "*": 5.0}, metrics=1.0)),)),
 }
 
 
@@ -76,7 +76,7 @@ def test_summed_equals_loop(assignment, chain):
     slow = LoopEngine(made, 0, chain).work(start, everybody)
     fast = CohortEngine(made, 0, workers=0, transforms=chain).work(start, everybody)
     assert max(differences(slow, fast).values()) < 2e-5
-    assert slow.update.statistics == pytest.approx(fast.update.statistics, rel=1e-5)
+    assert slow.update.metrics == pytest.approx(fast.update.metrics, rel=1e-5)
     assert (slow.update.weight, slow.update.clients) == (fast.update.weight, fast.update.clients)
 
 

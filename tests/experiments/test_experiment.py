@@ -247,7 +247,7 @@ def utterances(path):
 def test_a_language_model_from_training_to_report(tmp_path):
     data = utterances(tmp_path / "u.jsonl")
     settings = {
-        "base": str(write_gpt2(tmp_path / "base")), "rounds": 1, "length": 8, "local_steps": 1,
+        "base_model": str(write_gpt2(tmp_path / "base")), "rounds": 1, "length": 8, "local_steps": 1,
         "personalize_steps": 1, "workers": 0, "withheld": 1 / 3,
     }  # fmt: skip
     with prepare("fedperc", data.load(), folder=tmp_path / "run", settings=settings) as run:

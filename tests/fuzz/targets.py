@@ -12,7 +12,7 @@ from mutations import Mutation, mutate_json_text, mutate_lines, mutate_message, 
 from homespun.core import tree
 from homespun.core.intake import Intake
 from homespun.core.messages import (
-    Elected,
+    Candidate,
     Rows,
     ServerState,
     Update,
@@ -58,21 +58,23 @@ class Target:
 
 def wire_targets() -> dict[str, Target]:
     """Messages between server and clients, and the tensors in them."""
-    state = ServerState(5, {"w": torch.ones(2)}, {"t": torch.zeros(3, 1)}, {"federated.first.w": torch.ones(2)})
+    moments, server = {"federated.first.w": torch.ones(2)}, {"m": torch.ones(2)}
+    state = ServerState(5, {"w": torch.ones(2)}, {"t": torch.zeros(3, 1)}, moments, server)
     rows = Rows(torch.tensor([0, 2]), torch.ones(2, 1), torch.full((2,), 3.0, dtype=torch.float64))
-    update = Update(5, {"w": torch.ones(2)}, {"t": rows}, {"loss": 0.5}, weight=3.0, clients=1)
-    elected = Update(5, {"w": torch.ones(2)}, {}, {}, 1.0, 1, elected=Elected(-1.0, {"w": torch.ones(2)}))
+    update = Update(5, {"w": torch.ones(2)}, {"t": rows}, {"loss": 0.5, "examples": 3.0}, weight=3.0, clients=1)
+    candidate = {"m": Candidate(-1.0, torch.ones(2))}
+    disclosed = Update(5, {"w": torch.ones(2)}, {}, {}, 1.0, 1, {"m": torch.ones(2)}, candidate)
     none = Rows(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 1), torch.zeros(0, dtype=torch.float64))
-    nobody = Update(5, {"w": torch.zeros(2)}, {"t": none}, {"loss": 0.0}, weight=0.0, clients=0)
+    nobody = Update(5, {"w": torch.zeros(2)}, {"t": none}, {"loss": 0.0, "examples": 0.0}, weight=0.0, clients=0)
 
     def take(data):
         """As a server does: refused with a reason, or added."""
-        return Intake(state.broadcast(), ["loss"], nobody).take("ann", update_from_bytes(data))
+        return Intake(state.broadcast(), nobody).take("ann", update_from_bytes(data))
 
     plain = {"a": torch.ones(2, 2), "b": torch.tensor([1, 2]), "c": torch.tensor(0.5, dtype=torch.float64)}
     return {
         "broadcast": Target(broadcast_from_bytes, (broadcast_to_bytes(state.broadcast()),), mutate_message),
-        "update": Target(take, (update_to_bytes(update), update_to_bytes(elected)), mutate_message),
+        "update": Target(take, (update_to_bytes(update), update_to_bytes(disclosed)), mutate_message),
         "state": Target(state_from_bytes, (state_to_bytes(state),), mutate_message),
         "tensors": Target(tree.from_bytes, (tree.to_bytes(plain), tree.to_bytes({})), mutate_tensors),
     }
@@ -84,7 +86,7 @@ def reply_targets() -> dict[str, Target]:
     for users in ("private", "table"):
         built = build(load_method("furl", {**SMALL, **SIZES, "users": users}, Task(classes=8, population=6)), seed=0)
         clients = [
-            Client(user, built.new_private(user, seed=0), built.method.encode(people.examples(place)))
+            Client(user, built.new_private(user, seed=0), built.method.model.encode(people.examples(place)))
             for place, user in enumerate(people.users[:3])
         ]
         start, engine = built.start().broadcast(), LoopEngine(built, 0)

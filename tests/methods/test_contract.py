@@ -78,8 +78,9 @@ Settings = furl.Settings
 
 def method(settings, task):
     made = replace(furl.method(settings, task), name="own")
+    model, local = made.model, made.local
     {change}
-    return made
+    return replace(made, model=model, local=local)
 """
 
 
@@ -97,16 +98,25 @@ def test_a_method_in_a_file_of_ones_own(tmp_path):
     ("change", "broken"),
     [
         # a loss that draws from the global generator
-        ("made = replace(made, loss=lambda p, w, b: furl.loss(p, w, b) * (1 + torch.rand(())))", "repeat"),
+        (
+            "local = replace(local, loss=lambda *a: furl.loss(*a) * (1 + torch.rand(())))",
+            "repeat",
+        ),
         # a loss that mixes the clients of a stack
-        ("made = replace(made, loss=lambda p, w, b: furl.loss(p, w, b) + w['output.bias'].sum())", "engines"),
+        (
+            "local = replace(local, loss=lambda *a: furl.loss(*a) + a[1]['output.bias'].sum())",
+            "engines",
+        ),
         # a server rule that forgets what it knew
         (
             "made = replace(made, server=lambda s, u: replace(s, round=s.round + 1, federated=u.federated))",
             "zero rates",
         ),
         # a weight that is not the number of examples would be legal; one that is not a constant is not
-        ("made = replace(made, weight=lambda n: float(torch.rand(())) + 1)", "repeat"),
+        (
+            "local = replace(local, client_weight=lambda n: float(torch.rand(())) + 1)",
+            "repeat",
+        ),
     ],
 )
 def test_the_check_notices(tmp_path, change, broken):
@@ -115,13 +125,13 @@ def test_the_check_notices(tmp_path, change, broken):
 
 
 def test_a_private_parameter_called_federated_is_noticed(tmp_path):
-    change = "made = replace(made, rules=[('user.*', Role.FEDERATED), *made.rules[1:]])"
+    change = "model = replace(model, roles=[('user.*', Role.FEDERATED), *model.roles[1:]])"
     with pytest.raises(MethodError, match=r"new_private made \['user.embedding'\], the rules say \[\]"):
         check_method(own(tmp_path, change))
 
 
 def test_a_rule_that_covers_nothing_is_found_when_the_method_is_built(tmp_path):
-    change = "made = replace(made, rules=[('usr.*', Role.PRIVATE), *made.rules])"
+    change = "model = replace(model, roles=[('usr.*', Role.PRIVATE), *model.roles])"
     made = load_method(own(tmp_path, change), {}, Task(classes=2))
     with pytest.raises(PartitionError, match=r"rule 'usr.\*' covers nothing"):
         build(made, seed=0)
@@ -130,8 +140,11 @@ def test_a_rule_that_covers_nothing_is_found_when_the_method_is_built(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("made = replace(made, phases=(Phase(trains={'usr.*': Sgd(0.1)}, batch=1, epochs=1),))", "covers no parameter"),
-        ("made = replace(made, keys={'user.table': 'author'})", "keys name"),
+        (
+            "local = replace(local, phases=(Phase(trains={'usr.*': Sgd(0.1)}, batch=1, epochs=1),))",
+            "covers no parameter",
+        ),
+        ("model = replace(model, keys={'user.table': 'author'})", "keys name"),
     ],
 )
 def test_contradictions_are_found_before_training(tmp_path, change, message):

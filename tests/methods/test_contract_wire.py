@@ -16,7 +16,7 @@ from torch import nn
 
 from homespun.core.personalize import GradientSteps
 from homespun.evaluation.classification import LabelScoring
-from homespun.core.method import Method, Phase, Sgd
+from homespun.core.method import LocalTraining, Method, ModelSpec, Phase, Sgd
 from homespun.core.roles import Role
 from homespun.core.server import FedAvg
 from homespun.core.settings import Settings as Base
@@ -45,13 +45,14 @@ def server(state, update):
 def method(settings, task):
     return Method(
         name="biased", version=1, settings=settings, task=task,
-        build=lambda: Biased(settings.length, task.classes),
-        rules=[("bias", Role.PRIVATE), ("net.*", Role.FEDERATED)],
-        encode=lambda examples: furl.encode(examples, length=settings.length),
-        loss=furl.loss,
-        phases=(Phase(trains={{"*": Sgd(0.1)}}, batch=8, epochs=1),),
+        model=ModelSpec(
+            build=lambda: Biased(settings.length, task.classes),
+            roles=[("bias", Role.PRIVATE), ("net.*", Role.FEDERATED)],
+            encode=lambda examples: furl.encode(examples, length=settings.length),
+            new_private=lambda generator, _: {{"bias": torch.randn(task.classes, generator=generator)}},
+        ),
+        local=LocalTraining(furl.loss, phases=(Phase(trains={{"*": Sgd(0.1)}}, batch=8, epochs=1),)),
         personalize=GradientSteps((Phase(trains={{"bias": Sgd(0.1)}}, batch=8, epochs=1),)),
-        new_private=lambda generator, _: {{"bias": torch.randn(task.classes, generator=generator)}},
         server=server, scoring=LabelScoring(task.classes),
     )
 """

@@ -10,7 +10,7 @@ from minisom import MiniSom
 from torch.nn import functional
 
 from homespun.core.errors import MessageError, SettingsError
-from homespun.core.messages import Elected, Rows, ServerState, Update, update_from_bytes, update_to_bytes
+from homespun.core.messages import Candidate, Rows, ServerState, Update, update_from_bytes, update_to_bytes
 from homespun.core.method import Task, build
 from homespun.core.roles import Role
 from homespun.core.server import FedAvg
@@ -19,7 +19,7 @@ from homespun.engines.client import Client
 from homespun.engines.cohort import CohortEngine
 from homespun.engines.loop import LoopEngine, train_client
 from homespun.methods import fedembed
-from homespun.models.som import MapServer, map_step
+from homespun.models.som import SomRule, map_step, som_statistics
 from homespun.runs.open_run import open_run, task_of
 from homespun.runs.settings import RunSettings
 from homespun.runs.training import prepare, train
@@ -37,7 +37,7 @@ def made(federation, seed=3, **settings):
 
 def client(built, federation, position=0, rows=slice(None)):
     user = federation.users[position]
-    data = {name: column[rows] for name, column in built.method.encode(federation.examples(position)).items()}
+    data = {name: column[rows] for name, column in built.method.model.encode(federation.examples(position)).items()}
     return Client(user, private=built.new_private(user, seed=3), data=data)
 
 
@@ -110,7 +110,7 @@ def literal_algorithm_1(built, broadcast, somebody, *, rate):
         leaves = {
             name: value.clone().requires_grad_() for name, value in {**shared, "user.embedding": embedding}.items()
         }
-        losses = built.method.loss(
+        losses = built.method.local.loss(
             lambda given, some: torch.func.functional_call(built.model, dict(given), (some,)), leaves, batch
         )
         losses.sum().backward()
@@ -123,7 +123,7 @@ def literal_algorithm_1(built, broadcast, somebody, *, rate):
 @pytest.mark.parametrize(("rows", "rate"), [(slice(0, 1), 0.01), (slice(0, 12), 0.0)])
 def test_one_step_a_round_is_algorithm_1_where_the_two_can_be_compared(federation, rows, rate):
     """With one sample they are the same; with many, as long as the embedding stands still in between."""
-    built = made(federation, assignment="type", embedding_rate=rate)
+    built = made(federation, assignment="type", embedding_lr=rate)
     somebody, start = client(built, federation, rows=rows), built.start().broadcast()
     trained, _ = train_client(built, start, somebody, work="phases", seed=0)
     totals, embedding = literal_algorithm_1(built, start, somebody, rate=rate)
@@ -146,7 +146,7 @@ def test_with_one_head_alone_only_its_gradient_moves_the_embedding(federation, t
     def predict(parameters, batch):
         return torch.func.functional_call(built.model, dict(parameters), (batch,))
 
-    built.method.loss(predict, {**given, "user.embedding": embedding}, data).mean().backward()
+    built.method.local.loss(predict, {**given, "user.embedding": embedding}, data).mean().backward()
     alone = somebody.private["user.embedding"].clone().requires_grad_()
     output = predict({**given, "user.embedding": alone}, data)
     functional.cross_entropy(output[:, logits], data["label"]).backward()
@@ -205,7 +205,7 @@ def test_a_map_step_is_minisoms():
     oracle = MiniSom(1, 5, 6, sigma=0.8, learning_rate=0.4)
     oracle._weights = nodes.reshape(1, 5, 6).astype(float).copy()
     oracle.update(embedding, oracle.winner(embedding), 0, 1000)
-    step = map_step(torch.tensor(embedding), torch.tensor(nodes), radius=torch.tensor(0.8), rate=0.4)
+    step = map_step(torch.tensor(embedding), torch.tensor(nodes), radius=torch.tensor(0.8), lr=0.4)
     np.testing.assert_allclose(nodes + step.numpy(), oracle.get_weights()[0], atol=1e-6)
 
 
@@ -217,25 +217,27 @@ def map_state(*, round=4):
         "places.radius": torch.tensor(1.0),
     }
     heads = {"heads.weight": torch.tensor([[1.0], [2.0], [3.0]])}
-    return ServerState(round, places, heads)
+    return ServerState(round, {}, heads, server=places)
 
 
-def map_update(state, overlap, elected=None, step=0.0):
-    federated = {name: torch.zeros_like(value) for name, value in state.federated.items()}
-    federated |= {"places.overlap": torch.tensor(overlap), "places.next": torch.full((3, 2), step)}
+def map_update(state, overlap, best=None, step=0.0):
+    statistics = {"places.overlap": torch.tensor(overlap), "places.next": torch.full((3, 2), step)}
+    if best is not None:
+        del statistics["places.next"]
     nothing = Rows(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 1), torch.zeros(0, dtype=torch.float64))
-    return Update(state.round, federated, {"heads.weight": nothing}, {}, weight=6.0, clients=6, elected=elected)
+    candidates = {"places.next": best} if best is not None else {}
+    return Update(state.round, {}, {"heads.weight": nothing}, {}, 6.0, 6, statistics, candidates)
 
 
 def test_heads_are_carried_over_by_greatest_overlap():
     """Of new cluster 0 most came from old 2, of new 1 from old 0, and nobody came to new 2."""
     overlap = [[1.0, 2.0, 0.0], [0.0, 0.0, 0.0], [3.0, 0.0, 0.0]]
     state = map_state(round=4)
-    after = MapServer(FedAvg(), every=5, radius=1.0, halves=10)(state, map_update(state, overlap))
+    after = SomRule(FedAvg(), every=5, radius=1.0, halves=10)(state, map_update(state, overlap))
     assert after.keyed["heads.weight"].flatten().tolist() == [3.0, 1.0, 3.0]
-    assert torch.equal(after.federated["places.map"], state.federated["places.next"])
-    assert after.federated["places.overlap"].abs().max() == 0
-    assert after.federated["places.radius"] == pytest.approx(0.5**0.5)
+    assert torch.equal(after.server["places.map"], state.server["places.next"])
+    assert after.server["places.overlap"].abs().max() == 0
+    assert after.server["places.radius"] == pytest.approx(0.5**0.5)
 
 
 def test_noise_on_the_overlap_is_nobody():
@@ -243,31 +245,31 @@ def test_noise_on_the_overlap_is_nobody():
     overlap = [[0.0, 6.0, 0.0], [0.0, 0.0, 0.0], [7.0, 0.0, 5.0]]
     state = map_state(round=4)
     update = replace(map_update(state, overlap), noise={"places.overlap": 1.0})
-    after = MapServer(FedAvg(), every=5, radius=1.0, halves=10)(state, update)
+    after = SomRule(FedAvg(), every=5, radius=1.0, halves=10)(state, update)
     assert after.keyed["heads.weight"].flatten().tolist() == [3.0, 2.0, 3.0]
 
 
 def test_between_two_maps_overlaps_add_up_and_heads_stay():
     state = map_state(round=1)
-    server = MapServer(FedAvg(), every=5, radius=1.0, halves=10)
+    server = SomRule(FedAvg(), every=5, radius=1.0, halves=10)
     after = server(state, map_update(state, [[1.0, 0.0, 0.0]] * 3, step=6.0))
     after = server(after, map_update(after, [[1.0, 0.0, 0.0]] * 3))
-    assert after.federated["places.overlap"].tolist() == [[2.0, 0.0, 0.0]] * 3
+    assert after.server["places.overlap"].tolist() == [[2.0, 0.0, 0.0]] * 3
     assert torch.equal(after.keyed["heads.weight"], state.keyed["heads.weight"])
-    assert after.federated["places.next"].tolist() == [[2.0, 2.0]] * 3  # everybody's mean step
+    assert after.server["places.next"].tolist() == [[2.0, 2.0]] * 3  # everybody's mean step
 
 
 def test_the_best_scoring_step_is_the_one_that_is_applied():
     state = map_state(round=1)
     one, other = (
-        Elected(-2.0, {"places.next": torch.ones(3, 2)}),
-        Elected(-1.0, {"places.next": torch.full((3, 2), 7.0)}),
+        Candidate(-2.0, torch.ones(3, 2)),
+        Candidate(-1.0, torch.full((3, 2), 7.0)),
     )
     zero = [[0.0] * 3] * 3
-    total = map_update(state, zero, elected=one) + map_update(state, zero, elected=other) + map_update(state, zero)
-    assert update_from_bytes(update_to_bytes(total)).elected.score == -1.0
-    after = MapServer(FedAvg(), every=5, radius=1.0, halves=10)(state, total)
-    assert after.federated["places.next"].tolist() == [[8.0, 8.0]] * 3
+    total = map_update(state, zero, best=one) + map_update(state, zero, best=other)
+    assert update_from_bytes(update_to_bytes(total)).best["places.next"].score == -1.0
+    after = SomRule(FedAvg(), every=5, radius=1.0, halves=10)(state, total)
+    assert after.server["places.next"].tolist() == [[8.0, 8.0]] * 3
 
 
 def opened(folder, federation, **settings):
@@ -280,11 +282,11 @@ def opened(folder, federation, **settings):
 
 def test_prototypes_are_moved_by_the_servers_own_users_and_by_nobody_elses_update(tmp_path, federation):
     with opened(tmp_path / "run", federation) as run:
-        before = run.state.federated["places.prototypes"]
+        before = run.state.server["places.prototypes"]
         sent = run.trainer.work(run.state.broadcast(), clients_of(run, [0, 1, 2])).update
-        assert sent.federated["places.prototypes"].abs().max() == 0
+        assert "places.prototypes" not in {**sent.federated, **sent.statistics, **sent.best}
         run.step()
-        after = run.state.federated["places.prototypes"]
+        after = run.state.server["places.prototypes"]
         assert after.shape == before.shape and (after - before).abs().max(dim=1).values.min() > 0
         held = Client("prototype 3", {"user.embedding": before[3]}, run.server_users.examples[3])
     # what one of them learns is what anybody with these examples would
@@ -296,7 +298,7 @@ def test_prototypes_are_moved_by_the_servers_own_users_and_by_nobody_elses_updat
 def test_prototypes_whose_training_runs_away_are_an_error_and_nothing_is_told(tmp_path, federation):
     privacy = {"noise_multiplier": 1.0, "delta": 0.01, "insecure": True, "ledger": str(tmp_path / "ledger")}
     nobody = {"cohort": 1, "sampler": "poisson", "privacy": privacy}
-    with opened(tmp_path / "run", federation, triplet_rate=1e30, **nobody) as run:
+    with opened(tmp_path / "run", federation, triplet_lr=1e30, **nobody) as run:
         empty = next(round for round in range(50) if not run.schedule.cohorts.of(round))
         run.state = before = replace(run.state, round=empty)
         with pytest.raises(MessageError, match="updates of prototypical users were refused, because of NaN"):
@@ -383,24 +385,24 @@ def test_candidates_that_are_none_are_refused(federation):
     built = made(federation, assignment="som")
     start = built.start().broadcast()
     sent = LoopEngine(built, 0).work(start, [client(built, federation)]).update
-    declared = {"statistics": built.method.statistics, "elects": built.method.candidates}
+    declared = {"statistics": ["places.overlap"], "best": ["places.next"]}
     assert refusal(sent, start, **declared) is None
-    assert refusal(replace(sent, elected=None), start, **declared) is not None
+    step = sent.best["places.next"].value
     for wrong in (
-        Elected(float("nan"), sent.elected.steps),
-        Elected(5.0, sent.elected.steps),
-        Elected(-1.0, {}),
-        Elected(0.0, {"places.next": torch.zeros(1)}),
-        Elected(0.0, {"encoder": torch.zeros(1)}),
+        {},
+        {"places.next": Candidate(float("nan"), step)},
+        {"places.next": Candidate(5.0, step)},
+        {"places.next": Candidate(0.0, torch.zeros(1))},
+        {"places.map": Candidate(0.0, step)},
     ):
-        assert refusal(replace(sent, elected=wrong), start, **declared) is not None
+        assert refusal(replace(sent, best=wrong), start, **declared) is not None
 
 
 def test_the_radius_never_becomes_nothing():
     state = map_state(round=100_000)
-    after = MapServer(FedAvg(), every=7, radius=1.0, halves=1)(state, map_update(state, [[0.0] * 3] * 3))
-    assert float(after.federated["places.radius"]) == pytest.approx(0.05)
-    step = map_step(torch.ones(2), after.federated["places.next"], radius=after.federated["places.radius"], rate=0.5)
+    after = SomRule(FedAvg(), every=7, radius=1.0, halves=1)(state, map_update(state, [[0.0] * 3] * 3))
+    assert float(after.server["places.radius"]) == pytest.approx(0.05)
+    step = map_step(torch.ones(2), after.server["places.next"], radius=after.server["places.radius"], lr=0.5)
     assert bool(torch.isfinite(step).all())
 
 
@@ -412,7 +414,7 @@ def test_an_epoch_is_a_turn_where_everybody_uses_all_they_have(tmp_path, federat
 def test_carried_over_heads_take_their_moments_along():
     state = replace(map_state(), optimizer={"keyed.first.heads.weight": torch.tensor([[1.0], [2.0], [3.0]])})
     overlap = [[0.0, 2.0, 0.0], [0.0, 0.0, 0.0], [3.0, 0.0, 1.0]]
-    after = MapServer(FedAvg(), every=5, radius=1.0, halves=10)(state, map_update(state, overlap))
+    after = SomRule(FedAvg(), every=5, radius=1.0, halves=10)(state, map_update(state, overlap))
     assert after.optimizer["keyed.first.heads.weight"].flatten().tolist() == [3.0, 1.0, 3.0]
 
 
@@ -444,7 +446,7 @@ def test_a_model_that_says_no_numbers_is_not_judged():
             load_federation("digits", settings={"users": 20}),
             rounds=1,
             cohort=4,
-            server_rate=1e30,
+            server_lr=1e30,
             workers=0,
         ),
     ):
@@ -453,7 +455,7 @@ def test_a_model_that_says_no_numbers_is_not_judged():
 
 def test_a_servers_step_that_leaves_the_numbers_is_an_error_and_not_a_state():
     people = load_federation("digits", settings={"users": 20})
-    settings = {"rounds": 1, "cohort": 4, "server": "fedavg", "server_rate": 1e39, "workers": 0}
+    settings = {"rounds": 1, "cohort": 4, "server": "fedavg", "server_lr": 1e39, "workers": 0}
     with (
         prepare("preference", people, folder=None, settings=settings) as run,
         pytest.raises(MessageError, match="in the server's step"),
@@ -470,21 +472,19 @@ def on_a_map(embedding, *, old, new):
 
 
 def test_the_best_score_is_of_whoever_is_nearest_to_a_node():
-    near, far = (
-        fedembed.stand_for_election(on_a_map(embedding, old=[0.0, 9.0], new=[0.0, 9.0]), rate=0.5).score
-        for embedding in (8.0, 5.0)
-    )
+    best = som_statistics(lr=0.5, step="best")["places.next"]
+    near, far = (best.score(on_a_map(embedding, old=[0.0, 9.0], new=[0.0, 9.0])) for embedding in (8.0, 5.0))
     assert (near, far) == (-1.0, -4.0)
 
 
 def test_a_home_tells_its_place_on_the_old_map_first():
     seen = on_a_map(1.0, old=[5.0, 0.0, 9.0], new=[0.0, 5.0, 9.0])  # node 1 of the old map, node 0 of the new one
-    told = fedembed.tell_places(seen, torch.Generator(), rate=0.5, with_step=False)
-    assert told["places.overlap"].nonzero().tolist() == [[1, 0]]
+    overlap = som_statistics(lr=0.5, step="best")["places.overlap"]
+    assert overlap.compute(seen, torch.Generator()).nonzero().tolist() == [[1, 0]]
 
 
 def test_a_head_of_ones_own_is_trained_by_its_own_steps_and_nothing_else(federation):
-    built = made(federation, assignment="personal", own_steps=1, own_rate=0.5)
+    built = made(federation, assignment="personal", own_steps=1, own_lr=0.5)
     somebody, start = client(built, federation), built.start().broadcast()
     trained, _ = train_client(built, start, somebody, work="phases", seed=0)
     head = {name: somebody.private[name].clone().requires_grad_() for name in ("head.weight", "head.bias")}
@@ -498,13 +498,13 @@ def test_a_head_of_ones_own_is_trained_by_its_own_steps_and_nothing_else(federat
 
 def test_who_comes_later_goes_to_the_prototype_of_what_they_like(federation):
     """Far prototypes and no other step: only the triplet can have moved somebody to their own."""
-    built = made(federation, personalize_steps=1, embedding_rate=0.0, triplet_steps=50)
+    built = made(federation, personalize_steps=1, embedding_lr=0.0, triplet_steps=50)
     start = built.start().broadcast()
-    apart = replace(start, federated={**start.federated, "places.prototypes": 0.8 * torch.eye(10, 28)})
+    apart = replace(start, server={"places.prototypes": 0.8 * torch.eye(10, 28)})
     for position in (0, 7):
         somebody = client(built, federation, position)
         trained, _ = train_client(built, apart, somebody, work="personalize", seed=0)
-        distances = (trained["user.embedding"] - apart.federated["places.prototypes"]).norm(dim=1)
+        distances = (trained["user.embedding"] - apart.server["places.prototypes"]).norm(dim=1)
         assert int(distances.argmin()) == int(federation.group(position)) and distances.min() < 0.5
 
 
@@ -533,10 +533,11 @@ def test_the_k_way_head_is_to_say_the_kind_of_the_sample(federation):
 def test_a_step_that_is_up_for_election_is_among_the_bytes(tmp_path, federation):
     with opened(tmp_path / "run", federation, assignment="som", cohort=3, rounds=1) as run:
         record = run.step()
-        step = run.state.federated["places.next"].nbytes
-    assert record.up_bytes["statistics"] == 3 * (8 * 3 + step + 8)  # weight, loss, examples; the step; its score
+        step, overlap = (run.state.server[f"places.{name}"].nbytes for name in ("next", "overlap"))
+    # weight, loss, examples; the step; its score; the counts
+    assert record.up_bytes["statistics"] == 3 * (8 * 3 + step + 8 + overlap)
 
 
 def test_heads_are_nobodys_to_count_where_everybody_has_their_own(federation):
-    with pytest.raises(SettingsError, match="everybody has a head of their own"):
+    with pytest.raises(SettingsError, match="each user has a head"):
         made(federation, assignment="personal", heads=5)

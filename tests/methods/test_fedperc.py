@@ -38,13 +38,13 @@ def llama(tmp_path_factory):
 
 
 def made(base, method="fedperc", contexts=3, **settings):
-    small = {"base": base, "length": 12, "local_steps": 2, "batch": 3, "rate": 0.01}
+    small = {"base_model": base, "length": 12, "local_steps": 2, "batch": 3, "lr": 0.01}
     more = {"personalize_steps": 2} if method == "fedperc" else {}
     return build(load_method(method, {**small, **more, **settings}, Task(contexts=contexts)), seed=0)
 
 
 def home(built, user="ada", examples=EXAMPLES, **private):
-    data = built.method.encode(examples)
+    data = built.method.model.encode(examples)
     return Client(user, private={**built.new_private(user, seed=0), **private}, data=data)
 
 
@@ -76,7 +76,7 @@ def test_the_generators_begin_there_too_with_and_without_evidence(gpt2):
     outcome = LoopEngine(built, 0).work(broadcast, [client], work="personalize")
     later = Client("ada", private=outcome.private["ada"], data=client.data)
     torch.testing.assert_close(predict_client(built, broadcast, later), expected, rtol=1e-5, atol=1e-5)
-    trained = built.method.loss(
+    trained = built.method.local.loss(
         lambda given, batch: model_output(built, given, batch), built.parameters(broadcast, client.private), client.data
     )
     torch.testing.assert_close(trained, expected.sum(1) / client.data["length"], rtol=1e-5, atol=1e-5)
@@ -136,25 +136,26 @@ def test_somebody_new_begins_where_the_prior_is(gpt2):
 
 def test_the_noisy_average_is_told_only_if_asked_for_and_clipped(gpt2):
     built = made(gpt2, prior="average", average_clip=0.5, average_noise=0.0)
-    assert built.method.releases == ("personal embedding, clipped and noised",) and not made(gpt2).method.releases
+    assert [one.label for one in built.method.local.statistics.values()] == ["personal embedding, clipped and noised"]
+    assert not made(gpt2).method.local.statistics and "prior.embedding" not in built.start().federated
     near, far = torch.ones(1, 16) + 0.01, torch.ones(1, 16) * 3
-    still = {"rate": 0.0, "personal_rate": 0.0}
+    still = {"lr": 0.0, "personal_lr": 0.0}
     built = made(gpt2, prior="average", average_clip=0.5, average_noise=0.0, **still)
     clients = [home(built, "ada", **{"personal.embedding": near}), home(built, "bob", **{"personal.embedding": far})]
     state = built.method.server(built.start(), LoopEngine(built, 0).work(built.start().broadcast(), clients).update)
     # ada is 0.04 away and tells all of it, 0.01 everywhere; bob is 8 away and tells 0.5, 0.125 everywhere
     expected = torch.full((1, 16), 1 + (0.01 + 0.125) / 2)
-    torch.testing.assert_close(state.federated["prior.embedding"], expected)
+    torch.testing.assert_close(state.server["prior.embedding"], expected)
     noisy = made(gpt2, prior="average", average_noise=0.2, **still)
-    told = LoopEngine(noisy, 0).work(noisy.start().broadcast(), [home(noisy)]).update.federated["prior.embedding"]
+    told = LoopEngine(noisy, 0).work(noisy.start().broadcast(), [home(noisy)]).update.statistics["prior.embedding"]
     assert 0.1 < float(told.std()) < 0.3
 
 
 def test_every_client_counts_the_same_and_a_long_utterance_more_than_a_short_one(gpt2):
     built = made(gpt2)
-    assert [built.method.weight(count) for count in (0, 1, 500)] == [0, 1, 1]
+    assert [built.method.local.client_weight(count) for count in (0, 1, 500)] == [0, 1, 1]
     client = home(built, examples=EXAMPLES.take([0, 2]))  # twelve tokens and fewer
-    losses = built.method.loss(
+    losses = built.method.local.loss(
         lambda given, batch: model_output(built, given, batch),
         built.parameters(built.start().broadcast(), client.private),
         client.data,
@@ -174,16 +175,16 @@ def test_personalizing_sends_nothing_and_copies_only_what_it_changed(gpt2):
 
 def test_only_utterances_of_four_tokens_are_read(gpt2):
     built = made(gpt2)
-    data = built.method.encode(Examples(["I", TEXT[0], ""], contexts=np.array([0, 2, 1])))
+    data = built.method.model.encode(Examples(["I", TEXT[0], ""], contexts=np.array([0, 2, 1])))
     assert data["context"].tolist() == [2] and data["length"].tolist() == [12]
-    assert len(built.method.encode(Examples([]))["length"]) == 0
+    assert len(built.method.model.encode(Examples([]))["length"]) == 0
 
 
 def test_what_is_scored_never_depends_on_later_tokens(gpt2):
     """Change one token: the losses before it stay, with generated embeddings too."""
     built = made(gpt2, "fedperc_generated")
     parameters = {name: value + 0.05 * torch.randn(value.shape) for name, value in built.initial.items()}
-    plain = made(gpt2).method.encode(EXAMPLES)
+    plain = made(gpt2).method.model.encode(EXAMPLES)
     row, place = 4, 5
     changed = {**plain, "tokens": plain["tokens"].clone()}
     changed["tokens"][row, place] = 7
@@ -196,15 +197,15 @@ def test_what_is_scored_never_depends_on_later_tokens(gpt2):
         return seen[-1]
 
     for some in (data, changed):
-        built.method.loss(spy, parameters, some)
+        built.method.local.loss(spy, parameters, some)
     assert torch.equal(seen[0][row, :place], seen[1][row, :place])
     assert not torch.equal(seen[0][row, place:], seen[1][row, place:])
 
 
 def test_fedprox_pulls_what_is_shared_and_not_what_is_ones_own(gpt2):
-    """Without a gradient of the loss the pull alone moves; plain steps of 0.1 at proximal 1 bring a tenth back."""
-    built = made(gpt2, prefix="personal x context", local_steps=1, proximal=1.0)
-    (joint, _) = built.method.phases
+    """Without a gradient of the loss the pull alone moves; plain steps of 0.1 at mu 1 bring a tenth back."""
+    built = made(gpt2, prefix="personal x context", local_steps=1, mu=1.0)
+    (joint, _) = built.method.local.phases
     still = replace(joint, trains={name: Sgd(0.1) for name in joint.trains}, loss=lambda predict, given, batch: sum(
         0.0 * given[name].sum() for name in ("personal.embedding", "context.table")
     ).expand(len(batch["length"])))  # fmt: skip
@@ -237,8 +238,8 @@ def test_more_evidence_makes_having_seen_nothing_weigh_less(gpt2):
         name: value + 0.3 * torch.randn(value.shape) if name.startswith("generators") else value
         for name, value in built.initial.items()
     }
-    empty = built.method.encode(Examples([]))
-    once, often = (built.method.encode(Examples([TEXT[0]] * count)) for count in (1, 50))
+    empty = built.method.model.encode(Examples([]))
+    once, often = (built.method.model.encode(Examples([TEXT[0]] * count)) for count in (1, 50))
     nothing, one, many = (
         built.method.personalize.generate(parameters, data)["personal.embedding"] for data in (empty, once, often)
     )
@@ -272,7 +273,7 @@ def test_layers_that_the_model_does_not_have_are_told_by_their_kinds(gpt2):
 
 
 def test_trained_layers_are_read_as_they_are_now(gpt2):
-    built = made(gpt2, layers="transformer.h.*", rate=0.05)
+    built = made(gpt2, layers="transformer.h.*", lr=0.05)
     client = home(built)
     broadcast = built.start().broadcast()
     update = LoopEngine(built, 0).work(broadcast, [client]).update
@@ -302,10 +303,10 @@ def test_a_base_model_that_is_not_there_says_how_to_get_one(tmp_path, monkeypatc
 
 def test_a_text_longer_than_the_model_can_read_is_refused(gpt2):
     with pytest.raises(SettingsError, match="At most 63"):
-        made(gpt2, length=64).method.encode(EXAMPLES)
+        made(gpt2, length=64).method.model.encode(EXAMPLES)
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("method", ["fedperc", "fedperc_generated"])
 def test_the_contract_holds_on_another_architecture(llama, method):
-    check_method(method, {"base": llama})
+    check_method(method, {"base_model": llama})

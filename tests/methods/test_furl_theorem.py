@@ -27,14 +27,15 @@ SMALL = {
     "hidden_dim": 6,
     "user_dim": 3,
     "batch": 4,
-    "rate": 0.5,
+    "lr": 0.5,
 }
 FEDERATION = Dialects(DialectSettings(users=USERS, examples=10, ragged=0.9, classes=4, groups=3))
 TASK = Task(classes=4, population=USERS)
 
 
 def kept(settings, *, loss=furl.loss):
-    method = replace(furl.method(furl.Settings(**SMALL, **settings), TASK), loss=loss)
+    method = furl.method(furl.Settings(**SMALL, **settings), TASK)
+    method = replace(method, local=replace(method.local, loss=loss))
     return build(method, seed=0)
 
 
@@ -44,13 +45,13 @@ def start_table(built_home):
 
 def at_home(keeps, *, loss=furl.loss):
     """Federated parameters and everybody's embedding after some rounds, embeddings at home."""
-    built = kept({"users": "private", "keeps": keeps}, loss=loss)
+    built = kept({"users": "private", "private_update": keeps}, loss=loss)
     state, engine = built.start(), LoopEngine(built, 0)
     private = {user: built.new_private(user, seed=0) for user in FEDERATION.users}
     for round in range(ROUNDS):
         clients = [
             Client(FEDERATION.users[position], private=private[FEDERATION.users[position]],
-                   data=built.method.encode(FEDERATION.examples(position)))
+                   data=built.method.model.encode(FEDERATION.examples(position)))
             for position in cohort(round)
         ]  # fmt: skip
         outcome = engine.work(state.broadcast(), clients)
@@ -64,7 +65,7 @@ def at_home(keeps, *, loss=furl.loss):
 
 def at_the_server(keeps, *, loss=furl.loss):
     """The same with every embedding a row of the server's table."""
-    built = kept({"users": "table", "keeps": keeps}, loss=loss)
+    built = kept({"users": "table", "private_update": keeps}, loss=loss)
     home = kept({"users": "private"})
     state = replace(built.start(), federated=home.start().federated, keyed={"user.table": start_table(home)})
     engine = LoopEngine(built, 0)
@@ -73,7 +74,7 @@ def at_the_server(keeps, *, loss=furl.loss):
             Client(
                 FEDERATION.users[position],
                 private={},
-                data=built.method.encode(FEDERATION.examples(position)),
+                data=built.method.model.encode(FEDERATION.examples(position)),
             )
             for position in cohort(round)
         ]
@@ -130,7 +131,7 @@ def test_run_scales_what_a_home_keeps(tmp_path):
             method="furl",
             federation=FEDERATION,
             settings=RunSettings(rounds=1, cohort=3, engine="loop"),
-            method_settings={**SMALL, "keeps": keeps},
+            method_settings={**SMALL, "private_update": keeps},
         ) as run:
             positions = run.schedule.cohorts.of(0)
             names = [run.federation.users[position] for position in positions]

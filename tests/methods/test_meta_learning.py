@@ -13,17 +13,17 @@ from homespun.engines.cohort import CohortEngine
 from homespun.system.method_loading import load_method
 
 TEXTS = ["We must go on together, my fellow citizens.", "The people ask what the state of the union is."]
-SMALL = {"length": 12, "local_steps": 3, "batch": 2, "personalize_steps": 5, "rate": 0.01}
+SMALL = {"length": 12, "local_steps": 3, "batch": 2, "personalize_steps": 5, "lr": 0.01}
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     base = str(write_gpt2(tmp_path_factory.mktemp("base") / "model"))
-    return build(load_method("meta_learning", {**SMALL, "base": base}, Task(contexts=3)), seed=0)
+    return build(load_method("meta_learning", {**SMALL, "base_model": base}, Task(contexts=3)), seed=0)
 
 
 def client(built, user="ada", texts=TEXTS):
-    return Client(user, private={}, data=built.method.encode(Examples(list(texts), labels=None)))
+    return Client(user, private={}, data=built.method.model.encode(Examples(list(texts), labels=None)))
 
 
 def test_the_head_is_all_that_is_shared_and_nothing_is_private(built):

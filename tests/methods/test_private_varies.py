@@ -28,7 +28,7 @@ def trained(**settings):
     ids=["loop", "cohort", "workers"],
 )
 def test_words_are_kept_as_they_are_and_embeddings_are_trained(engine, alike, keeps):
-    new, kept, _ = trained(alike=alike, keeps=keeps, **engine)
+    new, kept, _ = trained(alike=alike, private_update=keeps, **engine)
     counts = {len(private["lexicon.words"]) for private in kept.values()}
     assert len(kept) == 8 and (len(counts) == 1) is alike
     for user, private in kept.items():

@@ -23,7 +23,7 @@ TEXTS = (
     "I think so, and the people think so too.",
     "Together we ask the citizens what they think.",
 )
-SMALL = {"length": 12, "local_steps": 3, "batch": 2, "personalize_steps": 2, "rate": 0.01}
+SMALL = {"length": 12, "local_steps": 3, "batch": 2, "personalize_steps": 2, "lr": 0.01}
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +33,11 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def built(base):
-    return build(load_method("split_learning", {**SMALL, "base": base}, Task(contexts=3)), seed=0)
+    return build(load_method("split_learning", {**SMALL, "base_model": base}, Task(contexts=3)), seed=0)
 
 
 def client(built, user="ada", contexts=(1, 1, 1, 1)):
-    data = built.method.encode(Examples(list(TEXTS), labels=None, contexts=np.array(contexts)))
+    data = built.method.model.encode(Examples(list(TEXTS), labels=None, contexts=np.array(contexts)))
     return Client(user, private=built.new_private(user, seed=0), data=data)
 
 
@@ -67,7 +67,7 @@ def test_the_two_engines_agree(built):
         one, other = slow.update.keyed["context.heads"], fast.update.keyed["context.heads"]
         assert torch.equal(one.index, other.index) and torch.equal(one.weight, other.weight)
         assert not len(one.index) or float((one.values - other.values).abs().max()) < 1e-5
-        assert slow.update.statistics == pytest.approx(fast.update.statistics, rel=1e-5)
+        assert slow.update.metrics == pytest.approx(fast.update.metrics, rel=1e-5)
 
 
 def test_a_head_of_ones_own_is_in_no_message(built):
@@ -97,7 +97,7 @@ def test_adapting_at_home_changes_nothing_shared(built):
 
 @pytest.mark.parametrize("method", ["split_learning", "meta_learning"])
 def test_before_training_all_methods_are_the_untouched_base(base, built, method):
-    settings, task = {"base": base, "length": 12}, Task(contexts=3)
+    settings, task = {"base_model": base, "length": 12}, Task(contexts=3)
     losses = []
     for name in ("fedperc", method):
         other = build(load_method(name, settings, task), seed=0)
@@ -108,7 +108,7 @@ def test_before_training_all_methods_are_the_untouched_base(base, built, method)
 
 
 def test_both_heads_learn_at_their_own_rates(base):
-    settings = {**SMALL, "base": base, "rate": 0.0, "personal_rate": 0.01}
+    settings = {**SMALL, "base_model": base, "lr": 0.0, "personal_lr": 0.01}
     built = build(load_method("split_learning", settings, Task(contexts=3)), seed=0)
     outcome = LoopEngine(built, 0).work(built.start().broadcast(), [client(built)])
     assert not outcome.update.keyed["context.heads"].values.any()
@@ -118,5 +118,5 @@ def test_both_heads_learn_at_their_own_rates(base):
 @pytest.mark.system
 @pytest.mark.parametrize("method", ["split_learning", "meta_learning"])
 def test_the_contract(base, method):
-    report = check_method(method, {"base": base})
+    report = check_method(method, {"base_model": base})
     assert len(report.passed) == 12 and report.largest_difference < 1e-5

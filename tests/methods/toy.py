@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from homespun.core import draws, seeds
 from homespun.core import settings as core_settings
 from homespun.core.messages import Broadcast, Update
-from homespun.core.method import Artefact, Batch, Method, Phase, Predict, Sgd, Task
+from homespun.core.method import Artefact, Batch, LocalTraining, Method, ModelSpec, Phase, Predict, Sgd, Task
 from homespun.core.personalize import Home, Personalization
 from homespun.core.roles import Role
 from homespun.core.scoring import Counts, Scoring
@@ -170,16 +170,20 @@ def method(settings: Settings, task: Task) -> Method:
         version=1,
         settings=settings,
         task=task,
-        build=build,
-        rules=[("own.*", Role.PRIVATE), ("words.*", Role.FEDERATED)],
-        encode=lambda examples: furl.encode(examples, length=LENGTH),
-        loss=loss,
-        phases=(Phase(trains={"*": Sgd(0.1)}, batch=8, epochs=1, clip_norm=5.0),),
+        model=ModelSpec(
+            build=build,
+            roles=[("own.*", Role.PRIVATE), ("words.*", Role.FEDERATED)],
+            encode=lambda examples: furl.encode(examples, length=LENGTH),
+            new_private=new_private,
+            private_varies=True,
+        ),
+        local=LocalTraining(
+            loss,
+            phases=(Phase(trains={"*": Sgd(0.1)}, batch=8, epochs=1, clip_norm=5.0),),
+            stochastic=True,
+        ),
         personalize=Search(settings.patience),
         scoring=TopTwo(),
-        new_private=new_private,
-        private_varies=True,
         transforms=(Mask(),),
         artefacts=(Artefact("start", settings.start, fingerprint, kind="start"),) if settings.start else (),
-        stochastic=True,
     )

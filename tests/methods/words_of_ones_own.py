@@ -21,12 +21,8 @@ def method(settings, task):
     def new_private(generator, broadcast):
         count = 3 if settings.alike else int(torch.randint(1, 5, (), generator=generator))
         words = torch.randint(0, 256, (count, 4), generator=generator, dtype=torch.uint8)
-        return {**base.new_private(generator, broadcast), "lexicon.words": words}
+        return {**base.model.new_private(generator, broadcast), "lexicon.words": words}
 
-    return replace(
-        base,
-        name="words",
-        rules=[("lexicon.*", Role.PRIVATE), *base.rules],
-        new_private=new_private,
-        private_varies=True,
-    )
+    roles = [("lexicon.*", Role.PRIVATE), *base.model.roles]
+    model = replace(base.model, roles=roles, new_private=new_private, private_varies=True)
+    return replace(base, name="words", model=model)

@@ -131,7 +131,7 @@ def test_losses_by_hand():
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     base = str(write_gpt2(tmp_path_factory.mktemp("gpt2")))
-    return build(load_method("fedperc_generated", {"base": base, "length": 12}, Task(contexts=2)), seed=0)
+    return build(load_method("fedperc_generated", {"base_model": base, "length": 12}, Task(contexts=2)), seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ def oracle(built, parameters):
 
 @pytest.fixture(scope="module")
 def data(built):
-    return built.method.encode(Examples(TEXT[:2], contexts=np.array([1, 1])))
+    return built.method.model.encode(Examples(TEXT[:2], contexts=np.array([1, 1])))
 
 
 @pytest.mark.parametrize("chained", [True, False])
@@ -202,7 +202,7 @@ def test_all_at_once_is_the_step_that_has_read_the_same_words(built, parameters,
     evidence[0, : len(said)], of[0, : len(said)] = said.int(), 1
     batch = {**batch, "evidence": evidence, "evidence_context": of}
     with torch.no_grad():
-        (loss,) = built.method.loss(lambda given, some: model_output(built, given, some), parameters, batch)
+        (loss,) = built.method.local.loss(lambda given, some: model_output(built, given, some), parameters, batch)
         prefix = (own[len(said)] * setting[len(said)])[None]
         expected = padded_losses(oracle.backbone, prefix, tokens=later[None], length=torch.tensor([len(later)]))
     torch.testing.assert_close(loss, expected.mean(), rtol=1e-5, atol=1e-5)

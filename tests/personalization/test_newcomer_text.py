@@ -83,7 +83,7 @@ def test_a_generator_reads_an_embedding_off_a_text_without_gradient_steps(genera
     assert default["by"] == "the generator alone"
     with reopen(generating) as run:
         kept = run.vault.private("ada")
-        data = run.method.encode(Examples(read_prose(mine), contexts=np.ones(12, dtype=np.int64)))
+        data = run.method.model.encode(Examples(read_prose(mine), contexts=np.ones(12, dtype=np.int64)))
         made = run.method.personalize.generate(
             run.built.parameters(run.state.broadcast(), run.clients.new_private("ada", run.state.broadcast())), data
         )
@@ -113,7 +113,7 @@ from homespun.methods import fedperc, fedperc_generated
 Settings, RUN = fedperc_generated.Settings, fedperc_generated.RUN
 
 def method(settings, task):
-    learned = fedperc.Settings(base=settings.base, length=settings.length, rate=0.05)
+    learned = fedperc.Settings(base_model=settings.base_model, length=settings.length, lr=0.05)
     (steps,) = fedperc.method(learned, task).personalize.phases
     made = fedperc_generated.method(settings, task)
     return replace(made, personalize=replace(made.personalize, phases=(replace(steps, loss=fedperc.loss),)))
@@ -249,7 +249,7 @@ def test_what_is_kept_of_a_new_user_is_what_newcomers_are_evaluated_with(folder)
         person = personalize(run, "zoe", texts, context="spoken")
         examples = Examples(texts, contexts=np.full(2, run.federation.contexts.index("spoken")))
         home = Client(
-            "zoe", private=run.clients.new_private("zoe", run.state.broadcast()), data=run.method.encode(examples)
+            "zoe", private=run.clients.new_private("zoe", run.state.broadcast()), data=run.method.model.encode(examples)
         )
         (evaluated,) = personalize_clients(run.method, run.trainer, run.state.broadcast(), [home])
         assert person.private.keys() == evaluated.keys() == {"personal.embedding", "context.table"}

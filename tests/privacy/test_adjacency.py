@@ -117,7 +117,7 @@ def test_stating_that_filters_are_public_makes_no_other_run():
 
 def test_a_length_that_follows_from_everybodys_examples_is_refused(tmp_path):
     privacy = {"noise_multiplier": 4.0, "delta": 0.01, "amplification": False}
-    small = {"base": str(write_gpt2(tmp_path / "base")), "length": 12, "local_steps": 2, "batch": 3}
+    small = {"base_model": str(write_gpt2(tmp_path / "base")), "length": 12, "local_steps": 2, "batch": 3}
     federation = load_federation("dialects", settings={"users": 12, "examples": 10})
     for length, fits in (({"epochs": 2}, False), ({"rounds": 2}, True)):
         asked = RunSettings(cohort="all", workers=0, privacy=privacy, **length)

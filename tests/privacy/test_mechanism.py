@@ -19,12 +19,12 @@ IN_SUMS = Broadcast(
 )
 
 
-def update(a=(0.0, 0.0), b=(0.0,), row=(0.0, 0.0), *, place=1, statistics=(0.0, 0.0)):
+def update(a=(0.0, 0.0), b=(0.0,), row=(0.0, 0.0), *, place=1, metrics=(0.0, 0.0)):
     return Update(
         round=3,
         federated={"a": torch.tensor(a), "b": torch.tensor(b)},
         keyed={"rows": Rows(torch.tensor([place]), torch.tensor([row]), torch.ones(1, dtype=torch.float64))},
-        statistics=dict(zip(("loss", "examples"), statistics, strict=True)),
+        metrics=dict(zip(("loss", "examples"), metrics, strict=True)),
         weight=1.0,
         clients=1,
     )
@@ -57,9 +57,9 @@ def test_groups_are_shortened_by_themselves():
 
 
 def test_statistics_are_not_told_unless_they_have_a_norm():
-    sent = update(statistics=(30.0, 40.0))
-    assert clipped(sent, Clip({"*": 1.0})).statistics == {"loss": 0.0, "examples": 0.0}
-    found = clipped(sent, Clip({"*": 1.0}, statistics=5.0)).statistics
+    sent = update(metrics=(30.0, 40.0))
+    assert clipped(sent, Clip({"*": 1.0})).metrics == {"loss": 0.0, "examples": 0.0}
+    found = clipped(sent, Clip({"*": 1.0}, metrics=5.0)).metrics
     assert found == pytest.approx({"loss": 3.0, "examples": 4.0}, rel=1e-5)
 
 
@@ -107,17 +107,17 @@ def test_an_update_too_long_to_measure_is_dropped():
 
 
 @pytest.mark.parametrize(("clip", "expected"), [(Clip({"*": 2.0}), {"a": 6.0, "b": 6.0, "rows": 6.0}), (
-    Clip({"a": 2.0, "*": 1.0}, statistics=4.0),
+    Clip({"a": 2.0, "*": 1.0}, metrics=4.0),
     {"a": 6.0 * sqrt(20 / 9), "b": 3.0 * sqrt(20 / 9), "rows": 3.0 * sqrt(20 / 9), "statistics": 12.0 * sqrt(10)},
 )])  # fmt: skip
 def test_noise_is_the_multiplier_times_the_norm_in_every_group_and_row(clip, expected):
     draws = [noised(update(), BROADCAST, clip, noise_multiplier=3.0, normal=seeded_normal(seed)) for seed in range(800)]
     found = {name: np.concatenate([one.federated[name].numpy() for one in draws]) for name in ("a", "b")}
     found["rows"] = np.stack([one.keyed["rows"].values.numpy() for one in draws])
-    if clip.statistics is None:
-        assert {value for one in draws for value in one.statistics.values()} == {0.0}
+    if clip.metrics is None:
+        assert {value for one in draws for value in one.metrics.values()} == {0.0}
     else:
-        found["statistics"] = np.array([list(one.statistics.values()) for one in draws])
+        found["statistics"] = np.array([list(one.metrics.values()) for one in draws])
     assert {name: values.std() for name, values in found.items()} == pytest.approx(expected, rel=0.08)
     assert found["rows"].std(axis=(0, 2)) == pytest.approx([expected["rows"]] * 4, rel=0.12)  # touched or not
 
@@ -127,8 +127,8 @@ def test_noise_is_the_multiplier_times_the_norm_in_every_group_and_row(clip, exp
     [
         (Clip({"*": 1.0}), {"a": 1.0, "b": 1.0}, None),
         (Clip({"a": 3.0, "*": 1.0}), {"a": 3 * sqrt(2), "b": sqrt(2)}, None),  # two groups, as much noise as ever
-        (Clip({"*": 1.0}, statistics=2.0), {"a": sqrt(10 / 9), "b": sqrt(10 / 9)}, 2 * sqrt(10)),
-        (Clip({"a": 3.0, "*": 1.0}, statistics=2.0), {"a": 3 * sqrt(20 / 9), "b": sqrt(20 / 9)}, 2 * sqrt(10)),
+        (Clip({"*": 1.0}, metrics=2.0), {"a": sqrt(10 / 9), "b": sqrt(10 / 9)}, 2 * sqrt(10)),
+        (Clip({"a": 3.0, "*": 1.0}, metrics=2.0), {"a": 3 * sqrt(20 / 9), "b": sqrt(20 / 9)}, 2 * sqrt(10)),
     ],
 )
 @pytest.mark.parametrize("noise_multiplier", [1.0, 0.7])
@@ -140,7 +140,7 @@ def test_statistics_have_a_tenth_of_the_budget_and_parameters_the_rest(clip, par
     in_groups = {clip.group_of(name): (norms_of[name] / found[name]) ** 2 for name in found}
     moved = sum(in_groups.values())  # what one user can move, in standard deviations, squared
     if statistics is not None:
-        told = clip.statistics_deviation(noise_multiplier=noise_multiplier)
+        told = clip.metrics_deviation(noise_multiplier=noise_multiplier)
         assert told == pytest.approx(noise_multiplier * statistics)
         moved += (2.0 / told) ** 2
     assert 1 / sqrt(moved) == pytest.approx(noise_multiplier, rel=1e-12)
@@ -148,8 +148,8 @@ def test_statistics_have_a_tenth_of_the_budget_and_parameters_the_rest(clip, par
 
 def test_every_number_that_is_told_lies_on_the_grid_of_its_noise():
     """Parameters, rows and statistics, each in steps of 2^-16 of the power of two below its standard deviation."""
-    clip = Clip({"a": 2.0, "*": 1.0}, statistics=40.0)
-    sent = update(a=(0.1, 0.2), b=(0.3,), row=(0.4, 0.5), statistics=(0.7, 3.0))
+    clip = Clip({"a": 2.0, "*": 1.0}, metrics=40.0)
+    sent = update(a=(0.1, 0.2), b=(0.3,), row=(0.4, 0.5), metrics=(0.7, 3.0))
     found = noised(sent, BROADCAST, clip, noise_multiplier=1.0, normal=seeded_normal(1))
     deviations = clip.deviations(["a", "b", "rows"], noise_multiplier=1.0)
     tensors = {**found.federated, "rows": found.keyed["rows"].values}
@@ -157,8 +157,8 @@ def test_every_number_that_is_told_lies_on_the_grid_of_its_noise():
     for name, deviation in deviations.items():
         steps = tensors[name].double() / grid_of(deviation)
         assert torch.equal(steps, steps.round()) and (steps.abs() > 100).any()
-    grid = grid_of(clip.statistics_deviation(noise_multiplier=1.0))
-    assert all((value / grid).is_integer() and value for value in found.statistics.values())
+    grid = grid_of(clip.metrics_deviation(noise_multiplier=1.0))
+    assert all((value / grid).is_integer() and value for value in found.metrics.values())
 
 
 def test_what_is_told_does_not_say_who_came_or_what_they_touched():
@@ -179,7 +179,7 @@ def test_what_is_told_does_not_say_who_came_or_what_they_touched():
 def test_a_norm_that_is_none_is_refused(norm):
     with pytest.raises(SettingsError, match="expected a positive number"):
         Clip({"*": norm})
-    with pytest.raises(SettingsError, match="statistics: a clip norm"):
-        Clip({"*": 1.0}, statistics=norm)
+    with pytest.raises(SettingsError, match="metrics: a clip norm"):
+        Clip({"*": 1.0}, metrics=norm)
     with pytest.raises(SettingsError, match="no clip norm was given"):
         Clip({})

@@ -24,7 +24,7 @@ from homespun.methods.furl import SMALL
 from homespun.privacy.accounting import Release, epsilon
 from homespun.privacy.dp import DpMechanism
 from homespun.privacy.ledger import BudgetError, Ledger, ledger_path
-from homespun.privacy.mechanism import Clip, clipped, clipped_statistics, clipped_sum, norms, released_centrally
+from homespun.privacy.mechanism import Clip, clipped, clipped_metrics, clipped_sum, norms, released_centrally
 from homespun.privacy.noise import secure_normal, seeded_normal
 from homespun.privacy.settings import Privacy, make_plan
 from homespun.runs.open_run import open_run
@@ -86,7 +86,7 @@ def test_all_engines_transform_alike(tmp_path, users, local_noise, workers):
         start, clients = run.state.broadcast(), clients_of(run, range(9))
         slow = LoopEngine(run.built, 0, chain).work(start, clients).update
         fast = CohortEngine(run.built, 0, workers, chain).work(start, clients).update
-    assert slow.weight == fast.weight == 9.0 and slow.statistics == fast.statistics == {"loss": 0.0, "examples": 0.0}
+    assert slow.weight == fast.weight == 9.0 and slow.metrics == fast.metrics == {"loss": 0.0, "examples": 0.0}
     for name, value in slow.federated.items():
         torch.testing.assert_close(value, fast.federated[name], rtol=0, atol=1e-6)
     for name, rows in slow.keyed.items():
@@ -306,7 +306,7 @@ def test_statistics_cost_parameters_a_twentieth_more_noise_and_no_epsilon(tmp_pa
     """1.5 times the root of 10/9 in the place of 1.5, and not times the root of two."""
     costs = {}
     for clip in (None, 4.0):
-        with opened(tmp_path, name=f"statistics {clip}", privacy={"statistics_clip": clip}) as run:
+        with opened(tmp_path, name=f"statistics {clip}", privacy={"metrics_clip": clip}) as run:
             list(run.rounds())
             costs[clip] = privacy_of(run)
     assert costs[None]["epsilon"] == costs[4.0]["epsilon"]
@@ -372,7 +372,7 @@ def test_the_attack_on_whole_rounds(tmp_path, monkeypatch, noise_multiplier):
             name: Rows(torch.arange(len(table)), torch.full_like(table, 100.0), torch.ones(len(table)))
             for name, table in broadcast.keyed.items()
         }
-        canary = Update(0, loud, rows, nobody.update.statistics, weight=1.0, clients=1)
+        canary = Update(0, loud, rows, nobody.update.metrics, weight=1.0, clients=1)
         canary = run.dp.on_client(canary, broadcast, "canary")
 
         def seen(update):
@@ -518,7 +518,7 @@ def test_the_ledger_is_the_same_from_a_file_and_from_python(tmp_path):
 
 
 def test_statistics_and_weights_that_are_no_numbers_end_no_round():
-    assert clipped_statistics({"loss": torch.tensor([1e200, 3.0], dtype=torch.float64)}, 1.5)["loss"].tolist() == [
+    assert clipped_metrics({"loss": torch.tensor([1e200, 3.0], dtype=torch.float64)}, 1.5)["loss"].tolist() == [
         pytest.approx(1.5), pytest.approx(1.5)
     ]  # fmt: skip
     total = clipped_sum({"scale": torch.tensor([3.0, -8.0])}, Clip({"*": 2.0}))
@@ -533,7 +533,7 @@ def test_training_on_one_server_has_no_homes_to_protect(tmp_path):
 @pytest.mark.parametrize(("noise", "clip", "numbers"), [("central", None, 0), ("local", None, 0), ("central", 1.0, 2)])
 def test_the_record_has_the_bytes_that_were_sent(tmp_path, noise, clip, numbers):
     """Without a clip norm of their own, statistics are not told; with central noise it is a secret how many came."""
-    with opened(tmp_path, privacy={"noise": noise, "statistics_clip": clip}) as run:
+    with opened(tmp_path, privacy={"noise": noise, "metrics_clip": clip}) as run:
         came = len(run.schedule.cohorts.of(0))
         record = run.step()
         whole = sum(tensor.nbytes for tensor in run.state.federated.values())

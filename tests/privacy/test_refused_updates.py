@@ -129,13 +129,13 @@ def preferences():
 def test_with_local_noise_a_client_that_failed_sends_noise_in_every_row(preferences, engine):
     """It looks like any other update; a missing one would say that the client failed."""
     built, lost = preferences
-    noise = Transforms((DpMechanism(Clip({"*": 1.0}, statistics=2.0), 2.0, local=True, insecure_seed=5),))
+    noise = Transforms((DpMechanism(Clip({"*": 1.0}, metrics=2.0), 2.0, local=True, insecure_seed=5),))
     start = built.start().broadcast()
     made = engine(built, 0, noise) if engine is LoopEngine else engine(built, 0, 0, noise)
     found = made.work(start, [lost])
     assert list(found.refused) == ["lost"] and found.private == {}
     update = found.update
-    assert (update.weight, update.clients) == (1.0, 1) and all(update.statistics.values())
+    assert (update.weight, update.clients) == (1.0, 1) and all(update.metrics.values())
     for name, table in start.keyed.items():
         rows = update.keyed[name]
         assert rows.index.tolist() == list(range(len(table))) and rows.weight.tolist() == [1.0] * len(table)
@@ -146,9 +146,9 @@ def test_with_local_noise_a_client_that_failed_sends_noise_in_every_row(preferen
 @pytest.mark.parametrize("engine", [LoopEngine, CohortEngine])
 def test_with_central_noise_it_adds_zero(preferences, engine):
     built, lost = preferences
-    noise = Transforms((DpMechanism(Clip({"*": 1.0}, statistics=2.0)),))
+    noise = Transforms((DpMechanism(Clip({"*": 1.0}, metrics=2.0)),))
     made = engine(built, 0, noise) if engine is LoopEngine else engine(built, 0, 0, noise)
     update = made.work(built.start().broadcast(), [lost]).update
-    assert (update.weight, update.clients) == (1.0, 1) and not any(update.statistics.values())
+    assert (update.weight, update.clients) == (1.0, 1) and not any(update.metrics.values())
     assert all(bool((tensor == 0).all()) for tensor in update.federated.values())
     assert all(len(rows.index) == 0 for rows in update.keyed.values())

@@ -155,9 +155,9 @@ def test_voices_are_shown_by_opening() -> None:
 def test_settings_that_differ_stand_side_by_side() -> None:
     found = results()
     for run in found["configurations"]["personal"]["runs"]:
-        run["settings"] = {"rate": 0.1, "user_rate": 0.5}
+        run["settings"] = {"rate": 0.1, "user_lr": 0.5}
     differing, shared = settings_tables(found)
-    assert texts(differing) == [["method.user_rate", "–", "–", "0.5"]]
+    assert texts(differing) == [["method.user_lr", "–", "–", "0.5"]]
     assert ["method.rate", "0.1"] in texts(shared)
     assert not any(name == "run.seed" for name, *_ in texts(shared))
 

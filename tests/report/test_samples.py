@@ -85,8 +85,8 @@ def test_only_who_takes_part_can_be_shown(tmp_path):
 
 
 def test_settings_of_every_run_replace_those_of_a_configuration(tmp_path):
-    one = with_settings(experiment(tmp_path), {"rate": 0.5})
-    assert one.configurations["fedperc"].settings == {"rate": 0.5}
+    one = with_settings(experiment(tmp_path), {"lr": 0.5})
+    assert one.configurations["fedperc"].settings == {"lr": 0.5}
 
 
 def test_adapting_to_no_example_is_the_test_as_trained(run):

@@ -37,7 +37,7 @@ def federation():
 
 
 def small(base, **more):
-    return {"base": base, "rounds": 2, "length": 12, "local_steps": 2, "withheld": 0.34, "workers": 0, **more}
+    return {"base_model": base, "rounds": 2, "length": 12, "local_steps": 2, "withheld": 0.34, "workers": 0, **more}
 
 
 def test_the_untouched_model_stands_behind_the_start_that_is_best_on_the_evaluation_part(base, federation):
@@ -74,7 +74,7 @@ def test_own_sentences_in_context_are_those_that_a_home_adapts_to(base, federati
 
 
 def test_personal_is_what_another_users_parameters_lack(base, federation):
-    with train("fedperc", federation, **small(base, rate=0.05, personal_rate=0.5, rounds=6)) as run:
+    with train("fedperc", federation, **small(base, lr=0.05, personal_lr=0.5, rounds=6)) as run:
         found = personal_share(run)
         assert found["own"].user_loss == evaluate(run, "scored").user_loss
         prior = run.clients.new_private("", run.state.broadcast())
@@ -92,7 +92,7 @@ def test_nothing_is_personal_where_nothing_is_private(base, federation):
 
 def test_generated_parameters_are_from_ones_own_text_from_none_and_from_anothers(base, federation):
     settings = small(base, heads=4, evidence_words=16)
-    with train("fedperc_generated", federation, **{**settings, "local_steps": 1, "rounds": 3, "rate": 5.0}) as run:
+    with train("fedperc_generated", federation, **{**settings, "local_steps": 1, "rounds": 3, "lr": 5.0}) as run:
         found = personal_share(run)
         assert found["own"].user_loss == pytest.approx(evaluate(run, "scored").user_loss)
         assert len({round(one.loss, 9) for one in found.values()}) == 3

@@ -69,5 +69,5 @@ def test_a_refused_run_leaves_no_settings(tmp_path):
     with made(tmp_path / "run"):
         before = (tmp_path / "run" / "settings.json").read_bytes()
     with pytest.raises(RunError, match="different run"):
-        made(tmp_path / "run", rate=0.7)
+        made(tmp_path / "run", lr=0.7)
     assert (tmp_path / "run" / "settings.json").read_bytes() == before

@@ -34,7 +34,7 @@ def opened(folder, **settings):
 
 
 class Failing(UpdateTransform):
-    def disclosed(self, record, broadcast):
+    def disclosed(self, record, broadcast, update):
         raise RuntimeError("no record")
 
 

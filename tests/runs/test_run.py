@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from homespun.cli import app
 from homespun.core.errors import MethodError, RunError, SettingsError
-from homespun.core.messages import Broadcast, Elected, Rows, Update, state_to_bytes
+from homespun.core.messages import Broadcast, Candidate, Rows, Update, state_to_bytes
 from homespun.core.settings import parse
 from homespun.core.transforms import broadcast_bytes, message_bytes
 from homespun.data import load_federation
@@ -125,10 +125,12 @@ def test_bytes_are_those_of_what_is_sent():
     update = Update(0, {"w": torch.zeros(3)}, {"table": rows}, {"loss": 1.0, "examples": 2.0}, weight=1.0, clients=1)
     # 3 floats; 2 rows of an index, a weight and 5 floats; a weight and two statistics
     assert message_bytes(update) == {"federated": 12, "keyed": 2 * (8 + 8 + 20), "statistics": 24, "private": 0}
-    elected = replace(update, elected=Elected(-1.0, {"w": torch.zeros(3)}))
-    assert message_bytes(elected)["statistics"] == 24 + 8 + 12  # a score, and steps
+    disclosed = replace(update, statistics={"m": torch.zeros(2)}, best={"w": Candidate(-1.0, torch.zeros(3))})
+    assert message_bytes(disclosed)["statistics"] == 24 + 8 + 8 + 12  # two numbers, a score and its three numbers
     down = broadcast_bytes(Broadcast(0, {"w": torch.zeros(3)}, {"table": torch.zeros(4, 5)}), clients=2)
     assert down == {"federated": 24, "keyed": 160, "private": 0}
+    served = Broadcast(0, {"w": torch.zeros(3)}, {}, {"map": torch.zeros(5)})
+    assert broadcast_bytes(served, clients=2) == {"federated": 24, "keyed": 0, "server": 40, "private": 0}
 
 
 def test_a_method_without_private_parameters_leaves_the_vault_without_rows(tmp_path):
@@ -140,8 +142,8 @@ def test_a_method_without_private_parameters_leaves_the_vault_without_rows(tmp_p
     [
         {"commit_every": 3},
         {"sampler": "uniform"},
-        {"method_settings": {"keeps": "share"}, "commit_every": 2},
-        {"method_settings": {"server": "fedadam", "server_rate": 0.01}},
+        {"method_settings": {"private_update": "share"}, "commit_every": 2},
+        {"method_settings": {"server": "fedadam", "server_lr": 0.01}},
         {"method": "central"},
     ],
 )
@@ -286,7 +288,7 @@ def test_learning_beats_chance_where_there_is_something_to_learn(tmp_path):
     people = federation(12, groups=2, classes=4, strength=1.0, examples=60, noise=0.0, dialect=0.0)
     sizes = {"character_dim": 16, "lstm_dim": 32, "hidden_dim": 32, "user_dim": 4, "length": 30}
     with train(
-        "furl", people, folder=tmp_path / "run", rounds=60, cohort=6, workers=0, rate=0.5, evaluate_every=60, **sizes
+        "furl", people, folder=tmp_path / "run", rounds=60, cohort=6, workers=0, lr=0.5, evaluate_every=60, **sizes
     ) as run:
         assert evaluate(run, "train").accuracy > 0.6
 

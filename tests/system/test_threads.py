@@ -48,7 +48,7 @@ def test_local_work_has_the_same_bits_with_one_thread_and_with_two(threads, meth
     def found(count):
         threads(count)
         built, examples = method()
-        client = Client("ann", built.new_private("ann", seed=0), built.method.encode(examples))
+        client = Client("ann", built.new_private("ann", seed=0), built.method.model.encode(examples))
         start = built.start().broadcast()
         trained, alone = (engine(built).work(start, [client], work=work) for work in ("phases", "personalize"))
         rows = {f"rows of {name}": rows.values for name, rows in trained.update.keyed.items()}
@@ -94,9 +94,9 @@ def test_one_thread_is_given_back_after_an_error(threads):
 @pytest.mark.system
 def test_workers_give_the_bits_of_work_in_this_process(threads, tmp_path):
     base = str(write_gpt2(tmp_path / "gpt2", width=64))
-    settings = {"base": base, "length": 32, "local_steps": 2, "batch": 4}
+    settings = {"base_model": base, "length": 32, "local_steps": 2, "batch": 4}
     built = build(load_method("fedperc", settings, Task(contexts=2)), seed=0)
-    data = built.method.encode(Examples(SPEECH, contexts=np.array([0, 1, 0, 1])))
+    data = built.method.model.encode(Examples(SPEECH, contexts=np.array([0, 1, 0, 1])))
     clients = [Client(user, built.new_private(user, seed=0), data) for user in ("ann", "bob", "cem")]
     threads(2)
     here, there = (

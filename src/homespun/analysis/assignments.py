@@ -30,7 +30,7 @@ def assignments(run: Run) -> dict[str, Any] | None:
         return None
     groups = [run.federation.group(position) for position in positions]
     names = sorted({str(group) for group in groups}, key=lambda name: (len(name), name))
-    chooses = run.method.columns is not None
+    chooses = bool(run.method.model.derived)
     found = _chosen(run, positions) if chooses else _clustered(run, positions, clusters=len(names))
     if found is None:
         return None
@@ -48,15 +48,14 @@ def recovered(counts: np.ndarray) -> float:
 
 @one_thread()
 def _chosen(run: Run, positions: list[int]) -> tuple[str, np.ndarray] | None:
-    assert run.method.columns is not None
+    ((_, derive),) = run.method.model.derived.items()
     names = [run.federation.users[position] for position in positions]
     broadcast, private = run.state.broadcast(), run.clients.private(names, run.state.broadcast())
     places = []
     with torch.no_grad():
         for name, position in zip(names, positions, strict=True):
             data = run.clients.encode(run.federation, position, "test")
-            (column,) = run.method.columns(run.built.parameters(broadcast, private[name]), data).values()
-            places.append(int(column[0]))
+            places.append(int(derive(run.built.parameters(broadcast, private[name]), data)[0]))
     return "by the method", np.array(places)
 
 

@@ -122,7 +122,7 @@ def _cut(method: str, settings: list[str], federation: Any) -> Any:
     from homespun.system.method_loading import load_method
 
     _, own = separate_settings(method, parse_overrides(settings))
-    window = load_method(method, own, task_of(federation)).window
+    window = load_method(method, own, task_of(federation)).model.window
     return window and cut_texts(federation, window, users=INSPECTED_AT_MOST, texts=10 * INSPECTED_AT_MOST)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from homespun.core.roles import SHARED
+from homespun.core.statistics import sums
 from homespun.data.lengths import cut_texts
 from homespun.privacy.accounting import epsilon
 from homespun.privacy.settings import noise_to_clip
@@ -27,9 +28,9 @@ def after(run: Run) -> list[str]:
 
 
 def _cut(run: Run) -> list[str]:
-    if run.method.window is None:
+    if run.method.model.window is None:
         return []
-    cut = cut_texts(run.federation, run.method.window)
+    cut = cut_texts(run.federation, run.method.model.window)
     return [str(cut)] if cut.share else []
 
 
@@ -49,7 +50,7 @@ def _loud_noise(run: Run) -> list[str]:
     if run.dp is None or run.dp.account is None:
         return []
     plan = run.dp.account.plan
-    shared = run.built.partition.names(*SHARED)
+    shared = (*run.built.partition.names(*SHARED), *sums(run.method.local.statistics))
     group, ratio = noise_to_clip(plan, {name: run.built.initial[name].numel() for name in shared})
     if ratio <= 1:
         return []

@@ -8,7 +8,7 @@ take its place: a missing update would say, without noise, that training failed 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from homespun.core.errors import MessageError
-from homespun.core.messages import LARGEST_NUMBER, Broadcast, Elected, Rows, Update
+from homespun.core.messages import LARGEST_NUMBER, METRICS, Broadcast, Candidate, Rows, Update
 from homespun.core.transforms import NO_TRANSFORMS, NOTHING_SENT, Transforms, add_bytes
 from homespun.core.tree import Tree
 
@@ -29,9 +29,9 @@ class Intake:
     """One round's sum so far, who is in it, and who was refused for what."""
 
     broadcast: Broadcast
-    statistics: Sequence[str]
     total: Update
-    elects: Sequence[str] = ()  # parameters that a candidate has steps for
+    statistics: Collection[str] = ()  # declared ones that are summed
+    best: Collection[str] = ()  # declared ones of which the best is kept
     weight: float | None = None  # that everybody has to have; None: each its own
     instead: Update | None = None  # taken in the place of an update that is refused; None: nothing is
     taken: set[str] = field(default_factory=set)
@@ -44,7 +44,7 @@ class Intake:
         if user in self.taken:
             self.refused[user] = "a second update in one round"
             return False
-        reason = refusal(update, self.broadcast, statistics=self.statistics, elects=self.elects)
+        reason = refusal(update, self.broadcast, statistics=self.statistics, best=self.best)
         if reason is None and self.weight not in (None, update.weight):
             reason = f"a weight of {update.weight} where everybody's is {self.weight:g}"
         changed = None
@@ -71,13 +71,14 @@ class Intake:
 
 def _no_numbers(update: Update) -> str | None:
     """Whether a transform made something of an update that cannot be added."""
-    tensors = {**update.federated, **{name: rows.values for name, rows in update.keyed.items()}}
+    rows = {name: rows.values for name, rows in update.keyed.items()}
+    tensors = {**update.federated, **rows, **update.statistics}
     broken = sorted(name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all()))
     return f"NaN or infinity in {broken[0]!r} after its transforms" if broken else None
 
 
 def refusal(
-    update: Update, broadcast: Broadcast, *, statistics: Sequence[str], elects: Sequence[str] = ()
+    update: Update, broadcast: Broadcast, *, statistics: Collection[str] = (), best: Collection[str] = ()
 ) -> str | None:
     """Why one client's update cannot be taken; None if it can."""
     if update.round != broadcast.round:
@@ -86,33 +87,37 @@ def refusal(
         return f"an update of {_shown(update.clients)} clients at once"
     if not (_is_finite(update.weight) and 0 <= update.weight <= HEAVIEST):
         return f"a weight of {_shown(update.weight)}"
-    if set(update.statistics) != set(statistics):
-        return f"statistics {sorted(update.statistics)} where {sorted(statistics)} were declared"
-    if not all(isinstance(value, int | float) for value in update.statistics.values()):
-        return "statistics that are no numbers"
-    if not all(map(_is_finite, update.statistics.values())):
-        return f"NaN, infinity or numbers beyond {LARGEST_NUMBER:g} in its statistics"
-    if update.statistics.get("examples", 0) < 0:
-        return f"{update.statistics['examples']:g} examples"
+    if set(update.metrics) != set(METRICS):
+        return f"metrics {sorted(update.metrics)} where {sorted(METRICS)} were expected"
+    if not all(isinstance(value, int | float) for value in update.metrics.values()):
+        return "metrics that are not numbers"
+    if not all(map(_is_finite, update.metrics.values())):
+        return f"NaN, infinity or numbers beyond {LARGEST_NUMBER:g} in its metrics"
+    if update.metrics["examples"] < 0:
+        return f"{update.metrics['examples']:g} examples"
+    largest = LARGEST_STEP * update.weight
     return (
-        _wrong_tensors(update.federated, broadcast.federated, largest=LARGEST_STEP * update.weight)
+        _wrong_tensors(update.federated, broadcast.federated, largest=largest)
         or _wrong_rows(update.keyed, broadcast.keyed, weight=update.weight)
-        or _wrong_candidate(update.elected, {name: broadcast.federated[name] for name in elects})
+        or _wrong_tensors(
+            update.statistics, {name: broadcast.server[name] for name in statistics}, largest=largest, kind="statistics"
+        )
+        or _wrong_best(update.best, {name: broadcast.server[name] for name in best})
     )
 
 
-def _wrong_candidate(found: Elected | None, expected: Tree) -> str | None:
-    if found is None or not expected:
-        return None if (found is None) == (not expected) else "a candidate where none, or none where one, was expected"
-    if not (_is_finite(found.score) and found.score <= 0):
-        return f"a score of {_shown(found.score)}"
-    return _wrong_tensors(found.steps, expected, largest=LARGEST_STEP)
+def _wrong_best(found: Mapping[str, Candidate], expected: Tree) -> str | None:
+    wrong = [one.score for one in found.values() if not (_is_finite(one.score) and one.score <= 0)]
+    if wrong:
+        return f"a score of {_shown(wrong[0])}"
+    values = {name: one.value for name, one in found.items()}
+    return _wrong_tensors(values, expected, largest=LARGEST_STEP, kind="statistics")
 
 
-def _wrong_tensors(found: Tree, expected: Tree, *, largest: float) -> str | None:
+def _wrong_tensors(found: Tree, expected: Tree, *, largest: float, kind: str = "parameters") -> str | None:
     missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
     if missing or extra:
-        return f"parameters missing {missing}, unexpected {extra}"
+        return f"{kind} missing {missing}, unexpected {extra}"
     wrong = (
         _wrong_tensor(name, found[name], like=value, shape=value.shape, largest=largest)
         for name, value in expected.items()

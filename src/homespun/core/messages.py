@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,51 +47,61 @@ class Broadcast:
     round: int
     federated: Tree
     keyed: Tree
+    server: Tree = field(default_factory=dict)  # parameters that only the server changes
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """Everything it has, by name."""
+        return {**self.federated, **self.keyed, **self.server}
 
 
 @dataclass(frozen=True)
-class Elected:
-    """Of all that clients put up for election, the one with the highest score: steps for federated parameters."""
+class Candidate:
+    """One client's value of a statistic of which the best-scoring one is kept."""
 
     score: float
-    steps: Tree
+    value: Tensor
+
+
+METRICS = ("loss", "examples")  # numbers that every update has
 
 
 @dataclass(frozen=True)
 class Update:
-    """What comes back, summed over `clients`: weight times delta, and declared statistics."""
+    """What comes back, summed over `clients`: weight times delta, metrics, and declared statistics."""
 
     round: int
     federated: Tree
     keyed: Mapping[str, Rows]
-    statistics: Mapping[str, float]
+    metrics: Mapping[str, float]
     weight: float
     clients: int
-    elected: Elected | None = None  # the only thing that is not a sum
-    # Of shared parameters, the standard deviation of the noise on every number; the server says so when it has them all
+    statistics: Tree = field(default_factory=dict)  # weight times value
+    best: Mapping[str, Candidate] = field(default_factory=dict)  # the only part that is not a sum
+    # Standard deviation of the noise on each number, by the name of a parameter or statistic; set by the server
     noise: Mapping[str, float] = field(default_factory=dict)
 
     def __add__(self, other: Update) -> Update:
         if self.round != other.round:
             raise MessageError(f"updates of rounds {self.round} and {other.round} cannot be added")
-        if self.keyed.keys() != other.keyed.keys() or self.statistics.keys() != other.statistics.keys():
-            raise MessageError("updates with different keyed parameters or statistics cannot be added")
+        if self.keyed.keys() != other.keyed.keys() or self.metrics.keys() != other.metrics.keys():
+            raise MessageError("updates with different keyed parameters or metrics cannot be added")
         return Update(
             round=self.round,
             federated=tree.add(self.federated, other.federated),
             keyed={name: rows + other.keyed[name] for name, rows in self.keyed.items()},
-            statistics={name: value + other.statistics[name] for name, value in self.statistics.items()},
+            metrics={name: value + other.metrics[name] for name, value in self.metrics.items()},
             weight=self.weight + other.weight,
             clients=self.clients + other.clients,
-            elected=_better(self.elected, other.elected),
+            statistics=tree.add(self.statistics, other.statistics),
+            best=_better(self.best, other.best),
         )
 
 
-def _better(one: Elected | None, other: Elected | None) -> Elected | None:
-    """The first of two equals, so that it is the same one whoever adds."""
-    if one is None or other is None:
-        return one or other
-    return other if other.score > one.score else one
+def _better(one: Mapping[str, Candidate], other: Mapping[str, Candidate]) -> dict[str, Candidate]:
+    """The first of two equals, so that the order of additions does not matter."""
+    better = {name: best for name, best in other.items() if name not in one or best.score > one[name].score}
+    return {**one, **better}
 
 
 @dataclass(frozen=True)
@@ -102,37 +112,44 @@ class ServerState:
     federated: Tree
     keyed: Tree
     optimizer: Tree = field(default_factory=dict)  # the server rule's own memory, such as Adam's moments
+    server: Tree = field(default_factory=dict)  # parameters that no client trains
 
     def broadcast(self) -> Broadcast:
-        return Broadcast(self.round, self.federated, self.keyed)
+        return Broadcast(self.round, self.federated, self.keyed, self.server)
 
 
 def require_valid(
     update: Update,
     broadcast: Broadcast,
     *,
-    statistics: Sequence[str],
+    statistics: Collection[str] = (),
+    best: Collection[str] = (),
     clients: int | None = None,
-    candidates: Sequence[str] | None = None,
 ) -> None:
-    """Raise unless the update answers this broadcast and is finite throughout. It is of at most `clients` clients, and
-    one that is elected has steps for `candidates`; None: any."""
+    """Raise unless the update answers this broadcast, has these statistics, is finite throughout and is the sum of at
+    most `clients` clients' updates."""
     if update.round != broadcast.round:
         raise MessageError(f"update of round {update.round} arrived in round {broadcast.round}")
     if update.weight < 0:
         raise MessageError(f"an update with a weight of {update.weight:g}")
     if clients is not None and update.clients > clients:
         raise MessageError(f"an update of {update.clients} clients, where {clients} were asked")
-    elected = () if update.elected is None else tuple(update.elected.steps)
-    if candidates is not None and set(elected) - set(candidates):
-        raise MessageError(f"an update with steps for {sorted(elected)}, where {sorted(candidates)} were expected")
+    if update.metrics.keys() != set(METRICS):
+        raise MessageError(f"metrics: expected {sorted(METRICS)}, got {sorted(update.metrics)}")
+    if update.statistics.keys() != set(statistics) or update.best.keys() - set(best):
+        declared, got = sorted([*statistics, *best]), sorted([*update.statistics, *update.best])
+        raise MessageError(f"statistics: declared {declared}, got {got}")
     tree.require_same_names(broadcast.federated, update.federated)
     if update.keyed.keys() != broadcast.keyed.keys():
         raise MessageError(f"keyed parameters: expected {sorted(broadcast.keyed)}, got {sorted(update.keyed)}")
-    if set(update.statistics) != set(statistics):
-        raise MessageError(f"statistics: declared {sorted(statistics)}, got {sorted(update.statistics)}")
     for name, value in broadcast.federated.items():
         _require_type(name, update.federated[name], like=value)
+    found = {**update.statistics, **{name: one.value for name, one in update.best.items()}}
+    for name, value in found.items():
+        _require_type(name, value, like=broadcast.server[name])
+        if value.shape != broadcast.server[name].shape:
+            shapes = tuple(broadcast.server[name].shape), tuple(value.shape)
+            raise MessageError(f"statistic {name!r}: expected shape {shapes[0]}, got {shapes[1]}")
     for name, table in broadcast.keyed.items():
         rows = update.keyed[name]
         _require_type(name, rows.values, like=table)
@@ -142,7 +159,7 @@ def require_valid(
             )
         if len(rows.index) and int(rows.index[-1]) >= len(table):  # they ascend
             raise MessageError(f"{name!r} has no row {int(rows.index[-1])}")
-    broken = _not_finite({**update.federated, **{name: rows.values for name, rows in update.keyed.items()}})
+    broken = _not_finite({**update.federated, **{name: rows.values for name, rows in update.keyed.items()}, **found})
     if broken:
         raise MessageError(
             f"round {update.round}: {', '.join(broken)} became infinite or NaN in local training. "
@@ -158,7 +175,7 @@ def _require_type(name: str, found: Tensor, *, like: Tensor) -> None:
 
 def require_finite(state: ServerState) -> None:
     """Raise where a server's step left the numbers."""
-    broken = _not_finite({**state.federated, **state.keyed})
+    broken = _not_finite({**state.federated, **state.keyed, **state.server})
     if broken:
         raise MessageError(
             f"round {state.round - 1}: {', '.join(broken)} became infinite or NaN in the server's step. Lower its rate."
@@ -226,7 +243,11 @@ def strip(prefix: str, tensors: Tree) -> dict[str, Tensor]:
 
 
 def broadcast_to_tensors(broadcast: Broadcast) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    tensors = {**prefixed("federated", broadcast.federated), **prefixed("keyed", broadcast.keyed)}
+    tensors = {
+        **prefixed("federated", broadcast.federated),
+        **prefixed("keyed", broadcast.keyed),
+        **prefixed("server", broadcast.server),
+    }
     return {"round": broadcast.round}, tensors
 
 
@@ -239,43 +260,47 @@ def broadcast_from_bytes(data: bytes) -> Broadcast:
 
 
 def broadcast_from_tensors(header: Mapping[str, Any], tensors: Tree) -> Broadcast:
-    _require_places(tensors, "federated", "keyed")
-    return Broadcast(_count(header, "round"), strip("federated", tensors), strip("keyed", tensors))
+    _require_places(tensors, "federated", "keyed", "server")
+    trees = (strip(place, tensors) for place in ("federated", "keyed", "server"))
+    return Broadcast(_count(header, "round"), *trees)
 
 
 def update_to_tensors(update: Update) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """An update as a JSON header and named tensors."""
     header = {
         "round": update.round,
-        "statistics": dict(update.statistics),
+        "metrics": dict(update.metrics),
         "weight": update.weight,
         "clients": update.clients,
+        "scores": {name: one.score for name, one in update.best.items()},
     }
-    tensors = prefixed("federated", update.federated)
-    if update.elected is not None:
-        header["score"] = update.elected.score
-        tensors |= prefixed("elected", update.elected.steps)
+    tensors = {
+        **prefixed("federated", update.federated),
+        **prefixed("statistics", update.statistics),
+        **prefixed("best", {name: one.value for name, one in update.best.items()}),
+    }
     for name, rows in update.keyed.items():
         tensors |= prefixed(f"keyed/{name}", {"index": rows.index, "values": rows.values, "weight": rows.weight})
     return header, tensors
 
 
 def update_from_tensors(header: Mapping[str, Any], tensors: Tree) -> Update:
-    _require_places(tensors, "federated", "keyed", "elected")
-    keyed, steps = strip("keyed", tensors), strip("elected", tensors)
-    statistics = header.get("statistics")
-    if not isinstance(statistics, dict):
-        raise MessageError("its statistics are not an object of names and numbers")
-    if steps and "score" not in header:
-        raise MessageError("a candidate's steps without a score")
+    _require_places(tensors, "federated", "keyed", "statistics", "best")
+    keyed, best = strip("keyed", tensors), strip("best", tensors)
+    metrics, scores = header.get("metrics"), header.get("scores")
+    if not isinstance(metrics, dict) or not isinstance(scores, dict):
+        raise MessageError("its metrics or scores are not an object of names and numbers")
+    if best.keys() != scores.keys():
+        raise MessageError(f"scores of {sorted(scores)} for the values of {sorted(best)}")
     return Update(
         round=_count(header, "round"),
         federated=strip("federated", tensors),
         keyed={name: _rows(name, strip(name, keyed)) for name in sorted({key.rpartition("/")[0] for key in keyed})},
-        statistics={name: _number(statistics, name) for name in statistics},
+        metrics={name: _number(metrics, name) for name in metrics},
         weight=_number(header, "weight"),
         clients=_count(header, "clients"),
-        elected=Elected(_number(header, "score"), steps) if "score" in header else None,
+        statistics=strip("statistics", tensors),
+        best={name: Candidate(_number(scores, name), value) for name, value in best.items()},
     )
 
 
@@ -307,16 +332,18 @@ def state_to_bytes(state: ServerState) -> bytes:
         **prefixed("federated", state.federated),
         **prefixed("keyed", state.keyed),
         **prefixed("optimizer", state.optimizer),
+        **prefixed("server", state.server),
     }
     return pack({"round": state.round}, tensors)
 
 
 def state_from_bytes(data: bytes) -> ServerState:
     header, tensors = unpack(data)
-    _require_places(tensors, "federated", "keyed", "optimizer")
+    _require_places(tensors, "federated", "keyed", "optimizer", "server")
     return ServerState(
         round=_count(header, "round"),
         federated=strip("federated", tensors),
         keyed=strip("keyed", tensors),
         optimizer=strip("optimizer", tensors),
+        server=strip("server", tensors),
     )

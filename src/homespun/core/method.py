@@ -7,8 +7,9 @@ processes and resumed runs get theirs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -16,8 +17,8 @@ from torch import Tensor, nn
 
 from homespun.core import seeds
 from homespun.core.draws import KEY
-from homespun.core.errors import MethodError
-from homespun.core.messages import Broadcast, Elected, ServerState
+from homespun.core.errors import MethodError, raise_faults
+from homespun.core.messages import Broadcast, ServerState
 from homespun.core.optimizers import Adam as Adam
 from homespun.core.optimizers import AdamW as AdamW
 from homespun.core.optimizers import Optimizer as Optimizer
@@ -27,6 +28,7 @@ from homespun.core.roles import Partition, Role, Rules, first_match, partition
 from homespun.core.scoring import Scoring
 from homespun.core.server import FedAvg, ServerRule
 from homespun.core.settings import Settings
+from homespun.core.statistics import Statistics
 from homespun.core.threads import one_thread
 from homespun.core.transforms import UpdateTransform
 from homespun.core.tree import Tree
@@ -44,26 +46,30 @@ class Stackable(Protocol):
     def stacked(self, parameters: Tree, batch: Batch) -> Tensor: ...
 
 
-WHOLE = 1_000_000  # a batch that holds everything a user has
+WHOLE = 1_000_000  # a batch that holds all examples of a user
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of local training. The optimizer starts afresh in every phase of every round.
+    """A stretch of local training by gradient steps. Each phase of each round starts with a fresh optimizer.
 
-    `trains` maps globs to optimizers, first match wins; a parameter that no glob covers stands still.
-    Give `epochs` or `steps`. `proximal` is FedProx's mu: it pulls what is shared towards its broadcast
-    value by adding mu/2 |w - w_broadcast|^2 to the loss. `loss` is the method's unless the phase has its own.
+    `trains` maps globs to optimizers, first match wins; a parameter that no glob covers does not change.
+    Give `epochs` or `steps`. `mu` is FedProx's: it pulls what is shared towards its broadcast value by adding
+    mu/2 |w - w_broadcast|^2 to the loss. `loss` replaces the method's.
 
     `clip_norm` scales a step's gradient down to this norm, over all parameters that the phase trains of one client, as
     torch.nn.utils.clip_grad_norm_ does; FedProx's pull is part of it. That is for stable training, not for privacy.
+
+    Example:
+        >>> Phase(trains={"output.*": Sgd(0.1)}, batch=8, epochs=1).optimizer_of("output.bias")
+        Sgd(lr=0.1, momentum=0.0, weight_decay=0.0)
     """
 
     trains: Mapping[str, Optimizer]
     batch: int
     epochs: int | None = None
     steps: int | None = None
-    proximal: float = 0.0
+    mu: float = 0.0
     loss: Loss | None = None
     clip_norm: float | None = None
 
@@ -71,11 +77,35 @@ class Phase:
         if (self.epochs is None) == (self.steps is None):
             raise MethodError(f"a phase has either epochs or steps, got epochs={self.epochs}, steps={self.steps}")
         if self.clip_norm is not None and not self.clip_norm > 0:
-            raise MethodError(f"a phase's clip_norm is above 0, got {self.clip_norm}. Leave it out to clip nothing.")
+            raise MethodError(f"clip_norm must be above 0, got {self.clip_norm}. Leave it out to clip nothing.")
 
     def optimizer_of(self, name: str) -> Optimizer | None:
         pattern = first_match(name, self.trains)
         return None if pattern is None else self.trains[pattern]
+
+
+@dataclass(frozen=True)
+class LocalView:
+    """What a client sees when it computes private parameters: with many clients at once, everything but frozen
+    parameters has a leading client axis."""
+
+    predict: Predict
+    parameters: Tree
+    batch: Batch  # all examples of the client
+    mean: Callable[[Tensor], Tensor]  # of one value per example, weighted as in training: [..., examples] -> [...]
+
+
+@dataclass(frozen=True)
+class Assign:
+    """A local step that is not a gradient step: new values of private parameters, computed from all examples of a
+    client. PFedKM's direction of a user's gradient, for instance."""
+
+    names: tuple[str, ...]
+    compute: Callable[[LocalView], Tree]
+    trains: ClassVar[Mapping[str, Optimizer]] = MappingProxyType({})
+
+
+LocalPhase: TypeAlias = Phase | Assign
 
 
 @dataclass(frozen=True)
@@ -123,52 +153,63 @@ class MethodFile:
     source: str
 
 
+def no_private(generator: torch.Generator, broadcast: Broadcast) -> dict[str, Tensor]:
+    """The start of a user who has nothing private."""
+    return {}
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The network, the roles of its parameters, and what it reads."""
+
+    build: Callable[[], nn.Module]
+    roles: Rules  # globs to roles, first match wins
+    encode: Callable[[Any], Batch]  # a federation's examples to tensors
+    # Where a new user starts, from what the server sends.
+    new_private: Callable[[torch.Generator, Broadcast], dict[str, Tensor]] = no_private
+    # Private parameters may differ from user to user: any names that a rule calls private, in any shape.
+    private_varies: bool = False
+    keys: Mapping[str, str] = field(default_factory=dict)  # keyed parameter -> the batch column that names its rows
+    # Batch columns that a client computes from the parameters it sees, before every phase and before predicting: which
+    # head it uses, for instance. They never leave the client. Any leading axes.
+    derived: Mapping[str, Callable[[Tree, Batch], Tensor]] = field(default_factory=dict)
+    upload_rows: Literal["touched", "all"] = "touched"  # of a keyed parameter; all: zeros for those not touched
+    head: tuple[str, ...] = ()  # globs of the last layer, for methods that give each user one
+    reads: Literal["texts", "images"] = "texts"
+    window: Window | None = None  # how much of a text is read; None: all of it
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """What a client does in a round, and what it discloses."""
+
+    loss: Loss
+    phases: tuple[LocalPhase, ...]
+    client_weight: Callable[[int], float] = float  # from the number of examples
+    example_weight: str | None = None  # the batch column with an example's weight in its batch's mean; None: equal
+    statistics: Statistics = field(default_factory=dict)  # disclosed beside the update
+    # How much of its private delta a client keeps: all of it (FURL's equation 7), or the share that its update has in
+    # the cohort's average (equation 6).
+    private_update: Literal["all", "share"] = "all"
+    stochastic: bool = False  # the loss draws random numbers: training batches have a column `key` (core/draws.py)
+    pooled: bool = False  # central training: one client has all users' examples
+
+
 @dataclass(frozen=True)
 class Method:
+    """One paper: its model, local training, server rule, personalization and scoring. See docs/your-first-method.md."""
+
     name: str
     version: int  # rises when numbers may change
     settings: Settings
     task: Task
-    build: Callable[[], nn.Module]
-    rules: Rules
-    encode: Callable[[Any], Batch]  # a federation's examples to tensors
-    loss: Loss
-    phases: tuple[Phase, ...]
-    personalize: Personalization  # at home, after training; nothing is sent
+    model: ModelSpec
+    local: LocalTraining
+    personalize: Personalization  # after training, on the client; nothing is uploaded
     scoring: Scoring  # what evaluation means
-    # What a home tells of itself on purpose, after a round's training: new values for federated parameters, which
-    # the update carries like any other. `releases` names it for people.
-    release: Callable[[Tree, torch.Generator], Tree] | None = None
-    releases: tuple[str, ...] = ()
-    # What a home works out of the parameters it sees and adds to its examples as columns, before every phase and
-    # before predicting: which head is its own, for instance. Any leading axes.
-    columns: Callable[[Tree, Batch], Batch] | None = None
-    # What each home puts up for election: a score, and steps for federated parameters. Of a cohort's the best-scoring
-    # one reaches the server rule, with its score.
-    elects: Callable[[Tree], Elected] | None = None
-    candidates: tuple[str, ...] = ()  # what those steps are for; a score is at most 0
-    # The federated table whose rows are the embeddings of prototypical users, whom the server itself holds and trains
-    # beside every round; and the private parameter they are.
-    prototypes: tuple[str, str] | None = None
-    # Where a new user begins, from what the server sends.
-    new_private: Callable[[torch.Generator, Broadcast], dict[str, Tensor]] = field(default=lambda *_: {})
-    # Private parameters may differ from user to user: any names that a rule calls private, in any shape.
-    private_varies: bool = False
     server: ServerRule = field(default_factory=FedAvg)
-    transforms: tuple[UpdateTransform, ...] = ()  # what is done to updates on their way, beside the run's own
-    weight: Callable[[int], float] = float  # a client's weight from its number of examples
-    share: str | None = None  # the batch column with an example's share in its batch's mean; None: equal shares
-    # What a home keeps of its private delta: all of it (FURL's equation 7), or the share its update has
-    # in the cohort's average (equation 6).
-    keeps: Literal["all", "share"] = "all"
-    keys: Mapping[str, str] = field(default_factory=dict)  # keyed parameter -> the batch column that names its rows
-    sends: Literal["touched", "all"] = "touched"  # rows of a keyed parameter; all: zeros for those not touched
-    head: tuple[str, ...] = ()  # globs of the last layer, for methods that give everybody one of their own
-    reads: Literal["texts", "images"] = "texts"
-    window: Window | None = None  # how much of a text is read; None: all of it
-    artefacts: tuple[Artefact, ...] = ()  # what was made before and is used here, such as a base model
-    stochastic: bool = False  # the loss draws random numbers: training batches have a column `key` (core/draws.py)
-    pooled: bool = False  # central training: one holder has everybody's examples
+    transforms: tuple[UpdateTransform, ...] = ()  # applied to updates, besides the run's own
+    artefacts: tuple[Artefact, ...] = ()  # made before and used here, such as a base model
     origin: str = ""  # the module or file this method came from
     files: tuple[MethodFile, ...] = ()  # the files outside the package it is made of, as they ran
 
@@ -177,12 +218,12 @@ class Method:
         """The pre-trained language model underneath, if there is one."""
         return next((one for one in self.artefacts if one.kind == "base model"), None)
 
-    # What clients release beside parameter updates; the weight says how many examples a client has.
-    statistics: ClassVar[tuple[str, ...]] = ("loss", "examples")
+    def __repr__(self) -> str:
+        return f"<Method {self.name}, version {self.version}>"
 
 
-@dataclass(frozen=True)
-class Built:
+@dataclass(frozen=True, repr=False)
+class BuiltMethod:
     """A method with its model in memory and every parameter in its role."""
 
     method: Method
@@ -193,11 +234,15 @@ class Built:
 
     def start(self) -> ServerState:
         """The server's state before the first round."""
-        return ServerState(
-            round=0,
-            federated=self.partition.select(self.initial, Role.FEDERATED),
-            keyed=self.partition.select(self.initial, Role.KEYED),
+        return self.in_roles(ServerState(round=0, federated=self.initial, keyed={}))
+
+    def in_roles(self, state: ServerState) -> ServerState:
+        """The same values, each in the tree of its role: a state of an earlier version may have them elsewhere."""
+        values = {**state.federated, **state.keyed, **state.server}
+        federated, keyed, server = (
+            self.partition.select(values, role) for role in (Role.FEDERATED, Role.KEYED, Role.SERVER)
         )
+        return replace(state, federated=federated, keyed=keyed, server=server)
 
     def count(self, role: Role) -> int:
         """How many numbers have this role."""
@@ -205,57 +250,70 @@ class Built:
 
     def parameters(self, broadcast: Broadcast, private: Tree) -> dict[str, Tensor]:
         """All parameters as one client sees them."""
-        frozen = self.partition.select(self.initial, Role.FROZEN)
-        return {**frozen, **broadcast.federated, **broadcast.keyed, **private}
+        return {**self.partition.select(self.initial, Role.FROZEN), **broadcast.parameters, **private}
 
     def new_private(self, user: str, *, seed: int, broadcast: Broadcast | None = None) -> dict[str, Tensor]:
-        """The private parameters of somebody seen for the first time; without a broadcast, before the first round."""
-        broadcast = broadcast or self.start().broadcast()
-        private = self.method.new_private(seeds.torch_generator(seed, "private", user), broadcast)
+        """The private parameters of a user seen for the first time; without a broadcast, before the first round."""
+        broadcast, spec = broadcast or self.start().broadcast(), self.method.model
+        private = spec.new_private(seeds.torch_generator(seed, "private", user), broadcast)
         expected = set(self.partition.names(Role.PRIVATE))
-        varies = self.method.private_varies and all(self.partition.role_of(one) is Role.PRIVATE for one in private)
+        varies = spec.private_varies and all(self.partition.role_of(one) is Role.PRIVATE for one in private)
         if set(private) != expected and not varies:
             raise MethodError(
                 f"{self.method.name}: new_private made {sorted(private)}, the rules say {sorted(expected)}"
             )
         return private
 
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{self.count(role):,} {role.value}" for role in Role if self.partition.names(role))
+        return f"<BuiltMethod {self.method.name}: {counts} numbers>"
+
 
 @one_thread()
-def build(method: Method, *, seed: int) -> Built:
-    """Build the model from the run's seed and check that its roles are total and exclusive."""
+def build(method: Method, *, seed: int) -> BuiltMethod:
+    """Build the model from the run's seed and check that each parameter has exactly one role."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeds.derive(seed, "initial parameters") >> 1)
-        model = method.build()
+        model = method.model.build()
     model.requires_grad_(False)
     named = dict(model.named_parameters())
-    parts = partition(named, method.rules, method=method.name, private_varies=method.private_varies)
-    _require_sound_phases(method, parts)
+    parts = partition(named, method.model.roles, method=method.name, private_varies=method.model.private_varies)
+    faults = _faults(method, parts)
+    if faults:
+        raise_faults(MethodError, method.name, faults)
     # A frozen parameter may be most of a language model: it is not held twice.
     initial = {
         name: value.detach() if parts.roles[name] is Role.FROZEN else value.detach().clone()
         for name, value in named.items()
     }
-    return Built(method, model, parts, initial)
+    return BuiltMethod(method, model, parts, initial)
 
 
-def _require_sound_phases(method: Method, parts: Partition) -> None:
-    for phase in (*method.phases, *method.personalize.phases):
+def _faults(method: Method, parts: Partition) -> list[str]:
+    """Where a method contradicts its own roles."""
+    faults = []
+    for phase in (*method.local.phases, *method.personalize.phases):
         idle = [glob for glob in phase.trains if not any(first_match(name, [glob]) for name in parts.roles)]
-        if idle:
-            raise MethodError(f"{method.name}: a phase trains {idle}, which covers no parameter")
-        frozen = [name for name in parts.names(Role.FROZEN) if phase.optimizer_of(name)]
-        if frozen:
-            raise MethodError(f"{method.name}: a phase trains {frozen}, which the rules call frozen")
-    if method.stochastic and KEY in method.keys.values():
-        raise MethodError(f"{method.name}: the column {KEY!r} is that of random draws, and cannot name rows as well")
-    if set(method.keys) != set(parts.names(Role.KEYED)):
-        raise MethodError(
-            f"{method.name}: keys name {sorted(method.keys)}, the rules say {sorted(parts.names(Role.KEYED))}"
-        )
+        faults += [f"a phase trains {idle}, which covers no parameter"] if idle else []
+        for role in (Role.FROZEN, Role.SERVER):
+            fixed = list(optimizers(phase, parts.names(role)))
+            faults += [f"a phase trains {fixed}, which the rules call {role.value}"] if fixed else []
+        shared = [one for one in getattr(phase, "names", ()) if parts.role_of(one) is not Role.PRIVATE]
+        faults += [f"a phase assigns {shared}, which the rules do not call private"] if shared else []
+    if method.local.stochastic and KEY in method.model.keys.values():
+        faults.append(f"the column {KEY!r} is that of random draws, and cannot name rows as well")
+    keyed, served = parts.names(Role.KEYED), parts.names(Role.SERVER)
+    if set(method.model.keys) != set(keyed):
+        faults.append(f"keys name {sorted(method.model.keys)}, the rules say {sorted(keyed)}")
+    unknown = sorted(set(method.local.statistics) - set(served))
+    if unknown:
+        faults.append(f"statistics {unknown} have no parameter of this name with the role server")
+    return faults
 
 
-def optimizers(phase: Phase, names: Sequence[str]) -> dict[str, Optimizer]:
+def optimizers(phase: LocalPhase, names: Iterable[str]) -> dict[str, Optimizer]:
     """The parameters this phase trains, each with its optimizer."""
+    if isinstance(phase, Assign):
+        return {}
     found = {name: phase.optimizer_of(name) for name in names}
     return {name: optimizer for name, optimizer in found.items() if optimizer is not None}

@@ -15,7 +15,7 @@ from typing import TypeAlias
 class Sgd:
     """`torch.optim.SGD`; weight decay adds weight_decay * w to the gradient."""
 
-    rate: float
+    lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
 
@@ -24,21 +24,21 @@ class Sgd:
 class Adam:
     """`torch.optim.Adam`; weight decay adds weight_decay * w to the gradient, and so to both moments."""
 
-    rate: float
+    lr: float
     beta1: float = 0.9
     beta2: float = 0.999
-    epsilon: float = 1e-8
+    eps: float = 1e-8
     weight_decay: float = 0.0
 
 
 @dataclass(frozen=True)
 class AdamW:
-    """`torch.optim.AdamW`; weight decay multiplies w by 1 - rate * weight_decay before the step."""
+    """`torch.optim.AdamW`; weight decay multiplies w by 1 - lr * weight_decay before the step."""
 
-    rate: float
+    lr: float
     beta1: float = 0.9
     beta2: float = 0.999
-    epsilon: float = 1e-8
+    eps: float = 1e-8
     weight_decay: float = 0.01
 
 
@@ -46,5 +46,5 @@ Optimizer: TypeAlias = Sgd | Adam | AdamW
 
 
 def is_plain(optimizer: Optimizer) -> bool:
-    """Whether a step is minus rate times the gradient and nothing else, so that steps of one rate add up."""
+    """Whether a step is minus lr times the gradient and nothing else, so that steps of one lr add up."""
     return isinstance(optimizer, Sgd) and not optimizer.momentum and not optimizer.weight_decay

@@ -17,11 +17,12 @@ class Role(Enum):
     FROZEN = "frozen"  # everyone has it, nobody changes it
     FEDERATED = "federated"  # the server's; goes down every round, comes up as a delta
     KEYED = "keyed"  # the server's, one row per key; touched rows come up
+    SERVER = "server"  # the server's; goes down every round and never comes up: only the server rule changes it
     PRIVATE = "private"  # one user's; never travels
 
 
 Rules = Sequence[tuple[str, Role]]
-SHARED = (Role.FEDERATED, Role.KEYED)
+SHARED = (Role.FEDERATED, Role.KEYED)  # what clients train together
 
 
 @dataclass(frozen=True)

@@ -17,22 +17,24 @@ ServerRule: TypeAlias = Callable[[ServerState, Update], ServerState]
 
 # A keyed row is averaged over the whole cohort (those who did not touch it count as zero), or only
 # over those who did.
-Denominator: TypeAlias = Literal["cohort", "contributors"]
+RowDenominator: TypeAlias = Literal["cohort", "contributors"]
 
 
-def mean_rows(rows: Rows, *, weight: float, over: Denominator) -> Tensor:
-    if over == "cohort":
+def mean_rows(rows: Rows, *, weight: float, row_denominator: RowDenominator) -> Tensor:
+    if row_denominator == "cohort":
         return rows.values / weight
     shape = (-1, *[1] * (rows.values.dim() - 1))
     return rows.values / rows.weight.to(rows.values.dtype).reshape(shape)
 
 
-def mean_delta(state: ServerState, update: Update, *, over: Denominator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def mean_delta(
+    state: ServerState, update: Update, *, row_denominator: RowDenominator
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The cohort's mean delta of the federated and, as whole tables, of the keyed parameters."""
     federated = {name: total / update.weight for name, total in update.federated.items()}
     keyed = {
         name: torch.zeros_like(state.keyed[name]).index_copy_(
-            0, rows.index, mean_rows(rows, weight=update.weight, over=over)
+            0, rows.index, mean_rows(rows, weight=update.weight, row_denominator=row_denominator)
         )
         for name, rows in update.keyed.items()
     }
@@ -44,44 +46,44 @@ ServerName: TypeAlias = Literal["fedavg", "fedadam"]
 
 @dataclass(frozen=True)
 class FedAvg:
-    """w <- w + rate * (sum of c_i delta_i / sum of c_i)."""
+    """w <- w + lr * (sum of c_i delta_i / sum of c_i)."""
 
-    rate: float = 1.0
-    over: Denominator = "cohort"
+    lr: float = 1.0
+    row_denominator: RowDenominator = "cohort"
 
     def __call__(self, state: ServerState, update: Update) -> ServerState:
         if update.weight == 0:
             return replace(state, round=state.round + 1)
-        federated, keyed = mean_delta(state, update, over=self.over)
+        federated, keyed = mean_delta(state, update, row_denominator=self.row_denominator)
         return replace(
             state,
             round=state.round + 1,
-            federated={name: value + self.rate * federated[name] for name, value in state.federated.items()},
-            keyed={name: value + self.rate * keyed[name] for name, value in state.keyed.items()},
+            federated={name: value + self.lr * federated[name] for name, value in state.federated.items()},
+            keyed={name: value + self.lr * keyed[name] for name, value in state.keyed.items()},
         )
 
 
 @dataclass(frozen=True)
 class FedAdam:
     """Adam on the server, with the mean delta in the gradient's place (Reddi et al., 2021, algorithm 2:
-    no bias correction, `adaptivity` is their tau).
+    no bias correction, `tau` is their tau).
 
     Two options of `torch.optim.Adam` that the paper does not have: `weight_decay` subtracts weight_decay * w from the
     mean delta, which is minus a gradient; `bias_correction` divides the moments by 1 - beta^t after t steps.
     """
 
-    rate: float = 0.01
+    lr: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.99
-    adaptivity: float = 1e-3
-    over: Denominator = "cohort"
+    tau: float = 1e-3
+    row_denominator: RowDenominator = "cohort"
     weight_decay: float = 0.0
     bias_correction: bool = False
 
     def __call__(self, state: ServerState, update: Update) -> ServerState:
         if update.weight == 0:
             return replace(state, round=state.round + 1)
-        federated, keyed = mean_delta(state, update, over=self.over)
+        federated, keyed = mean_delta(state, update, row_denominator=self.row_denominator)
         memory: dict[str, Tensor] = {}
         of_first = of_second = 1.0
         if self.bias_correction:  # rounds without anybody's weight are no steps
@@ -96,11 +98,12 @@ class FedAdam:
                 delta = deltas[name] - self.weight_decay * value if self.weight_decay else deltas[name]
                 memory[first] = self.beta1 * state.optimizer.get(first, zero) + (1 - self.beta1) * delta
                 memory[second] = self.beta2 * state.optimizer.get(second, zero) + (1 - self.beta2) * delta**2
-                scale = (memory[second] / of_second).sqrt() + self.adaptivity
-                moved[name] = value + self.rate * (memory[first] / of_first) / scale
+                scale = (memory[second] / of_second).sqrt() + self.tau
+                moved[name] = value + self.lr * (memory[first] / of_first) / scale
             return moved
 
-        return ServerState(
+        return replace(
+            state,
             round=state.round + 1,
             federated=step("federated", state.federated, federated),
             keyed=step("keyed", state.keyed, keyed),
@@ -111,15 +114,22 @@ class FedAdam:
 def server_rule(
     name: ServerName,
     *,
-    rate: float | None,
-    over: Denominator,
+    lr: float | None,
+    row_denominator: RowDenominator,
     weight_decay: float = 0.0,
     bias_correction: bool = False,
 ) -> FedAvg | FedAdam:
-    """By the names that settings have; without a rate, the rule's own."""
-    given = {} if rate is None else {"rate": rate}
+    """By the names that settings have; without a learning rate, the rule's own."""
+    given = {} if lr is None else {"lr": lr}
     if name == "fedadam":
-        return FedAdam(over=over, weight_decay=weight_decay, bias_correction=bias_correction, **given)
+        return FedAdam(
+            row_denominator=row_denominator, weight_decay=weight_decay, bias_correction=bias_correction, **given
+        )
     if weight_decay or bias_correction:
         raise SettingsError("weight_decay and bias_correction are options of server = fedadam; fedavg has neither.")
-    return FedAvg(over=over, **given)
+    return FedAvg(row_denominator=row_denominator, **given)
+
+
+def one_each(examples: int) -> float:
+    """The weight of a client where all clients with examples count equally."""
+    return float(examples > 0)

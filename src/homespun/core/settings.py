@@ -10,13 +10,70 @@ method's paper states a value, the annotation has it too:
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from homespun.core.errors import SettingsError, nearest, raise_faults
+
+# Settings that had another name before version 0.2. Runs, experiments and scripts made before are read with it.
+RENAMED = {
+    "base": "base_model",
+    "common_rate": "common_lr",
+    "embedding_rate": "embedding_lr",
+    "head_rate": "head_lr",
+    "home_pace": "personalize_lr_factor",
+    "home_steps": "personalize_steps",
+    "inner": "base_settings",
+    "keeps": "private_update",
+    "map_rate": "map_lr",
+    "model_rate": "model_lr",
+    "of": "base_method",
+    "over": "row_denominator",
+    "own_rate": "own_lr",
+    "personal_rate": "personal_lr",
+    "personalize_rate": "personalize_lr",
+    "proximal": "mu",
+    "rate": "lr",
+    "sends": "upload_rows",
+    "server_rate": "server_lr",
+    "statistics_clip": "metrics_clip",
+    "triplet_rate": "triplet_lr",
+    "user_rate": "user_lr",
+}
+
+
+class RenamedSettingWarning(FutureWarning):
+    """A setting was given by the name it had before."""
+
+
+def current_names(values: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Values by the present names of settings; `known` has them. An earlier name is replaced, with a warning."""
+    found = {}
+    for name, value in values.items():
+        new = RENAMED.get(name, name)
+        if name not in known and new in known and new not in values:  # an unknown name, or both, are faults found later
+            warnings.warn(f"the setting {name!r} is now called {new!r}", RenamedSettingWarning, stacklevel=2)
+            found[new] = value
+        else:
+            found[name] = value
+    return found
+
+
+def stored_settings(values: Any) -> Any:
+    """Settings that were written to disk, by their present names."""
+    if not isinstance(values, dict):
+        return values
+    return {RENAMED.get(name, name): stored_settings(value) for name, value in values.items()}
+
+
+def current_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run on disk was started with, its settings by their present names."""
+    groups = ("method_settings", "run")
+    return {name: stored_settings(value) if name in groups else value for name, value in identity.items()}
 
 
 class Settings(BaseModel):
@@ -27,6 +84,11 @@ class Settings(BaseModel):
     # Fields that are younger than runs on disk. At its default such a field changes nothing, so a run trained before it
     # existed is still the same run.
     added_later: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _current_names(cls, values: Any) -> Any:
+        return current_names(values, cls.model_fields) if isinstance(values, Mapping) else values
 
     def identity(self) -> dict[str, Any]:
         """What makes two runs different runs."""
@@ -97,12 +159,12 @@ def _class_in_table(annotation: Any) -> type[BaseModel] | None:
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """`["rate=0.1", "privacy.clip=1"]` as values: TOML where it is TOML, text otherwise; a dot goes inside."""
+    """`["lr=0.1", "privacy.clip=1"]` as values: TOML where it is TOML, text otherwise; a dot goes inside."""
     values: dict[str, Any] = {}
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator or not key.strip():
-            raise SettingsError(f"override {override!r} is not of the form name=value, for instance rate=0.1")
+            raise SettingsError(f"override {override!r} is not of the form name=value, for instance lr=0.1")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:

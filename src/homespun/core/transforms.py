@@ -43,10 +43,11 @@ class UpdateTransform:
         return False
 
     def on_clients(
-        self, gradients: Mapping[str, Tensor], statistics: Mapping[str, Tensor], *, scale: Mapping[str, float]
+        self, gradients: Mapping[str, Tensor], metrics: Mapping[str, Tensor], *, scale: Mapping[str, float]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """`on_client` for many clients at once: the sum over clients of their changed updates, and their changed
-        statistics. An update is `scale` times a gradient [clients, ...]; a statistic has one number per client."""
+        metrics. An update is `scale` times a gradient or statistic [clients, ...]; a metric has one number per
+        client."""
         raise NotImplementedError
 
     def on_server(self, total: Update, broadcast: Broadcast) -> Update:
@@ -57,8 +58,8 @@ class UpdateTransform:
         """Bytes by role that clients send for this changed update; `sent` counts it as it is."""
         return sent
 
-    def disclosed(self, record: RoundRecord, broadcast: Broadcast) -> RoundRecord:
-        """What may be recorded of a round."""
+    def disclosed(self, record: RoundRecord, broadcast: Broadcast, update: Update) -> RoundRecord:
+        """What may be recorded of a round; `update` is what the server rule saw."""
         return record
 
 
@@ -109,9 +110,9 @@ class Transforms:
             sent = one.bytes_sent(update, sent)
         return sent
 
-    def disclosed(self, record: RoundRecord, broadcast: Broadcast) -> RoundRecord:
+    def disclosed(self, record: RoundRecord, broadcast: Broadcast, update: Update) -> RoundRecord:
         for one in self.chain:
-            record = one.disclosed(record, broadcast)
+            record = one.disclosed(record, broadcast, update)
         return record
 
 
@@ -121,17 +122,22 @@ NO_TRANSFORMS = Transforms()
 def message_bytes(update: Update) -> dict[str, int]:
     """Bytes by role of an update: parameters, keyed rows, and the numbers beside them. Private parameters are listed
     to say that none are sent; an update that is not made of tensors counts as nothing."""
-    parts = [*update.federated.values(), *(rows.values for rows in update.keyed.values())]
+    parts = [*update.federated.values(), *(rows.values for rows in update.keyed.values()), *update.statistics.values()]
+    parts += [one.value for one in update.best.values()]
     if not all(isinstance(part, Tensor) for part in parts):
         return dict(NOTHING_SENT)
-    steps = {} if update.elected is None else update.elected.steps
-    score = 0 if update.elected is None else NUMBER_BYTES
     return {
         "federated": tree.byte_count(update.federated),
         "keyed": sum(row_bytes(rows.values, rows=len(rows.index)) for rows in update.keyed.values()),
-        "statistics": NUMBER_BYTES * (1 + len(update.statistics)) + tree.byte_count(steps) + score,
+        "statistics": NUMBER_BYTES * (1 + len(update.metrics)) + statistic_bytes(update),
         "private": 0,
     }
+
+
+def statistic_bytes(update: Update) -> int:
+    """Bytes of the declared statistics of one update."""
+    best = {name: one.value for name, one in update.best.items()}
+    return tree.byte_count(update.statistics) + tree.byte_count(best) + NUMBER_BYTES * len(best)
 
 
 def row_bytes(table: Tensor, *, rows: int) -> int:
@@ -148,5 +154,6 @@ def broadcast_bytes(broadcast: Broadcast, *, clients: int) -> dict[str, int]:
     return {
         "federated": clients * tree.byte_count(broadcast.federated),
         "keyed": clients * tree.byte_count(broadcast.keyed),
+        **({"server": clients * tree.byte_count(broadcast.server)} if broadcast.server else {}),
         "private": 0,
     }

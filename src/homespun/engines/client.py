@@ -12,10 +12,11 @@ from torch import Tensor
 from homespun.core import seeds
 from homespun.core.errors import MessageError, raise_faults
 from homespun.core.intake import Intake
-from homespun.core.messages import Broadcast, Rows, Update
-from homespun.core.method import Batch, Built, Phase
+from homespun.core.messages import METRICS, Broadcast, Candidate, Rows, Update
+from homespun.core.method import Batch, BuiltMethod, LocalPhase
 from homespun.core.progress import Done, silent
 from homespun.core.roles import Role
+from homespun.core.statistics import bests, sums
 from homespun.core.transforms import NO_TRANSFORMS, NOTHING_SENT, Transforms
 from homespun.core.tree import Tree
 
@@ -68,14 +69,15 @@ class Trainer(Protocol):
     def close(self) -> None: ...
 
 
-def require_own_roles(broadcast: Broadcast, built: Built) -> None:
-    """Raise unless the broadcast has exactly this client's federated and keyed parameters, in their shapes and dtypes.
+def require_own_roles(broadcast: Broadcast, built: BuiltMethod) -> None:
+    """Raise unless the broadcast has exactly this client's shared and server parameters, in their shapes and dtypes.
 
     Called where a broadcast reaches clients. A client sends what its own partition calls shared; a server that lists a
     private parameter as federated would otherwise get it back.
     """
     faults = []
-    for role, sent in ((Role.FEDERATED, broadcast.federated), (Role.KEYED, broadcast.keyed)):
+    trees = {Role.FEDERATED: broadcast.federated, Role.KEYED: broadcast.keyed, Role.SERVER: broadcast.server}
+    for role, sent in trees.items():
         own = built.partition.select(built.initial, role)
         missing = sorted(own.keys() - sent.keys())
         faults += [f"it lacks {role.value} {missing}"] if missing else []
@@ -97,7 +99,7 @@ def in_user_order(clients: Sequence[Client]) -> list[Client]:
     return sorted(clients, key=lambda client: client.user)
 
 
-def empty_update(built: Built, broadcast: Broadcast, *, exact: bool = False) -> Update:
+def empty_update(built: BuiltMethod, broadcast: Broadcast, *, exact: bool = False) -> Update:
     """The sum over no clients. An exact one is of float64, and so is what is added to it: the rounding errors of a sum
     depend on every client, and noise has to hide them too."""
     none = torch.zeros(0, dtype=torch.int64)
@@ -112,43 +114,47 @@ def empty_update(built: Built, broadcast: Broadcast, *, exact: bool = False) -> 
             name: Rows(none, in_sum(table[:0]), torch.zeros(0, dtype=torch.float64))
             for name, table in broadcast.keyed.items()
         },
-        statistics=dict.fromkeys(built.method.statistics, 0.0),
+        metrics=dict.fromkeys(METRICS, 0.0),
         weight=0.0,
         clients=0,
+        statistics={name: in_sum(broadcast.server[name]) for name in sums(built.method.local.statistics)},
     )
 
 
-def intake(built: Built, broadcast: Broadcast, transforms: Transforms) -> Intake:
+def intake(built: BuiltMethod, broadcast: Broadcast, transforms: Transforms) -> Intake:
     equal = transforms.equal_clients
     return Intake(
         broadcast,
-        built.method.statistics,
         empty_update(built, broadcast, exact=equal),
-        elects=built.method.candidates,
+        statistics=sums(built.method.local.statistics),
+        best=bests(built.method.local.statistics),
         weight=1.0 if equal else None,
         instead=replace(empty_update(built, broadcast), weight=1.0, clients=1) if equal else None,
     )
 
 
-def client_weight(built: Built, client: Client, transforms: Transforms) -> float:
-    return 1.0 if transforms.equal_clients else built.method.weight(client.examples)
+def client_weight(built: BuiltMethod, client: Client, transforms: Transforms) -> float:
+    return 1.0 if transforms.equal_clients else built.method.local.client_weight(client.examples)
 
 
 def client_update(
-    built: Built,
+    built: BuiltMethod,
     broadcast: Broadcast,
     client: Client,
     *,
     trained: Tree,
-    statistics: Mapping[str, float],
+    metrics: Mapping[str, float],
+    seed: int,
     transforms: Transforms = NO_TRANSFORMS,
 ) -> Update:
-    """What one client sends: weight times delta, of touched rows only where a parameter is keyed.
+    """What one client sends: weight times delta, of touched rows only where a parameter is keyed, and the declared
+    statistics.
 
     The client's own partition says what may be sent, not the broadcast. The client halves of transforms come later,
     when the update is taken in.
     """
     weight = client_weight(built, client, transforms)
+    statistics = summed_values(built, broadcast, client, trained, seed)
     roles, keyed = built.partition.roles, {}
     for name, table in broadcast.keyed.items():
         if roles.get(name) is not Role.KEYED:
@@ -167,19 +173,37 @@ def client_update(
             if roles.get(name) is Role.FEDERATED
         },
         keyed=keyed,
-        statistics=statistics,
+        metrics=metrics,
         weight=weight,
         clients=1,
-        elected=None if built.method.elects is None else built.method.elects(trained),
+        statistics={name: weight * value for name, value in statistics.items()},
+        best=best_values(built, trained),
     )
 
 
-def touched_rows(built: Built, client: Client, name: str, *, moved: Tensor) -> Tensor:
+def summed_values(
+    built: BuiltMethod, broadcast: Broadcast, client: Client, trained: Tree, seed: int
+) -> dict[str, Tensor]:
+    """One client's statistics that are summed over clients, without its weight."""
+    declared = sums(built.method.local.statistics)
+    if not declared:
+        return {}
+    generator = seeds.torch_generator(seed, "release", broadcast.round, client.user)
+    return {name: one.compute(trained, generator) for name, one in declared.items()}
+
+
+def best_values(built: BuiltMethod, trained: Tree) -> dict[str, Candidate]:
+    """One client's statistics of which the cohort's best is kept."""
+    declared = bests(built.method.local.statistics)
+    return {name: Candidate(one.score(trained), one.compute(trained)) for name, one in declared.items()}
+
+
+def touched_rows(built: BuiltMethod, client: Client, name: str, *, moved: Tensor) -> Tensor:
     """The rows that a client sends: those its examples name, or, where the column that names them was worked out in
     training, those that moved."""
-    if built.method.sends == "all":
+    if built.method.model.upload_rows == "all":
         return torch.arange(len(moved))
-    column = built.method.keys[name]
+    column = built.method.model.keys[name]
     if column in client.data:
         named: Tensor = torch.unique(client.data[column].long())
         return named
@@ -187,41 +211,31 @@ def touched_rows(built: Built, client: Client, name: str, *, moved: Tensor) -> T
     return rows
 
 
-def with_columns(built: Built, parameters: Tree, data: Batch) -> Batch:
-    """A home's examples with what it works out of the parameters it sees."""
-    if built.method.columns is None:
+def with_derived(built: BuiltMethod, parameters: Tree, data: Batch) -> Batch:
+    """A client's examples with the columns that it computes from the parameters it sees."""
+    if not built.method.model.derived:
         return data
     with torch.no_grad():
-        return {**data, **built.method.columns(parameters, data)}
+        return {**data, **{name: derive(parameters, data) for name, derive in built.method.model.derived.items()}}
 
 
-def with_released(
-    built: Built, broadcast: Broadcast, client: Client, trained: dict[str, Tensor], *, work: Work, seed: int
-) -> dict[str, Tensor]:
-    """After a round's training, what the method has homes tell of themselves; nothing where they are on their own."""
-    if work != "phases" or built.method.release is None:
-        return trained
-    generator = seeds.torch_generator(seed, "release", broadcast.round, client.user)
-    return {**trained, **built.method.release(trained, generator)}
-
-
-def phases_of(built: Built, work: Work) -> Sequence[Phase]:
+def phases_of(built: BuiltMethod, work: Work) -> Sequence[LocalPhase]:
     """The gradient steps of a round, or those that personalization ends with."""
-    return built.method.phases if work == "phases" else built.method.personalize.phases
+    return built.method.local.phases if work == "phases" else built.method.personalize.phases
 
 
-def can_stack(built: Built, clients: Sequence[Client]) -> bool:
+def can_stack(built: BuiltMethod, clients: Sequence[Client]) -> bool:
     """Whether these clients' private parameters can be stacked: the same names, shapes and types for all, and all that
     the model has. Only a method whose private parameters vary has to be looked at."""
-    if not built.method.private_varies or not clients:
+    if not built.method.model.private_varies or not clients:
         return True
     forms = [{name: (value.shape, value.dtype) for name, value in client.private.items()} for client in clients]
     return all(form == forms[0] for form in forms) and forms[0].keys() >= set(built.partition.names(Role.PRIVATE))
 
 
-def private_names(built: Built, private: Tree) -> list[str]:
+def private_names(built: BuiltMethod, private: Tree) -> list[str]:
     """The names of what is private in a tree, which may also hold copies of shared parameters."""
-    if not built.method.private_varies:
+    if not built.method.model.private_varies:
         return list(built.partition.names(Role.PRIVATE))
     return [name for name in private if built.partition.role_of(name) is Role.PRIVATE]
 
@@ -231,7 +245,7 @@ def trainable(parameters: Tree) -> list[str]:
     return [name for name, value in parameters.items() if value.is_floating_point()]
 
 
-def kept_at_home(built: Built, broadcast: Broadcast, trained: Tree, *, work: Work) -> dict[str, Tensor]:
+def kept_at_home(built: BuiltMethod, broadcast: Broadcast, trained: Tree, *, work: Work) -> dict[str, Tensor]:
     """The private parameters and, from personalizing, the home's own copies of the shared ones that changed."""
     kept = {name: trained[name] for name in private_names(built, trained)}
     if work == "personalize":

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from homespun.core.devices import CPU
 from homespun.core.messages import Broadcast, pack
-from homespun.core.method import Built, Stackable
+from homespun.core.method import BuiltMethod, Stackable
 from homespun.core.progress import Done, each, silent
 from homespun.core.threads import one_thread
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
@@ -42,14 +42,14 @@ def default_workers() -> int:
 class CohortEngine:
     """`workers=0` does the same work in this process."""
 
-    built: Built
+    built: BuiltMethod
     seed: int
     workers: int = field(default_factory=default_workers)
     transforms: Transforms = NO_TRANSFORMS
     device: str = CPU  # another one than the CPU is this process's own, and no worker is asked
 
     @cached_property
-    def placed(self) -> Built:
+    def placed(self) -> BuiltMethod:
         return place(self.built, self.device)
 
     @property

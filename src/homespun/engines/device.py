@@ -15,13 +15,13 @@ from torch import Tensor
 
 from homespun.core.devices import CPU
 from homespun.core.messages import Broadcast
-from homespun.core.method import Built
+from homespun.core.method import BuiltMethod
 from homespun.core.roles import Role
 from homespun.core.tree import Tree
 from homespun.engines.client import Client
 
 
-def place(built: Built, device: str) -> Built:
+def place(built: BuiltMethod, device: str) -> BuiltMethod:
     """A copy with the model and all parameters on this device; on the device where it is, `built` itself."""
     if device == built.device:
         return built
@@ -42,9 +42,10 @@ def values_on(values: Mapping[str, Tensor], device: str) -> dict[str, Tensor]:
 def broadcast_on(broadcast: Broadcast, device: str) -> Broadcast:
     if device == CPU:
         return broadcast
-    return replace(
-        broadcast, federated=values_on(broadcast.federated, device), keyed=values_on(broadcast.keyed, device)
+    federated, keyed, server = (
+        values_on(tree, device) for tree in (broadcast.federated, broadcast.keyed, broadcast.server)
     )
+    return replace(broadcast, federated=federated, keyed=keyed, server=server)
 
 
 def client_on(client: Client, device: str) -> Client:
@@ -53,7 +54,7 @@ def client_on(client: Client, device: str) -> Client:
     return replace(client, private=values_on(client.private, device), data=values_on(client.data, device))
 
 
-def taken_back(built: Built, trained: Tree) -> dict[str, Tensor]:
+def taken_back(built: BuiltMethod, trained: Tree) -> dict[str, Tensor]:
     """Trained parameters on the CPU. What is frozen stays where it is: nobody asks for it, and it may be large."""
     if built.device == CPU:
         return dict(trained)

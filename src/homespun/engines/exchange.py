@@ -21,8 +21,9 @@ from homespun.core.messages import (
     update_from_tensors,
     update_to_tensors,
 )
-from homespun.core.method import Built, Method
+from homespun.core.method import BuiltMethod, Method
 from homespun.core.roles import SHARED
+from homespun.core.statistics import bests, sums
 from homespun.core.transforms import Transforms
 from homespun.core.tree import Tree
 from homespun.engines.client import Client, Outcome, private_names
@@ -69,12 +70,13 @@ def outcome_to_bytes(outcome: Outcome, users: Sequence[str]) -> bytes:
 
 
 def outcome_from_reply(
-    header: Mapping[str, Any], tensors: Tree, *, built: Built, broadcast: Broadcast, clients: Sequence[Client]
+    header: Mapping[str, Any], tensors: Tree, *, built: BuiltMethod, broadcast: Broadcast, clients: Sequence[Client]
 ) -> Outcome:
     """A chunk's outcome; MessageError unless it answers this broadcast and these clients."""
     sent = {name: tensor for name, tensor in tensors.items() if not name.startswith("private/")}
     update = update_from_tensors(header, sent)
-    require_valid(update, broadcast, statistics=built.method.statistics)
+    declared = built.method.local.statistics
+    require_valid(update, broadcast, statistics=sums(declared), best=bests(declared))
     refused, kept = _refused(header.get("refused"), clients), strip("private", tensors)
     private = {
         client.user: strip(str(position), kept) for position, client in enumerate(clients) if client.user not in refused
@@ -94,15 +96,15 @@ def _refused(found: Any, clients: Sequence[Client]) -> dict[str, str]:
     return {places[position]: str(reason) for position, reason in found.items()}
 
 
-def _require_kept(kept: Tree, built: Built, client: Client) -> None:
+def _require_kept(kept: Tree, built: BuiltMethod, client: Client) -> None:
     """All private parameters, and copies of shared ones if any, each in the form the client had it."""
     private, shared = set(private_names(built, client.private)), set(built.partition.names(*SHARED))
-    if built.method.private_varies:  # personalization may add names and change shapes
+    if built.method.model.private_varies:  # personalization may add names and change shapes
         private |= set(private_names(built, kept))
     if not private <= kept.keys() <= private | shared:
         raise MessageError(f"a reply that keeps {sorted(kept)} at home, where {sorted(private)} are private")
     before = {**built.initial, **client.private}
-    if built.method.private_varies:
+    if built.method.model.private_varies:
         before = {name: value for name, value in before.items() if name in shared}
         kept = {name: value for name, value in kept.items() if name in shared}
     for name, value in kept.items():

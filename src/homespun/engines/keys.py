@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from homespun.core import draws
-from homespun.core.method import Batch, Built
+from homespun.core.method import Batch, BuiltMethod
 from homespun.engines.client import Work
 
 
@@ -35,8 +35,8 @@ class PhaseKeys:
         return draws.with_keys(batch, steps, rows)
 
 
-def phase_keys(built: Built, *, seed: int, work: Work, round: int, phase: int, users: Sequence[str]) -> PhaseKeys:
-    return PhaseKeys(built.method.stochastic, seed, work, round, phase, users)
+def phase_keys(built: BuiltMethod, *, seed: int, work: Work, round: int, phase: int, users: Sequence[str]) -> PhaseKeys:
+    return PhaseKeys(built.method.local.stochastic, seed, work, round, phase, users)
 
 
 def client_batches(data: Batch, plan: Sequence[np.ndarray], keys: PhaseKeys) -> list[Batch]:

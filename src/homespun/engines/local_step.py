@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from homespun.core.method import Built, Phase, optimizers
+from homespun.core.method import BuiltMethod, Phase, optimizers
 from homespun.core.optimizers import Adam, AdamW, Optimizer, Sgd
 from homespun.core.roles import SHARED
 from homespun.core.tree import Tree
@@ -53,14 +53,14 @@ class LocalStep:
         value, anchor = value.detach(), self.anchor[name]
         if active is not None:
             value, anchor = value[:active], anchor[:active]
-        pull = (value - anchor).mul_(self.phase.proximal)
+        pull = (value - anchor).mul_(self.phase.mu)
         return pull if gradient is None else gradient + pull
 
 
-def local_step(built: Built, phase: Phase, parameters: Tree, *, anchor: Tree, stacked: bool) -> LocalStep:
+def local_step(built: BuiltMethod, phase: Phase, parameters: Tree, *, anchor: Tree, stacked: bool) -> LocalStep:
     """The steps of this phase on these parameters."""
     chosen = optimizers(phase, trainable(parameters))
-    pulled = frozenset(built.partition.names(*SHARED)) & chosen.keys() if phase.proximal else frozenset()
+    pulled = frozenset(built.partition.names(*SHARED)) & chosen.keys() if phase.mu else frozenset()
     return LocalStep(phase, chosen, pulled, anchor, stacked)
 
 
@@ -97,7 +97,7 @@ def _sgd(stepper: Stepper, optimizer: Sgd, value: Tensor, gradient: Tensor) -> N
     gradient = _decayed(gradient, target, optimizer.weight_decay)
     if optimizer.momentum:
         gradient = stepper.remembered("momentum", value, len(gradient)).mul_(optimizer.momentum).add_(gradient)
-    target.add_(gradient, alpha=-optimizer.rate)
+    target.add_(gradient, alpha=-optimizer.lr)
 
 
 def _adam(stepper: Stepper, optimizer: Adam, value: Tensor, gradient: Tensor) -> None:
@@ -106,7 +106,7 @@ def _adam(stepper: Stepper, optimizer: Adam, value: Tensor, gradient: Tensor) ->
 
 
 def _adamw(stepper: Stepper, optimizer: AdamW, value: Tensor, gradient: Tensor) -> None:
-    value[: len(gradient)].mul_(1 - optimizer.rate * optimizer.weight_decay)
+    value[: len(gradient)].mul_(1 - optimizer.lr * optimizer.weight_decay)
     _adaptive_step(stepper, optimizer, value, gradient)
 
 
@@ -120,8 +120,8 @@ def _adaptive_step(stepper: Stepper, optimizer: Adam | AdamW, value: Tensor, gra
     first.lerp_(gradient, 1 - optimizer.beta1)
     second.mul_(optimizer.beta2).addcmul_(gradient, gradient, value=1 - optimizer.beta2)
     correction = (1 - optimizer.beta2**steps) ** 0.5
-    denominator = (second.sqrt() / correction).add_(optimizer.epsilon)
-    value[:active].addcdiv_(first, denominator, value=-optimizer.rate / (1 - optimizer.beta1**steps))
+    denominator = (second.sqrt() / correction).add_(optimizer.eps)
+    value[:active].addcdiv_(first, denominator, value=-optimizer.lr / (1 - optimizer.beta1**steps))
 
 
 @dataclass
@@ -145,7 +145,7 @@ class FusedStepper:
 def _torch_sgd(optimizer: Sgd, leaf: Tensor) -> torch.optim.Optimizer:
     return torch.optim.SGD(
         [leaf],
-        lr=optimizer.rate,
+        lr=optimizer.lr,
         momentum=optimizer.momentum,
         weight_decay=optimizer.weight_decay,
         fused=_fused(leaf),
@@ -156,9 +156,9 @@ def _torch_adam(optimizer: Adam | AdamW, leaf: Tensor) -> torch.optim.Optimizer:
     kind = torch.optim.AdamW if isinstance(optimizer, AdamW) else torch.optim.Adam
     return kind(
         [leaf],
-        lr=optimizer.rate,
+        lr=optimizer.lr,
         betas=(optimizer.beta1, optimizer.beta2),
-        eps=optimizer.epsilon,
+        eps=optimizer.eps,
         weight_decay=optimizer.weight_decay,
         fused=_fused(leaf),
     )

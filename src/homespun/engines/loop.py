@@ -14,7 +14,18 @@ from homespun.core import seeds
 from homespun.core.batches import plan_batches
 from homespun.core.devices import CPU
 from homespun.core.messages import Broadcast
-from homespun.core.method import AdamW, Batch, Built, Optimizer, Phase, Sgd, optimizers
+from homespun.core.method import (
+    AdamW,
+    Assign,
+    Batch,
+    BuiltMethod,
+    LocalPhase,
+    LocalView,
+    Optimizer,
+    Phase,
+    Sgd,
+    optimizers,
+)
 from homespun.core.personalize import Home
 from homespun.core.progress import Done, each, silent
 from homespun.core.roles import SHARED
@@ -31,8 +42,7 @@ from homespun.engines.client import (
     kept_at_home,
     require_own_roles,
     trainable,
-    with_columns,
-    with_released,
+    with_derived,
 )
 from homespun.engines.device import broadcast_on, client_on, place, taken_back
 from homespun.engines.keys import client_batches, phase_keys
@@ -40,13 +50,13 @@ from homespun.engines.keys import client_batches, phase_keys
 
 @dataclass(frozen=True)
 class LoopEngine:
-    built: Built
+    built: BuiltMethod
     seed: int
     transforms: Transforms = NO_TRANSFORMS
     device: str = CPU
 
     @cached_property
-    def placed(self) -> Built:
+    def placed(self) -> BuiltMethod:
         return place(self.built, self.device)
 
     @one_thread()
@@ -57,10 +67,16 @@ class LoopEngine:
         arrived, private = intake(self.built, broadcast, self.transforms), {}
         there = broadcast_on(broadcast, self.device)  # once for all clients
         for client in each(in_user_order(clients), done):
-            trained, statistics = train_client(self.placed, there, client, work=work, seed=self.seed)
-            if work == "phases":  # whoever personalizes has nothing to send
+            trained, metrics = train_client(self.placed, there, client, work=work, seed=self.seed)
+            if work == "phases":  # personalization sends nothing
                 sent = client_update(
-                    self.built, broadcast, client, trained=trained, statistics=statistics, transforms=self.transforms
+                    self.built,
+                    broadcast,
+                    client,
+                    trained=trained,
+                    metrics=metrics,
+                    seed=self.seed,
+                    transforms=self.transforms,
                 )
                 if not arrived.take(client.user, sent, transforms=self.transforms):
                     continue
@@ -76,41 +92,42 @@ class LoopEngine:
         pass
 
 
-def model_output(built: Built, parameters: Tree, batch: Batch) -> Tensor:
+def model_output(built: BuiltMethod, parameters: Tree, batch: Batch) -> Tensor:
     known = {name: value for name, value in parameters.items() if name in built.partition.roles}  # the model's own
     output: Tensor = functional_call(built.model, known, (batch,))
     return output
 
 
-def predict_client(built: Built, broadcast: Broadcast, client: Client) -> Tensor:
+def predict_client(built: BuiltMethod, broadcast: Broadcast, client: Client) -> Tensor:
     broadcast, client = broadcast_on(broadcast, built.device), client_on(client, built.device)
     parameters = built.parameters(broadcast, client.private)
     with torch.no_grad():
-        return model_output(built, parameters, with_columns(built, parameters, client.data)).to(CPU)
+        return model_output(built, parameters, with_derived(built, parameters, client.data)).to(CPU)
 
 
 def train_client(
-    built: Built, broadcast: Broadcast, client: Client, *, work: Work, seed: int
+    built: BuiltMethod, broadcast: Broadcast, client: Client, *, work: Work, seed: int
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """All phases of one client's local work: its trained parameters and its statistics."""
+    """All phases of one client's local work: its trained parameters and its metrics."""
     broadcast, client = broadcast_on(broadcast, built.device), client_on(client, built.device)
     steps = ClientSteps(built, broadcast, client, work=work, seed=seed)
     parameters = built.parameters(broadcast, client.private)
     if work == "phases":
-        trained = steps.train(built.method.phases, parameters, client.data)
+        trained = steps.train(built.method.local.phases, parameters, client.data)
     else:
         trained = personalized(built, client, parameters, steps, seed=seed)
-    trained = with_released(built, broadcast, client, taken_back(built, trained), work=work, seed=seed)
-    return trained, {"loss": steps.loss, "examples": steps.examples}
+    return taken_back(built, trained), {"loss": steps.loss, "examples": steps.examples}
 
 
-def personalized(built: Built, client: Client, parameters: Tree, steps: ClientSteps, *, seed: int) -> dict[str, Tensor]:
+def personalized(
+    built: BuiltMethod, client: Client, parameters: Tree, steps: ClientSteps, *, seed: int
+) -> dict[str, Tensor]:
     """What the method's personalization makes of this home."""
 
     def losses(given: Tree, data: Batch) -> Tensor:
         with torch.no_grad():
-            here = with_columns(built, given, data)
-            return built.method.loss(lambda some, rows: model_output(built, some, rows), given, here)
+            here = with_derived(built, given, data)
+            return built.method.local.loss(lambda some, rows: model_output(built, some, rows), given, here)
 
     generator = seeds.torch_generator(seed, "personalize", steps.broadcast.round, client.user)
     home = Home(client.user, parameters, client.data, generator, steps.train, losses)
@@ -120,22 +137,25 @@ def personalized(built: Built, client: Client, parameters: Tree, steps: ClientSt
 class ClientSteps:
     """One client's gradient steps, phase after phase, and what they summed up to."""
 
-    def __init__(self, built: Built, broadcast: Broadcast, client: Client, *, work: Work, seed: int) -> None:
+    def __init__(self, built: BuiltMethod, broadcast: Broadcast, client: Client, *, work: Work, seed: int) -> None:
         self.built, self.broadcast, self.client, self.work, self.seed = built, broadcast, client, work, seed
         self.generator = seeds.numpy_generator(seed, work, broadcast.round, client.user)
         self.phase, self.loss, self.examples = 0, 0.0, 0.0
 
-    def train(self, phases: Sequence[Phase], parameters: Tree, data: Batch) -> dict[str, Tensor]:
+    def train(self, phases: Sequence[LocalPhase], parameters: Tree, data: Batch) -> dict[str, Tensor]:
         """The parameters after these phases."""
         trained = dict(parameters)
         for phase in phases:
-            trained = self._train_phase(phase, trained, data)
+            if isinstance(phase, Assign):
+                trained |= assigned(self.built, phase, trained, data)
+            else:
+                trained = self._train_phase(phase, trained, data)
         return trained
 
     def _train_phase(self, phase: Phase, parameters: Tree, data: Batch) -> dict[str, Tensor]:
         built, client, round = self.built, self.client, self.broadcast.round
         plan = plan_batches(len(next(iter(data.values()))), phase, self.generator)
-        here = with_columns(built, parameters, data)
+        here = with_derived(built, parameters, data)
         keys = phase_keys(built, seed=self.seed, work=self.work, round=round, phase=self.phase, users=[client.user])
         trained, loss = train_phase(
             built, phase, parameters, anchor=built.parameters(self.broadcast, client.private),
@@ -147,8 +167,24 @@ class ClientSteps:
         return trained
 
 
+def assigned(built: BuiltMethod, phase: Assign, parameters: Tree, data: Batch) -> dict[str, Tensor]:
+    """The private parameters that one client computes; from no examples, those it has."""
+    if len(next(iter(data.values()))) == 0:
+        return {}
+    here = with_derived(built, parameters, data)
+    column = built.method.local.example_weight
+    weights = None if column is None else here[column]
+
+    def mean(values: Tensor) -> Tensor:
+        shares = torch.ones_like(values) if weights is None else weights.to(values)
+        return (values * shares).sum(dim=-1) / shares.sum(dim=-1)
+
+    view = LocalView(lambda given, rows: model_output(built, given, rows), parameters, here, mean)
+    return dict(phase.compute(view))
+
+
 def train_phase(
-    built: Built, phase: Phase, parameters: Tree, *, anchor: Tree, batches: Sequence[Batch]
+    built: BuiltMethod, phase: Phase, parameters: Tree, *, anchor: Tree, batches: Sequence[Batch]
 ) -> tuple[dict[str, Tensor], float]:
     """Local SGD: the mean loss of each batch, plus FedProx's term on what is shared."""
     chosen = optimizers(phase, trainable(parameters))
@@ -157,16 +193,16 @@ def train_phase(
     }
     shared = [name for name in built.partition.names(*SHARED) if name in chosen]
     optimizer_list = [torch_optimizer(optimizer, [values[name]]) for name, optimizer in chosen.items()]
-    loss_of = phase.loss or built.method.loss
+    loss_of, weight = phase.loss or built.method.local.loss, built.method.local.example_weight
     total = 0.0
     for batch in batches:
         losses = loss_of(lambda given, rows: model_output(built, given, rows), values, batch)
         total += float(losses.detach().sum())
-        shares = torch.ones_like(losses) if built.method.share is None else batch[built.method.share].to(losses)
+        shares = torch.ones_like(losses) if weight is None else batch[weight].to(losses)
         objective = (losses * shares).sum() / shares.sum()
-        if phase.proximal:
+        if phase.mu:
             distance = sum(((values[name] - anchor[name]) ** 2).sum() for name in shared)
-            objective = objective + 0.5 * phase.proximal * distance
+            objective = objective + 0.5 * phase.mu * distance
         for optimizer in optimizer_list:
             optimizer.zero_grad(set_to_none=True)
         objective.backward()
@@ -180,8 +216,8 @@ def train_phase(
 def torch_optimizer(optimizer: Optimizer, tensors: list[Tensor]) -> torch.optim.Optimizer:
     if isinstance(optimizer, Sgd):
         return torch.optim.SGD(
-            tensors, lr=optimizer.rate, momentum=optimizer.momentum, weight_decay=optimizer.weight_decay
+            tensors, lr=optimizer.lr, momentum=optimizer.momentum, weight_decay=optimizer.weight_decay
         )
     kind = torch.optim.AdamW if isinstance(optimizer, AdamW) else torch.optim.Adam
     betas = (optimizer.beta1, optimizer.beta2)
-    return kind(tensors, lr=optimizer.rate, betas=betas, eps=optimizer.epsilon, weight_decay=optimizer.weight_decay)
+    return kind(tensors, lr=optimizer.lr, betas=betas, eps=optimizer.eps, weight_decay=optimizer.weight_decay)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from homespun.core.errors import WorkerError
 from homespun.core.messages import Broadcast, broadcast_to_tensors, pack, unpack
-from homespun.core.method import Built
+from homespun.core.method import BuiltMethod
 from homespun.core.progress import silent
 from homespun.system.terminal import say
 
@@ -50,7 +50,7 @@ WORKER_ENVIRONMENT = {
 }
 
 
-def setup_message(built: Built, seed: int) -> bytes:
+def setup_message(built: BuiltMethod, seed: int) -> bytes:
     """From which a worker builds the method."""
     method = built.method
     header = {

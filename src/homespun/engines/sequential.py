@@ -16,23 +16,22 @@ from torch import Tensor
 from homespun.core import seeds
 from homespun.core.batches import plan_batches
 from homespun.core.messages import Broadcast, Update
-from homespun.core.method import Batch, Built, Phase, optimizers
+from homespun.core.method import Assign, Batch, BuiltMethod, Phase, optimizers
 from homespun.core.transforms import Transforms
 from homespun.core.tree import Tree
-from homespun.engines.client import Client, Work, client_update, kept_at_home, phases_of, with_released
+from homespun.engines.client import Client, Work, client_update, kept_at_home, phases_of
 from homespun.engines.device import broadcast_on, client_on, taken_back
 from homespun.engines.keys import client_batches, phase_keys
 from homespun.engines.local_step import local_step
-from homespun.engines.loop import model_output
+from homespun.engines.loop import assigned, model_output
 
 
 def work_alone(
-    built: Built, broadcast: Broadcast, client: Client, *, work: Work, seed: int, transforms: Transforms
+    built: BuiltMethod, broadcast: Broadcast, client: Client, *, work: Work, seed: int, transforms: Transforms
 ) -> tuple[Update | None, dict[str, Tensor]]:
     """What this client sends, if it is not for itself, and what stays at its home."""
     own = narrow(built, broadcast, client, work=work)
-    trained, statistics = train_alone(built, own.broadcast, own.client, work=work, seed=seed)
-    trained = with_released(built, own.broadcast, own.client, trained, work=work, seed=seed)
+    trained, metrics = train_alone(built, own.broadcast, own.client, work=work, seed=seed)
     whole = built.parameters(broadcast, client.private)
     kept = {
         name: whole[name].index_copy(0, own.rows[name], value) if name in own.rows else value
@@ -41,7 +40,7 @@ def work_alone(
     if work == "personalize":
         return None, kept
     update = client_update(
-        built, own.broadcast, own.client, trained=trained, statistics=statistics, transforms=transforms
+        built, own.broadcast, own.client, trained=trained, metrics=metrics, seed=seed, transforms=transforms
     )
     keyed = {name: replace(rows, index=own.rows[name][rows.index]) for name, rows in update.keyed.items()}
     return replace(update, keyed=keyed), kept
@@ -56,28 +55,28 @@ class Narrowed:
     rows: Mapping[str, Tensor]  # keyed parameter -> where its rows stand in the whole table
 
 
-def narrow(built: Built, broadcast: Broadcast, client: Client, *, work: Work = "phases") -> Narrowed:
+def narrow(built: BuiltMethod, broadcast: Broadcast, client: Client, *, work: Work = "phases") -> Narrowed:
     if _decays(built, work):  # then also the rows that the client never uses move
         return Narrowed(broadcast, client, {name: torch.arange(len(table)) for name, table in broadcast.keyed.items()})
     named = {
         column: torch.unique(client.data[column].long(), return_inverse=True)
-        for column in set(built.method.keys.values())
+        for column in set(built.method.model.keys.values())
     }
-    rows = {name: named[column][0] for name, column in built.method.keys.items()}
+    rows = {name: named[column][0] for name, column in built.method.model.keys.items()}
     data = {**client.data, **{column: places for column, (_, places) in named.items()}}
     private = {name: value[rows[name]] if name in rows else value for name, value in client.private.items()}
     keyed = {name: table[rows[name]] for name, table in broadcast.keyed.items()}
     return Narrowed(replace(broadcast, keyed=keyed), replace(client, private=private, data=data), rows)
 
 
-def _decays(built: Built, work: Work) -> bool:
+def _decays(built: BuiltMethod, work: Work) -> bool:
     """Whether the weights of a keyed parameter decay."""
-    phases: Sequence[Phase] = phases_of(built, work)
-    return any(one.weight_decay for phase in phases for one in optimizers(phase, list(built.method.keys)).values())
+    phases, keyed = phases_of(built, work), built.method.model.keys
+    return any(one.weight_decay for phase in phases for one in optimizers(phase, keyed).values())
 
 
 def train_alone(
-    built: Built, broadcast: Broadcast, client: Client, *, work: Work, seed: int
+    built: BuiltMethod, broadcast: Broadcast, client: Client, *, work: Work, seed: int
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """`loop.train_client`."""
     broadcast, client = broadcast_on(broadcast, built.device), client_on(client, built.device)
@@ -86,6 +85,9 @@ def train_alone(
     generator = seeds.numpy_generator(seed, work, broadcast.round, client.user)
     loss, examples = 0.0, 0.0
     for number, phase in enumerate(phases_of(built, work)):
+        if isinstance(phase, Assign):
+            parameters |= assigned(built, phase, parameters, client.data)
+            continue
         plan = plan_batches(client.examples, phase, generator)
         keys = phase_keys(built, seed=seed, work=work, round=broadcast.round, phase=number, users=[client.user])
         batches = client_batches(client.data, plan, keys)
@@ -97,19 +99,19 @@ def train_alone(
 
 
 def _train_phase(
-    built: Built, phase: Phase, parameters: Tree, *, anchor: Tree, batches: Sequence[Batch]
+    built: BuiltMethod, phase: Phase, parameters: Tree, *, anchor: Tree, batches: Sequence[Batch]
 ) -> tuple[dict[str, Tensor], float]:
     """The parameters that this phase trains, trained, and the summed loss."""
     steps = local_step(built, phase, parameters, anchor=anchor, stacked=False)
     leaves = {
         name: parameters[name].clone(memory_format=torch.contiguous_format).requires_grad_() for name in steps.chosen
     }
-    loss_of, share = phase.loss or built.method.loss, built.method.share
+    loss_of, weight = phase.loss or built.method.local.loss, built.method.local.example_weight
     total = 0.0
     for batch in batches:
         losses = loss_of(lambda given, rows: model_output(built, given, rows), {**parameters, **leaves}, batch)
         total += float(losses.detach().sum())
-        shares = torch.ones_like(losses) if share is None else batch[share].to(losses)
+        shares = torch.ones_like(losses) if weight is None else batch[weight].to(losses)
         objective = (losses * shares).sum() / shares.sum()
         steps.take(leaves, _gradients(objective, leaves))
     return {name: leaf.detach() for name, leaf in leaves.items()}, total

@@ -10,7 +10,7 @@ import torch
 
 from homespun.core import seeds
 from homespun.core.messages import Broadcast
-from homespun.core.method import Batch, Built, Method
+from homespun.core.method import Batch, BuiltMethod, Method
 from homespun.core.progress import Done, silent
 from homespun.core.scoring import Counts, Part, Scoring
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
@@ -23,7 +23,7 @@ BLOCK = 500  # users loaded and scored at a time
 
 @dataclass(frozen=True)
 class SimulationEngine:
-    built: Built
+    built: BuiltMethod
     store: ClientStore
     trainer: Trainer
     scoring: Scoring

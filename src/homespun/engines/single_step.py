@@ -19,31 +19,32 @@ from torch import Tensor
 from homespun.core import seeds
 from homespun.core.batches import plan_batches
 from homespun.core.devices import CPU
-from homespun.core.messages import Broadcast, Elected, Rows, Update
-from homespun.core.method import Batch, Built, Method, Stackable, optimizers
+from homespun.core.messages import METRICS, Broadcast, Candidate, Rows, Update
+from homespun.core.method import Assign, Batch, BuiltMethod, Method, Phase, Stackable, optimizers
 from homespun.core.optimizers import is_plain
 from homespun.core.roles import SHARED, Role
-from homespun.core.transforms import NO_TRANSFORMS, NUMBER_BYTES, Transforms, row_bytes
+from homespun.core.transforms import NO_TRANSFORMS, NUMBER_BYTES, Transforms, row_bytes, statistic_bytes
 from homespun.core.tree import Tree, byte_count
 from homespun.engines.client import (
     Client,
     Outcome,
     Work,
+    best_values,
     can_stack,
     client_weight,
     in_user_order,
+    summed_values,
     trainable,
-    with_columns,
-    with_released,
+    with_derived,
 )
 from homespun.engines.device import broadcast_on, values_on
 from homespun.engines.keys import phase_keys
 from homespun.engines.local_step import local_step
-from homespun.engines.stacked import stack_data, stack_private, train_phase_stacked, work_together
+from homespun.engines.stacked import assigned_stacked, stack_data, stack_private, train_phase_stacked, work_together
 
 
 def work_cohort(
-    built: Built,
+    built: BuiltMethod,
     broadcast: Broadcast,
     clients: Sequence[Client],
     *,
@@ -59,12 +60,12 @@ def work_cohort(
     return work_together(built, broadcast, clients, work=work, seed=seed, transforms=transforms)
 
 
-def can_be_summed(built: Built, clients: Sequence[Client]) -> bool:
+def can_be_summed(built: BuiltMethod, clients: Sequence[Client]) -> bool:
     method = built.method
     if (
         not clients
         or not isinstance(built.model, Stackable)
-        or method.share is not None
+        or method.local.example_weight is not None
         or not can_stack(built, clients)
     ):
         return False
@@ -72,11 +73,11 @@ def can_be_summed(built: Built, clients: Sequence[Client]) -> bool:
     return fewest > 0 and _one_gradient(built, method, most=most)
 
 
-def _one_gradient(built: Built, method: Method, *, most: int) -> bool:
+def _one_gradient(built: BuiltMethod, method: Method, *, most: int) -> bool:
     """Whether what is shared is trained by the last phase alone, in one plain step on everything there is."""
     shared = built.partition.names(*SHARED)
-    *before, last = method.phases
-    if any(optimizers(phase, shared) for phase in before):
+    *before, last = method.local.phases
+    if isinstance(last, Assign) or any(optimizers(phase, shared) for phase in before):
         return False
     plain = last.clip_norm is None and all(map(is_plain, optimizers(last, shared).values()))
     return plain and last.batch >= most and 1 in (last.steps, last.epochs)
@@ -84,12 +85,12 @@ def _one_gradient(built: Built, method: Method, *, most: int) -> bool:
 
 @dataclass
 class Stacked:
-    """A cohort in user order: what everybody has, and what they tell."""
+    """A cohort in user order: its examples, private parameters and metrics."""
 
     clients: Sequence[Client]
     data: Batch  # [clients, most examples, ...]
     private: dict[str, Tensor]  # [clients, ...]
-    told: dict[str, Tensor]  # statistics, [clients]
+    metrics: dict[str, Tensor]  # [clients]
 
     @property
     def examples(self) -> Tensor:
@@ -97,59 +98,60 @@ class Stacked:
 
 
 def _summed(
-    built: Built, broadcast: Broadcast, clients: Sequence[Client], *, seed: int, transforms: Transforms
+    built: BuiltMethod, broadcast: Broadcast, clients: Sequence[Client], *, seed: int, transforms: Transforms
 ) -> Outcome | None:
     """What `work_together` gives; None if a number is not finite."""
     changes = transforms.client_side
     nothing = torch.zeros(len(clients), dtype=torch.float64)
-    told = {"loss": nothing.clone(), "examples": nothing.clone()}
+    metrics = {name: nothing.clone() for name in METRICS}
     data, private = (values_on(values, built.device) for values in (stack_data(clients), stack_private(built, clients)))
-    cohort = Stacked(clients, data, private, told)
+    cohort = Stacked(clients, data, private, metrics)
     there = broadcast_on(broadcast, built.device)
     _train_private(built, there, cohort, seed=seed)
     weights = torch.tensor([client_weight(built, client, transforms) for client in clients])
     gradients, here = _gradients(built, there, cohort, weights=weights, seed=seed, apart=bool(changes))
-    last = built.method.phases[-1]
     cohort.private = _stepped(built, values_on(cohort.private, CPU), gradients, weights=weights)
     kept = [{name: value[place] for name, value in cohort.private.items()} for place in range(len(clients))]
-    released = _released(built, broadcast, clients, kept, seed=seed)
-    shared = _shared(broadcast)
-    # what nobody trains is not moved
-    rates = {name: -found.rate for name, found in optimizers(last, list(shared)).items() if name in gradients}
+    parameters = [{**broadcast.parameters, **own} for own in kept]
+    statistics = _statistics(built, broadcast, clients, parameters, seed=seed)
+    # a parameter that no phase trains does not move
+    chosen = optimizers(_last_phase(built), (*broadcast.federated, *broadcast.keyed))
+    rates = {name: -found.lr for name, found in chosen.items() if name in gradients}
     if not changes:
         steps = {name: rate * gradients[name] for name, rate in rates.items()}
-        steps |= {name: torch.tensordot(weights, value, dims=1) for name, value in released.items()}
+        steps |= {name: torch.tensordot(weights, value, dims=1) for name, value in statistics.items()}
     else:
-        weighted = {name: weights.view(-1, *[1] * (value.dim() - 1)) * value for name, value in released.items()}
+        weighted = {name: _beside(weights, value) * value for name, value in statistics.items()}
         moved = {**{name: gradients[name] for name in rates}, **weighted}
-        scale = {**rates, **dict.fromkeys(released, 1.0)}
-        steps, cohort.told = changes[0].on_clients(moved, cohort.told, scale=scale)
-    elected = _elected(built, shared, kept)
-    if not all(map(_is_finite, (steps, cohort.private, {} if elected is None else elected.steps))):
+        scale = {**rates, **dict.fromkeys(statistics, 1.0)}
+        steps, cohort.metrics = changes[0].on_clients(moved, cohort.metrics, scale=scale)
+    best = _best(built, parameters)
+    if not all(map(_is_finite, (steps, cohort.private, {name: one.value for name, one in best.items()}))):
         return None
     touched = _touched(built, broadcast, here)
     update = Update(
         round=broadcast.round,
         federated={name: steps.get(name, torch.zeros_like(value)) for name, value in broadcast.federated.items()},
         keyed=_rows(broadcast, touched, steps, weights=weights),
-        statistics={name: float(values.sum()) for name, values in cohort.told.items()},
+        metrics={name: float(values.sum()) for name, values in cohort.metrics.items()},
         weight=float(weights.double().sum()),
         clients=len(clients),
-        elected=elected,
+        statistics={name: steps[name] for name in statistics},
+        best=best,
     )
     at_home = {client.user: own for client, own in zip(clients, kept, strict=True)}
     sent = transforms.bytes_sent(update, _sent_bytes(broadcast, update, touched))
     return Outcome(update, at_home, sent_bytes=sent)
 
 
-def _train_private(built: Built, broadcast: Broadcast, cohort: Stacked, *, seed: int) -> None:
+def _train_private(built: BuiltMethod, broadcast: Broadcast, cohort: Stacked, *, seed: int) -> None:
     """All phases but the last, which train private parameters only."""
-    *before, _ = built.method.phases
+    *before, _ = built.method.local.phases
     if not before:
         return
     clients = cohort.clients
     order = sorted(range(len(clients)), key=lambda place: -clients[place].examples)  # the busiest first
-    shared = {name: value.expand(len(clients), *value.shape) for name, value in _shared(broadcast).items()}
+    shared = {name: value.expand(len(clients), *value.shape) for name, value in broadcast.parameters.items()}
     rows = torch.tensor(order).to(built.device)
     values: dict[str, Tensor] = {**shared, **{name: value[rows] for name, value in cohort.private.items()}}
     in_order = order == sorted(order)  # everybody has as many: nothing to copy
@@ -157,28 +159,32 @@ def _train_private(built: Built, broadcast: Broadcast, cohort: Stacked, *, seed:
     frozen = built.partition.select(built.initial, Role.FROZEN)
     draws = [seeds.numpy_generator(seed, "phases", broadcast.round, clients[place].user) for place in order]
     users = [clients[place].user for place in order]
+    counts = torch.tensor([clients[place].examples for place in order])
     for number, phase in enumerate(before):
+        if isinstance(phase, Assign):
+            values |= assigned_stacked(built, phase, {**frozen, **values}, data, examples=counts)
+            continue
         plans = [plan_batches(clients[place].examples, phase, draw) for place, draw in zip(order, draws, strict=True)]
-        here = with_columns(built, {**frozen, **values}, data)
+        here = with_derived(built, {**frozen, **values}, data)
         keys = phase_keys(built, seed=seed, work="phases", round=broadcast.round, phase=number, users=users)
-        cohort.told["loss"][order] += train_phase_stacked(
+        cohort.metrics["loss"][order] += train_phase_stacked(
             built, phase, values, anchor=shared, data=here, plans=plans, keys=keys
         )
-        cohort.told["examples"][order] += torch.tensor([float(sum(map(len, plan))) for plan in plans])
+        cohort.metrics["examples"][order] += torch.tensor([float(sum(map(len, plan))) for plan in plans])
     back = rows.argsort()
     cohort.private = {name: values[name][back] for name in cohort.private}
 
 
 def _gradients(
-    built: Built, broadcast: Broadcast, cohort: Stacked, *, weights: Tensor, seed: int, apart: bool
+    built: BuiltMethod, broadcast: Broadcast, cohort: Stacked, *, weights: Tensor, seed: int, apart: bool
 ) -> tuple[dict[str, Tensor], Batch]:
     """Of everything that the last phase trains, at the weights that were sent: what is shared summed over clients, or
     each client's apart; private parameters' each times its client's weight. And the columns that name rows of keyed
     parameters. Both on the CPU."""
-    last, examples = built.method.phases[-1], cohort.examples.to(built.device)
+    last, examples = _last_phase(built), cohort.examples.to(built.device)
     frozen = built.partition.select(built.initial, Role.FROZEN)
-    shared = _shared(broadcast)
-    here = with_columns(built, {**frozen, **shared, **cohort.private}, cohort.data)
+    shared = broadcast.parameters
+    here = with_derived(built, {**frozen, **shared, **cohort.private}, cohort.data)
     if apart:
         shared = {name: value.expand(len(examples), *value.shape) for name, value in shared.items()}
     leaves = {
@@ -187,36 +193,37 @@ def _gradients(
     }
     model = built.model
     assert isinstance(model, Stackable)
-    losses = (last.loss or built.method.loss)(
+    losses = (last.loss or built.method.local.loss)(
         lambda given, some: model.stacked({**frozen, **given}, some),
         leaves,
         _with_keys(built, broadcast, cohort, here, seed),
     )
     valid = torch.arange(losses.shape[1], device=losses.device) < examples[:, None]
     losses = losses * valid
-    cohort.told["loss"] += losses.detach().sum(dim=1).to(CPU)
-    cohort.told["examples"] += cohort.examples
+    cohort.metrics["loss"] += losses.detach().sum(dim=1).to(CPU)
+    cohort.metrics["examples"] += cohort.examples
     objective = (weights.to(built.device) * losses.sum(dim=1) / examples).sum()
     trained = list(optimizers(last, trainable(leaves)))
     found = torch.autograd.grad(objective, [leaves[name] for name in trained], allow_unused=True)
     gradients = {name: one for name, one in zip(trained, found, strict=True) if one is not None}
-    return values_on(gradients, CPU), values_on({column: here[column] for column in built.method.keys.values()}, CPU)
+    named = {column: here[column] for column in built.method.model.keys.values()}
+    return values_on(gradients, CPU), values_on(named, CPU)
 
 
-def _with_keys(built: Built, broadcast: Broadcast, cohort: Stacked, data: Batch, seed: int) -> Batch:
+def _with_keys(built: BuiltMethod, broadcast: Broadcast, cohort: Stacked, data: Batch, seed: int) -> Batch:
     """The last phase has one step, on everything there is."""
     users = [client.user for client in cohort.clients]
-    phase = len(built.method.phases) - 1
+    phase = len(built.method.local.phases) - 1
     keys = phase_keys(built, seed=seed, work="phases", round=broadcast.round, phase=phase, users=users)
     most = max(client.examples for client in cohort.clients)
     return keys.add(data, step=0, rows=torch.arange(most, device=built.device).expand(len(users), -1))
 
 
-def _stepped(built: Built, private: Tree, gradients: Tree, *, weights: Tensor) -> dict[str, Tensor]:
+def _stepped(built: BuiltMethod, private: Tree, gradients: Tree, *, weights: Tensor) -> dict[str, Tensor]:
     """The private parameters after the last phase's one step. Their gradients come times their clients' weights."""
     own = {name: gradients[name] / _beside(weights, gradients[name]) for name in private if name in gradients}
     values = {name: value.clone() if name in own else value for name, value in private.items()}
-    local_step(built, built.method.phases[-1], values, anchor={}, stacked=True).take(values, own)
+    local_step(built, _last_phase(built), values, anchor={}, stacked=True).take(values, own)
     return values
 
 
@@ -224,38 +231,34 @@ def _beside(weights: Tensor, value: Tensor) -> Tensor:
     return weights.view(-1, *[1] * (value.dim() - 1))
 
 
-def _shared(broadcast: Broadcast) -> dict[str, Tensor]:
-    return {**broadcast.federated, **broadcast.keyed}
+def _last_phase(built: BuiltMethod) -> Phase:
+    last = built.method.local.phases[-1]
+    assert isinstance(last, Phase)  # `can_be_summed`
+    return last
 
 
-def _released(
-    built: Built, broadcast: Broadcast, clients: Sequence[Client], private: Sequence[Tree], *, seed: int
+def _statistics(
+    built: BuiltMethod, broadcast: Broadcast, clients: Sequence[Client], parameters: Sequence[Tree], *, seed: int
 ) -> dict[str, Tensor]:
-    """What homes tell of themselves on purpose, as deltas [clients, ...]. No gradient has a part in it."""
-    if built.method.release is None:
-        return {}
-    shared = _shared(broadcast)
-    each = []
-    for client, own in zip(clients, private, strict=True):
-        told = with_released(built, broadcast, client, {**shared, **own}, work="phases", seed=seed)
-        each.append({name: told[name] - value for name, value in shared.items() if told[name] is not value})
+    """Each client's statistics that are summed: [clients, ...]."""
+    each = [summed_values(built, broadcast, client, own, seed) for client, own in zip(clients, parameters, strict=True)]
     return {name: torch.stack([one[name] for one in each]) for name in each[0]}
 
 
-def _elected(built: Built, shared: Tree, private: Sequence[Tree]) -> Elected | None:
-    if built.method.elects is None:
-        return None
-    candidates = [built.method.elects({**shared, **own}) for own in private]
-    return max(candidates, key=lambda candidate: candidate.score)  # the first of equals
+def _best(built: BuiltMethod, parameters: Sequence[Tree]) -> dict[str, Candidate]:
+    each = [best_values(built, own) for own in parameters]
+    return {
+        name: max((one[name] for one in each), key=lambda one: one.score) for name in each[0]
+    }  # the first of equals
 
 
-def _touched(built: Built, broadcast: Broadcast, data: Batch) -> dict[str, Tensor]:
+def _touched(built: BuiltMethod, broadcast: Broadcast, data: Batch) -> dict[str, Tensor]:
     """Of every keyed parameter, which rows each client sends: bool [clients, rows]."""
     found = {}
     for name, table in broadcast.keyed.items():
         touched = torch.zeros(len(next(iter(data.values()))), len(table), dtype=torch.bool)
-        touched.scatter_(1, data[built.method.keys[name]].long(), True)
-        found[name] = torch.ones_like(touched) if built.method.sends == "all" else touched
+        touched.scatter_(1, data[built.method.model.keys[name]].long(), True)
+        found[name] = torch.ones_like(touched) if built.method.model.upload_rows == "all" else touched
     return found
 
 
@@ -271,12 +274,11 @@ def _rows(broadcast: Broadcast, touched: Tree, steps: Tree, *, weights: Tensor) 
 
 def _sent_bytes(broadcast: Broadcast, update: Update, touched: Tree) -> dict[str, int]:
     """`message_bytes`, summed over the clients."""
-    elected = 0 if update.elected is None else NUMBER_BYTES + byte_count(update.elected.steps)
     keyed = {name: row_bytes(table, rows=int(touched[name].sum())) for name, table in broadcast.keyed.items()}
     return {
         "federated": update.clients * byte_count(broadcast.federated),
         "keyed": sum(keyed.values()),
-        "statistics": update.clients * (NUMBER_BYTES * (1 + len(update.statistics)) + elected),
+        "statistics": update.clients * (NUMBER_BYTES * (1 + len(update.metrics)) + statistic_bytes(update)),
         "private": 0,
     }
 

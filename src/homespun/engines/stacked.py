@@ -18,7 +18,7 @@ from homespun.core import seeds
 from homespun.core.batches import plan_batches
 from homespun.core.devices import CPU
 from homespun.core.messages import Broadcast, Update
-from homespun.core.method import Batch, Built, Phase, Stackable
+from homespun.core.method import Assign, Batch, BuiltMethod, LocalView, Phase, Stackable
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
 from homespun.core.transforms import NO_TRANSFORMS, NOTHING_SENT, Transforms, add_bytes
@@ -34,8 +34,7 @@ from homespun.engines.client import (
     kept_at_home,
     phases_of,
     private_names,
-    with_columns,
-    with_released,
+    with_derived,
 )
 from homespun.engines.device import values_on
 from homespun.engines.keys import PhaseKeys, phase_keys
@@ -45,7 +44,7 @@ from homespun.engines.sequential import work_alone
 
 
 def work_together(
-    built: Built,
+    built: BuiltMethod,
     broadcast: Broadcast,
     clients: Sequence[Client],
     *,
@@ -57,9 +56,9 @@ def work_together(
     clients = in_user_order(clients)
     arrived, private = intake(built, broadcast, transforms), {}
     stackable = isinstance(built.model, Stackable)
-    # What is not gradient steps is done home by home, and so are columns that need the whole of what is shared.
+    # What is not gradient steps is done client by client, and so are columns that need all rows of keyed parameters.
     own_way = work == "personalize" and not isinstance(built.method.personalize, GradientSteps)
-    if own_way or not can_stack(built, clients) or (built.method.columns is not None and not stackable):
+    if own_way or not can_stack(built, clients) or (built.method.model.derived and not stackable):
         return LoopEngine(built, seed, transforms, device=built.device).work(broadcast, clients, work=work)
     if not stackable:
         for client in clients:
@@ -68,10 +67,10 @@ def work_together(
                 private[client.user] = kept
         return Outcome(arrived.total, private, arrived.refused, arrived.sent_bytes)
     results = train_stacked(built, broadcast, clients, work=work, seed=seed) if clients else []
-    for client, (trained, statistics) in zip(clients, results, strict=True):
-        if work == "phases":  # whoever personalizes has nothing to send
+    for client, (trained, metrics) in zip(clients, results, strict=True):
+        if work == "phases":  # personalization sends nothing
             sent = client_update(
-                built, broadcast, client, trained=trained, statistics=statistics, transforms=transforms
+                built, broadcast, client, trained=trained, metrics=metrics, seed=seed, transforms=transforms
             )
             if not arrived.take(client.user, sent, transforms=transforms):
                 continue
@@ -79,12 +78,12 @@ def work_together(
     return Outcome(arrived.total, private, arrived.refused, arrived.sent_bytes)
 
 
-def predict_together(built: Built, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
+def predict_together(built: BuiltMethod, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
     able = all(client.examples for client in clients) and can_stack(built, clients)
     if not isinstance(built.model, Stackable) or not able:
         return [predict_client(built, broadcast, client) for client in clients]
     data = values_on(stack_data(clients), built.device)
-    shared = {**broadcast.federated, **broadcast.keyed}
+    shared = broadcast.parameters
     own = {name for client in clients for name in client.private}  # with copies of shared ones, if there are any
     theirs = {name: torch.stack([{**shared, **client.private}[name] for client in clients]) for name in own}
     parameters = {
@@ -93,18 +92,18 @@ def predict_together(built: Built, broadcast: Broadcast, clients: Sequence[Clien
         **built.partition.select(built.initial, Role.FROZEN),
     }
     with torch.no_grad():
-        outputs = built.model.stacked(parameters, with_columns(built, parameters, data)).to(CPU)
+        outputs = built.model.stacked(parameters, with_derived(built, parameters, data)).to(CPU)
     return [output[: client.examples].clone() for output, client in zip(outputs, clients, strict=True)]
 
 
 def train_stacked(
-    built: Built, broadcast: Broadcast, clients: Sequence[Client], *, work: Work, seed: int
+    built: BuiltMethod, broadcast: Broadcast, clients: Sequence[Client], *, work: Work, seed: int
 ) -> list[tuple[dict[str, Tensor], dict[str, float]]]:
     """What `train_client` gives for each client, in the order of `clients`."""
     order = sorted(range(len(clients)), key=lambda position: -clients[position].examples)
     busiest_first = [clients[position] for position in order]
     count = len(clients)
-    shared = values_on({**broadcast.federated, **broadcast.keyed}, built.device)
+    shared = values_on(broadcast.parameters, built.device)
     anchor = {name: value.expand(count, *value.shape) for name, value in shared.items()}
     values = {**anchor, **values_on(stack_private(built, busiest_first), built.device)}
     data, frozen = (
@@ -114,27 +113,52 @@ def train_stacked(
     generators = [seeds.numpy_generator(seed, work, broadcast.round, client.user) for client in busiest_first]
     loss, examples = torch.zeros(count, dtype=torch.float64), np.zeros(count)
     users = [client.user for client in busiest_first]
+    counts = torch.tensor([client.examples for client in busiest_first])
     for number, phase in enumerate(phases_of(built, work)):
+        if isinstance(phase, Assign):
+            values |= assigned_stacked(built, phase, {**frozen, **values}, data, examples=counts)
+            continue
         plans = [
             plan_batches(client.examples, phase, generator)
             for client, generator in zip(busiest_first, generators, strict=True)
         ]
-        here = with_columns(built, {**frozen, **values}, data)
+        here = with_derived(built, {**frozen, **values}, data)
         keys = phase_keys(built, seed=seed, work=work, round=broadcast.round, phase=number, users=users)
         loss += train_phase_stacked(built, phase, values, anchor=anchor, data=here, plans=plans, keys=keys)
         examples += [sum(len(rows) for rows in plan) for plan in plans]
     found: dict[int, tuple[dict[str, Tensor], dict[str, float]]] = {}
     for place, position in enumerate(order):
-        trained = with_released(
-            built, broadcast, clients[position], {name: value[place].to(CPU) for name, value in values.items()},
-            work=work, seed=seed,
-        )  # fmt: skip
+        trained = {name: value[place].to(CPU) for name, value in values.items()}
         found[position] = trained, {"loss": float(loss[place]), "examples": float(examples[place])}
     return [found[position] for position in range(count)]
 
 
+def assigned_stacked(
+    built: BuiltMethod, phase: Assign, parameters: Tree, data: Batch, *, examples: Tensor
+) -> dict[str, Tensor]:
+    """`loop.assigned` for many clients; `examples` says how many rows of each client are examples."""
+    frozen = built.partition.select(built.initial, Role.FROZEN)
+    model, examples = built.model, examples.to(built.device)
+    assert isinstance(model, Stackable)
+
+    own = {name: value for name, value in parameters.items() if name not in frozen}
+    here, column = with_derived(built, parameters, data), built.method.local.example_weight
+
+    def mean(values: Tensor) -> Tensor:
+        valid = torch.arange(values.shape[1], device=values.device) < examples[:, None]
+        shares = valid.to(values) if column is None else valid * here[column].to(values)
+        return (values * shares).sum(dim=1) / shares.sum(dim=1).clamp(min=torch.finfo(values.dtype).tiny)
+
+    view = LocalView(lambda given, some: model.stacked({**frozen, **given}, some), own, here, mean)
+    able = examples > 0
+    return {
+        name: value.where(able.view(-1, *[1] * (value.dim() - 1)), parameters[name])
+        for name, value in phase.compute(view).items()
+    }
+
+
 def train_phase_stacked(
-    built: Built,
+    built: BuiltMethod,
     phase: Phase,
     values: dict[str, Tensor],
     *,
@@ -151,7 +175,7 @@ def train_phase_stacked(
     frozen = built.partition.select(built.initial, Role.FROZEN)
     model = built.model
     assert isinstance(model, Stackable)
-    loss_of = phase.loss or built.method.loss
+    loss_of, weight = phase.loss or built.method.local.loss, built.method.local.example_weight
     total = torch.zeros(len(plans), dtype=torch.float64)
     before, batch = torch.empty(0), data
     everything = torch.arange(next(iter(data.values())).shape[1]).expand(len(plans), -1)
@@ -171,7 +195,7 @@ def train_phase_stacked(
         drawn = keys.add(batch, step=step, rows=rows.to(built.device))
         losses = loss_of(lambda given, some: model.stacked({**frozen, **given}, some), leaves, drawn)
         total[:active] += (losses.detach() * valid).sum(dim=1).to(CPU)
-        shares = valid if built.method.share is None else valid * batch[built.method.share]
+        shares = valid if weight is None else valid * batch[weight]
         # Each client's parameters are its own rows: the gradient of the sum over clients is each one's own.
         objective = ((losses * shares).sum(dim=1) / shares.sum(dim=1)).sum()
         trained = list(chosen)
@@ -180,7 +204,7 @@ def train_phase_stacked(
     return total
 
 
-def stack_private(built: Built, clients: Sequence[Client]) -> dict[str, Tensor]:
+def stack_private(built: BuiltMethod, clients: Sequence[Client]) -> dict[str, Tensor]:
     names = private_names(built, clients[0].private) if clients else []
     return {name: torch.stack([client.private[name] for client in clients]) for name in names}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from homespun.core.messages import Broadcast
-from homespun.core.method import Built
+from homespun.core.method import BuiltMethod
 from homespun.core.scoring import Part
 from homespun.core.tree import Tree
 from homespun.engines.client import Client
@@ -23,9 +23,9 @@ class Staged:
     trained: Mapping[str, Tree]
     weights: Mapping[str, float]
 
-    def kept(self, built: Built, *, weight: float) -> Mapping[str, Tree]:
+    def kept(self, built: BuiltMethod, *, weight: float) -> Mapping[str, Tree]:
         """What clients keep: all they learned (FURL's Eq. 7), or their update's share of the round's weight (Eq. 6)."""
-        if built.method.keeps == "all" or weight == 0:
+        if built.method.local.private_update == "all" or weight == 0:
             return self.trained
         return {
             client.user: _step(client.private, self.trained[client.user], share=self.weights[client.user] / weight)
@@ -61,7 +61,7 @@ class StagedRounds:
 class MemoryClients:
     """A `ClientStore` of clients that are given once, each with one part of its examples; for checks and benchmarks."""
 
-    def __init__(self, built: Built, clients: Iterable[Client], *, seed: int) -> None:
+    def __init__(self, built: BuiltMethod, clients: Iterable[Client], *, seed: int) -> None:
         self.built, self.seed = built, seed
         self.clients = {client.user: client for client in clients}
         self._staged = StagedRounds()

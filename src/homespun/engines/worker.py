@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from homespun.core.messages import Broadcast, broadcast_from_tensors, pack, unpack
-from homespun.core.method import Built, MethodFile, Task, build
+from homespun.core.method import BuiltMethod, MethodFile, Task, build
 from homespun.core.tree import Tree
 from homespun.engines.client import require_own_roles
 from homespun.engines.exchange import clients_from_tensors, outcome_to_bytes, outputs_to_bytes, transforms_from_list
@@ -24,14 +24,14 @@ from homespun.engines.stacked import predict_together
 from homespun.system.method_loading import load_method
 
 
-def setup(header: dict[str, Any]) -> tuple[Built, int]:
+def setup(header: dict[str, Any]) -> tuple[BuiltMethod, int]:
     sys.path[:] = header["path"]
     files = [MethodFile(**file) for file in header["files"]]
     method = load_method(header["origin"], header["settings"], Task(**header["task"]), files=files)
     return build(method, seed=header["seed"]), header["seed"]
 
 
-def answer(built: Built, seed: int, broadcast: Broadcast, header: dict[str, Any], tensors: Tree) -> bytes:
+def answer(built: BuiltMethod, seed: int, broadcast: Broadcast, header: dict[str, Any], tensors: Tree) -> bytes:
     require_own_roles(broadcast, built)
     clients = clients_from_tensors(header["users"], tensors)
     if header["kind"] == "predict":
@@ -50,7 +50,7 @@ def serve(descriptor: int) -> None:
 
 
 def _answer_all(connection: Connection) -> None:
-    built: Built | None = None
+    built: BuiltMethod | None = None
     broadcast: Broadcast | None = None
     seed = 0
     while True:

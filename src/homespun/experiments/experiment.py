@@ -23,7 +23,7 @@ from homespun.core.errors import RunError, SettingsError, nearest
 from homespun.core.method import Method
 from homespun.core.progress import Show, counted, each, silent
 from homespun.core.records import RoundRecord
-from homespun.core.settings import Settings, parse
+from homespun.core.settings import Settings, current_identity, parse
 from homespun.data.federation import Federation
 from homespun.data.source import DataSettings
 from homespun.data.splits import sample_users, withhold
@@ -192,7 +192,7 @@ def _finished_elsewhere(
     # beside what makes it this run, how long it went on and whom it was tested with
     more = ("rounds", "epochs", *EVALUATED)
     asked = {**identity_of(method, federation, settings), **settings.model_dump(mode="json", include=set(more))}
-    kept = {**run["identity"], **{name: run["run"][name] for name in more}}
+    kept = {**current_identity(run["identity"]), **{name: run["run"][name] for name in more}}
     require_same_run(place, kept=_without_places(kept, method), asked=_without_places(asked, method))
     return True
 

@@ -1,7 +1,7 @@
-"""Methods that are put onto another method's network: FedRep over FURL's, pFedMe over FedEmbed's, and so on.
+"""Methods that wrap another method's network: FedRep over FURL's, pFedMe over FedEmbed's, and so on.
 
-Such a method takes the network, the examples and the loss of another one as they are, and says anew which parameters
-are whose and how they are trained.
+A wrapper takes the network, the examples and the loss of its base method unchanged, and gives the parameters other
+roles and another training.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from torch import Tensor
 
 from homespun.core.errors import SettingsError, nearest
 from homespun.core.messages import Broadcast
-from homespun.core.method import Method, Optimizer, Phase, Task, optimizers
+from homespun.core.method import LocalTraining, Method, ModelSpec, Optimizer, Phase, Task, optimizers
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Partition, Role, first_match, partition
 from homespun.core.settings import Settings
 from homespun.core.tree import Tree
 from homespun.system.method_loading import load_method
 
-START = 0  # seed of the values that a personal part starts from; everybody's are the same
+START_SEED = 0  # of the values that a personal part starts from; all users' are the same
 
 
-class OntoSettings(Settings):
-    of: str = "preference"
+class WrapperSettings(Settings):
+    base_method: str = "preference"
     """The method whose network, loss and examples are used."""
-    inner: dict[str, Any] = Field(default_factory=dict)
-    """Settings of that method, as in inner.rate=0.1."""
+    base_settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of that method, as in base_settings.lr=0.1."""
     head: tuple[str, ...] = ()
-    """Globs of the parameters that are personal. Empty: what that method calls its head."""
+    """Globs of the parameters that are personal. Empty: the head of the base method."""
 
     @field_validator("head", mode="before")
     @classmethod
@@ -41,13 +41,25 @@ class OntoSettings(Settings):
 
 
 @dataclass(frozen=True)
-class Onto:
-    """The method underneath, with its parameters by name."""
+class BaseMethod:
+    """The base method, with its parameters by name."""
 
     method: Method
     partition: Partition
     start: Mapping[str, Tensor]  # every parameter as built
     head: tuple[str, ...]  # names
+
+    @property
+    def model(self) -> ModelSpec:
+        return self.method.model
+
+    @property
+    def local(self) -> LocalTraining:
+        return self.method.local
+
+    @property
+    def last_phase(self) -> Phase:
+        return _gradient_phases(self.method)[-1]
 
     @property
     def body(self) -> tuple[str, ...]:
@@ -57,69 +69,91 @@ class Onto:
 
     @property
     def private(self) -> tuple[str, ...]:
-        """What is at home already."""
+        """What is private already."""
         return self.partition.names(Role.PRIVATE)
 
     def phases(self, names: Collection[str], *, at_home: bool = False) -> tuple[Phase, ...]:
-        """The method's phases, or those of somebody who is on their own, as far as they train these parameters."""
+        """The method's phases in a round, or those of personalization, restricted to these parameters."""
         found = []
-        for phase in self.method.personalize.phases if at_home else self.method.phases:
+        for phase in self.method.personalize.phases if at_home else _gradient_phases(self.method):
             trains: dict[str, Optimizer] = optimizers(phase, [name for name in self.partition.roles if name in names])
             if trains:
                 found.append(replace(phase, trains=trains))
         return tuple(found)
 
     def new_private(self, generator: torch.Generator, broadcast: Broadcast, *, prefix: str = "") -> dict[str, Tensor]:
-        """Where the method lets somebody new begin, under names with a prefix."""
+        """Where the method lets a new user start, under names with a prefix."""
 
-        def theirs(values: Tree) -> dict[str, Tensor]:
+        def unprefixed(values: Tree) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): value for name, value in values.items()}
 
-        plain = replace(broadcast, federated=theirs(broadcast.federated), keyed=theirs(broadcast.keyed))
-        return {prefix + name: value for name, value in self.method.new_private(generator, plain).items()}
+        plain = replace(broadcast, federated=unprefixed(broadcast.federated), keyed=unprefixed(broadcast.keyed))
+        return {prefix + name: value for name, value in self.model.new_private(generator, plain).items()}
 
 
-def underneath(settings: OntoSettings, task: Task, *, name: str) -> Onto:
-    """Build the other method once, to know its parameters."""
-    method = load_method(settings.of, settings.inner, task)
+def load_base(settings: WrapperSettings, task: Task, *, name: str) -> BaseMethod:
+    """Build the base method once, to know its parameters. `name` is the wrapper's, for errors."""
+    method = load_method(settings.base_method, settings.base_settings, task)
+    _require_network(method, settings, task, name=name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(START_SEED)
+        model = method.model.build()
+    start = {parameter: value.detach() for parameter, value in model.named_parameters()}
+    parts = partition(start, method.model.roles, method=method.name)
+    window = method.model.window and replace(
+        method.model.window, setting=f"base_settings.{method.model.window.setting}"
+    )
+    local = replace(method.local, private_update="all")  # a private head keeps all that it learned
+    method = replace(method, model=replace(method.model, window=window), local=local)
+    return BaseMethod(method, parts, start, _head(method, parts, settings, name=name))
+
+
+def _gradient_phases(method: Method) -> list[Phase]:
+    return [phase for phase in method.local.phases if isinstance(phase, Phase)]
+
+
+def _require_network(method: Method, settings: WrapperSettings, task: Task, *, name: str) -> None:
+    """Raise unless the method is a network that can be trained by another rule."""
     held = "texts" if task.image is None else "images"
-    if method.reads != held:
+    if method.model.reads != held:
         others = "furl (labels) or fedperc (language)" if held == "texts" else "preference"
         raise SettingsError(
-            f"{name}: it takes the network of {settings.of!r}, which reads {method.reads}, and this corpus has {held}. "
-            f"Set of to {others}."
+            f"{name}: the network of {settings.base_method!r} reads {method.model.reads}, and this corpus has {held}. "
+            f"Set base_method to {others}."
         )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(START)
-        model = method.build()
-    start = {parameter: value.detach() for parameter, value in model.named_parameters()}
-    parts = partition(start, method.rules, method=method.name)
-    hooks = ("release", "elects", "prototypes", "columns")
-    own = [hook for hook in hooks if getattr(method, hook) is not None]
-    own += ["a way to personalize"] if not isinstance(method.personalize, GradientSteps) else []
-    if own:
+    own = {
+        "statistics": bool(method.local.statistics),
+        "derived columns": bool(method.model.derived),
+        "steps that are not gradient steps": len(_gradient_phases(method)) < len(method.local.phases),
+        "its own personalization": not isinstance(method.personalize, GradientSteps),
+    }
+    if any(own.values()):
+        listed = ", ".join(what for what, has in own.items() if has)
         raise SettingsError(
-            f"{name}: {settings.of} with these settings is more than a network (it has {', '.join(own)}), and cannot "
-            "be taken as one. Take a plainer method: preference, furl, fedperc, meta_learning."
+            f"{name}: {settings.base_method} with these settings is more than a network (it has {listed}). "
+            "Choose a plainer base method: preference, furl, fedperc, meta_learning."
         )
-    if method.pooled:
-        raise SettingsError(f"{name}: {settings.of} trains on one server, where nobody has anything of their own.")
-    window = method.window and replace(method.window, setting=f"inner.{method.window.setting}")
-    method = replace(method, keeps="all", window=window)  # a head is not the server's to share out
-    globs = settings.head or method.head
-    head = tuple(parameter for parameter in start if first_match(parameter, globs))
-    unused = [glob for glob in settings.head if not any(first_match(parameter, [glob]) for parameter in start)]
+    if method.local.pooled:
+        raise SettingsError(f"{name}: {settings.base_method} trains on one server, which has no private parameters.")
+
+
+def _head(method: Method, parts: Partition, settings: WrapperSettings, *, name: str) -> tuple[str, ...]:
+    """The names of the parameters that become personal."""
+    names = list(parts.roles)
+    globs = settings.head or method.model.head
+    unused = [glob for glob in settings.head if not any(first_match(parameter, [glob]) for parameter in names)]
     if unused:
-        known = ", ".join(start)
         raise SettingsError(
-            f"{name}: head {unused[0]!r} covers no parameter.{nearest(unused[0], start)} There are: {known}."
+            f"{name}: head {unused[0]!r} matches no parameter.{nearest(unused[0], names)} "
+            f"There are: {', '.join(names)}."
         )
+    head = tuple(parameter for parameter in names if first_match(parameter, globs))
     if not head:
         raise SettingsError(
             f"{name}: {method.name} does not say which of its parameters are its head. Name them, for instance "
-            f"head = [{list(start)[-1]!r}]. There are: {', '.join(start)}."
+            f"head = [{names[-1]!r}]. There are: {', '.join(names)}."
         )
     frozen = [parameter for parameter in head if parts.roles[parameter] is Role.FROZEN]
     if frozen:
-        raise SettingsError(f"{name}: {', '.join(frozen)} of {method.name} is frozen, so it cannot be anybody's own.")
-    return Onto(method, parts, start, head)
+        raise SettingsError(f"{name}: {', '.join(frozen)} of {method.name} is frozen, so it cannot be personal.")
+    return head

@@ -23,4 +23,5 @@ class Settings(furl.Settings):
 
 
 def method(settings: Settings, task: Task) -> Method:
-    return replace(furl.method(settings, task), name="central", pooled=True)
+    made = furl.method(settings, task)
+    return replace(made, name="central", local=replace(made.local, pooled=True))

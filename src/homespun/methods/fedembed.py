@@ -10,8 +10,8 @@ of its own over a common encoder, and finds out who belongs where from personal 
 | phi_k, heads of the sub-populations | rows of `heads.weight` and `heads.bias`, KEYED by the column `head` |
 | nu, global head | `common.*`, FEDERATED |
 | gamma, k-way head | `kinds.*`, FEDERATED |
-| prototype embeddings (3.3.2) | `places.prototypes`; the server trains them with users of its own |
-| SOM Psi (3.3.1) | `places.map`, and `places.next`, the one that is being learned |
+| prototype embeddings (3.3.2) | `places.prototypes`, SERVER: the server trains them with users of its own |
+| SOM Psi (3.3.1) | `places.map`, and `places.next`, the one that is being learned, SERVER |
 | m, the mode of a sample | the column `kind` |
 
 A round of a client (algorithm 1): move the embedding towards the prototype of what it likes, choose a head, take one
@@ -22,6 +22,9 @@ Deviations: see docs/methods/fedembed.md, numbered there.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -29,21 +32,22 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from homespun.core.errors import SettingsError
-from homespun.core.messages import Broadcast, Elected
-from homespun.core.method import WHOLE, Adam, Batch, Method, Optimizer, Phase, Predict, Sgd, Task
+from homespun.core.messages import Broadcast, ServerState, Update
+from homespun.core.method import WHOLE, Adam, Batch, LocalTraining, Method, ModelSpec, Phase, Predict, Sgd, Task
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role, Rules
-from homespun.core.server import Denominator, server_rule
+from homespun.core.server import RowDenominator, ServerRule, one_each
 from homespun.core.settings import Paper
+from homespun.core.statistics import Stack, Statistic
 from homespun.core.tree import Tree
 from homespun.evaluation.classification import LabelScoring
 from homespun.methods.preference import Common, cross_entropy, embedding_size, encode, new_embedding
 from homespun.models.preference import CLASSES, PreferenceModel
-from homespun.models.som import MapServer, map_step, nearest
+from homespun.models.som import SomRule, nearest, som_statistics
 
 
 class Settings(Common):
-    embedding_rate: Annotated[NonNegativeFloat | None, Paper(0.001)] = None
+    embedding_lr: Annotated[NonNegativeFloat | None, Paper(0.001)] = None
     """Learning rate of local Adam, for the personal embedding. Not set: 0.003 with prototypes, otherwise 0.05."""
     assignment: Literal["prototype", "som", "type", "personal"] = "prototype"
     """How a user gets a head: by the nearest prototype, by a self-organizing map, by the known sub-population, or one
@@ -55,15 +59,15 @@ class Settings(Common):
     trained_by: Annotated[Literal["all", "common", "assigned"], Paper("assigned")] = "all"
     """The heads whose gradients move the personal embedding: all, the global head alone, or the assigned head alone
     (algorithm 1, line 20, as written)."""
-    over: Annotated[Denominator, Paper("cohort")] = "cohort"
+    row_denominator: Annotated[RowDenominator, Paper("cohort")] = "cohort"
     """A head's gradient is averaged over the whole cohort, or over the clients that use the head."""
-    sends: Literal["touched", "all"] = "touched"
+    upload_rows: Literal["touched", "all"] = "touched"
     """Whether a client sends the head that it uses, or zeros for the other heads too."""
 
     # Prototypes (3.3.2)
     margin: Annotated[NonNegativeFloat, Paper(1.0)] = 1.0
     """Margin of the triplet loss, alpha in equation 1."""
-    triplet_rate: NonNegativeFloat = 0.1
+    triplet_lr: NonNegativeFloat = 0.1
     """Learning rate of the triplet loss."""
     triplet_steps: Annotated[PositiveInt, Paper(1)] = 10
     """Gradient steps on the triplet loss in a round."""
@@ -71,7 +75,7 @@ class Settings(Common):
     # Map (3.3.1)
     map_step: Annotated[Literal["best", "mean"], Paper("best")] = "best"
     """What moves the map: the step of the client that fits it best, or the mean over all clients' steps."""
-    map_rate: PositiveFloat = 0.5
+    map_lr: PositiveFloat = 0.5
     """Learning rate of the map."""
     map_radius: PositiveFloat = 1.0
     """Radius of a node's neighbourhood at the start."""
@@ -81,7 +85,7 @@ class Settings(Common):
     """Rounds until the learned map replaces the map in use."""
 
     # A head of one's own (assignment = "personal")
-    own_rate: NonNegativeFloat = 0.03
+    own_lr: NonNegativeFloat = 0.03
     """Learning rate of a user's own head, with assignment = personal."""
     own_steps: PositiveInt = 10
     """Gradient steps on that head in a round."""
@@ -104,12 +108,12 @@ def loss(predict: Predict, parameters: Tree, batch: Batch, *, kinds: int, traine
     return total + cross_entropy(common[..., -CLASSES:], batch["label"])
 
 
-# Which head: functions of the parameters that a home sees, with any leading axes.
+# The head of a client: a function of the parameters it sees, with any leading axes.
 
 
-def nearest_head(parameters: Tree, batch: Batch, *, places: str) -> Batch:
+def nearest_head(parameters: Tree, batch: Batch, *, places: str) -> Tensor:
     head = nearest(parameters["user.embedding"], parameters[places])
-    return {"head": head[..., None].expand(batch["label"].shape)}
+    return head[..., None].expand(batch["label"].shape)
 
 
 # Prototypes
@@ -118,7 +122,7 @@ def nearest_head(parameters: Tree, batch: Batch, *, places: str) -> Batch:
 def triplet(predict: Predict, parameters: Tree, batch: Batch, *, kinds: int, margin: float) -> Tensor:
     """Equation 1 as a hinge, for every example that is liked, in the mean over the negative prototypes.
 
-    Row r of the prototypes is somebody who likes kind r mod `kinds`; of several, the nearest one attracts.
+    Row r of the prototypes likes kind r mod `kinds`; of several such rows, the nearest one attracts.
     """
     embedding, prototypes = parameters["user.embedding"], parameters["places.prototypes"]
     distance = (embedding[..., None, :] - prototypes).square().sum(dim=-1)  # [..., prototypes]
@@ -131,134 +135,140 @@ def triplet(predict: Predict, parameters: Tree, batch: Batch, *, kinds: int, mar
     return mean * batch["label"]
 
 
-# Map: a line of nodes
+@dataclass(frozen=True)
+class PrototypeRule:
+    """`rule` for everything clients train; the prototypes become the embeddings of the server's own users."""
+
+    rule: ServerRule
+
+    def __call__(self, state: ServerState, update: Update) -> ServerState:
+        prototypes = update.statistics.get("places.prototypes", state.server["places.prototypes"])
+        return replace(self.rule(state, update), server={"places.prototypes": prototypes})
 
 
-def stand_for_election(trained: Tree, *, rate: float) -> Elected:
-    """This home's step and how well the map already knows it."""
-    embedding, nodes = trained["user.embedding"], trained["places.next"]
-    step = map_step(embedding, nodes, radius=trained["places.radius"], rate=rate)
-    return Elected(-float((embedding - nodes).square().sum(dim=1).min().sqrt()), {"places.next": step})
-
-
-def tell_places(trained: Tree, _: torch.Generator, *, rate: float, with_step: bool) -> Tree:
-    """Where this home is on the old map and on the new one and, if everybody's step counts, its step."""
-    embedding = trained["user.embedding"]
-    overlap = torch.zeros_like(trained["places.overlap"])
-    overlap[nearest(embedding, trained["places.map"]), nearest(embedding, trained["places.next"])] = 1
-    told = {"places.overlap": trained["places.overlap"] + overlap}
-    if with_step:
-        nodes = trained["places.next"]
-        told["places.next"] = nodes + map_step(embedding, nodes, radius=trained["places.radius"], rate=rate)
-    return told
-
-
-def _told(best: bool) -> tuple[str, str]:
-    return "a step of the map" + (" and its score" if best else ""), "place on the old and the new map"
+# The method, by its way to assign heads
 
 
 def method(settings: Settings, task: Task) -> Method:
-    size, kinds = embedding_size(settings, task, method="fedembed"), task.contexts
-    assignment = settings.assignment
-    count = settings.heads or kinds
+    size, count = embedding_size(settings, task, method="fedembed"), settings.heads or task.contexts
     _require_sound(settings, task, count=count, size=size)
-    told_kinds = kinds if settings.kinds_head else 0
-
-    def places() -> dict[str, Tensor]:
-        if assignment == "prototype":
-            return {"prototypes": settings.embedding_scale * (2 * torch.rand(count, size) - 1)}
-        if assignment == "som":
-            nodes = settings.embedding_scale * (2 * torch.rand(count, size) - 1)
-            radius, overlap = torch.tensor(settings.map_radius), torch.zeros(count, count)
-            return {"map": nodes, "next": nodes.clone(), "overlap": overlap, "radius": radius}
-        return {}
+    assignment, kinds = settings.assignment, task.contexts if settings.kinds_head else 0
+    personal = assignment == "personal"
 
     def build() -> nn.Module:
         assert task.image is not None
-        heads = None if assignment == "personal" else count
-        return PreferenceModel(
-            size=task.image, embedding=size, heads=heads, kinds=told_kinds, common=True, places=places()
-        )
-
-    def columns(parameters: Tree, batch: Batch) -> Batch:
-        if assignment == "type":
-            return {"head": batch["group"]}
-        return nearest_head(
-            parameters, batch, places="places.prototypes" if assignment == "prototype" else "places.map"
-        )
+        places, heads = _places(settings, count=count, size=size), None if personal else count
+        return PreferenceModel(size=task.image, embedding=size, heads=heads, kinds=kinds, common=True, places=places)
 
     def new_private(generator: torch.Generator, _: Broadcast) -> dict[str, Tensor]:
-        if assignment != "personal":
-            return new_embedding(size, settings.embedding_scale, generator)
+        embedding = new_embedding(size, settings.embedding_scale, generator)
+        if not personal:
+            return embedding
         inputs = PreferenceModel(size=task.image or (28, 28), embedding=size, heads=None).head.weight.shape[1]
-        zeros = {"head.weight": torch.zeros(CLASSES, inputs), "head.bias": torch.zeros(CLASSES)}
-        return {**new_embedding(size, settings.embedding_scale, generator), **zeros}
+        return {**embedding, "head.weight": torch.zeros(CLASSES, inputs), "head.bias": torch.zeros(CLASSES)}
 
     def joint_loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
-        return loss(predict, parameters, batch, kinds=told_kinds, trained_by=settings.trained_by)
+        return loss(predict, parameters, batch, kinds=kinds, trained_by=settings.trained_by)
 
-    def own_loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
-        return cross_entropy(predict(parameters, batch)[..., :CLASSES], batch["label"])
-
-    def triplet_loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
-        return triplet(predict, parameters, batch, kinds=kinds, margin=settings.margin)
-
-    # Prototypes must not run away from those who are not there every round; a map needs embeddings that spread.
-    rate = settings.embedding_rate
-    if rate is None:
-        rate = 0.003 if assignment == "prototype" else 0.05
-    embedding: dict[str, Optimizer] = {"user.embedding": Adam(rate)}
-    shared = {glob: Sgd(1.0) for glob in ("encoder.*", "common.*", *(["kinds.*"] if told_kinds else []))}
-    towards = Phase(
-        trains={"user.embedding": Sgd(settings.triplet_rate)},
-        batch=WHOLE,
-        steps=settings.triplet_steps,
-        loss=triplet_loss,
-    )
-    own = Phase(trains={"head.*": Sgd(settings.own_rate)}, batch=WHOLE, steps=settings.own_steps, loss=own_loss)
-    first = {"prototype": (towards,), "personal": (own,)}.get(assignment, ())
-    heads = {} if assignment == "personal" else {"heads.*": Sgd(1.0)}
-    at_home = Phase(trains=embedding, batch=WHOLE, steps=settings.personalize_steps)
-    private = [("user.embedding", Role.PRIVATE)]
-    rules: Rules = [
-        *private,
-        *([("head.*", Role.PRIVATE)] if assignment == "personal" else [("heads.*", Role.KEYED)]),
-        *((glob, Role.FEDERATED) for glob in shared),
-        *([("places.*", Role.FEDERATED)] if assignment in ("prototype", "som") else []),
-    ]
-    rule = server_rule(settings.server, rate=settings.server_rate, over=settings.over)
-    maps = assignment == "som"
-    best = settings.map_step == "best"
+    embedding = Adam(_embedding_lr(settings))
+    shared = {glob: Sgd(1.0) for glob in ("encoder.*", "common.*", *(["kinds.*"] if kinds else []))}
+    heads = {} if personal else {"heads.*": Sgd(1.0)}
+    first = _private_phases(settings, kinds=task.contexts)
+    together = Phase(trains={"user.embedding": embedding, **heads, **shared}, batch=WHOLE, steps=1)
+    at_home = Phase(trains={"user.embedding": embedding}, batch=WHOLE, steps=settings.personalize_steps)
     return Method(
         name="fedembed",
         version=1,
         settings=settings,
         task=task,
-        build=build,
-        rules=rules,
-        encode=encode,
-        loss=joint_loss,
-        phases=(*first, Phase(trains={**embedding, **heads, **shared}, batch=WHOLE, steps=1)),
-        personalize=GradientSteps((*first, at_home, *first) if settings.personalize_steps else first),
-        columns=None if assignment == "personal" else columns,
-        new_private=new_private,
-        server=MapServer(rule, settings.map_every, settings.map_radius, settings.map_halves) if maps else rule,
-        weight=lambda examples: float(examples > 0),
-        keys={} if assignment == "personal" else {"heads.weight": "head", "heads.bias": "head"},
-        sends=settings.sends,
-        prototypes=("places.prototypes", "user.embedding") if assignment == "prototype" else None,
-        elects=(lambda trained: stand_for_election(trained, rate=settings.map_rate)) if maps and best else None,
-        candidates=("places.next",) if maps and best else (),
-        release=(
-            (lambda trained, draw: tell_places(trained, draw, rate=settings.map_rate, with_step=not best))
-            if maps
-            else None
+        model=ModelSpec(
+            build=build,
+            roles=_roles(settings, shared=shared),
+            encode=encode,
+            new_private=new_private,
+            keys={} if personal else {"heads.weight": "head", "heads.bias": "head"},
+            derived=_derived(assignment),
+            upload_rows=settings.upload_rows,
+            head=("head.*",),
+            reads="images",
         ),
-        releases=_told(best) if maps else (),
-        head=("head.*",),
+        local=LocalTraining(
+            joint_loss, phases=(*first, together), client_weight=one_each, statistics=_statistics(settings)
+        ),
+        personalize=GradientSteps((*first, at_home, *first) if settings.personalize_steps else first),
         scoring=LabelScoring(task.classes, "f1"),
-        reads="images",
+        server=_server(settings),
     )
+
+
+def _places(settings: Settings, *, count: int, size: int) -> dict[str, Tensor]:
+    """What the server knows of where embeddings are."""
+    if settings.assignment not in ("prototype", "som"):
+        return {}
+    nodes = settings.embedding_scale * (2 * torch.rand(count, size) - 1)
+    if settings.assignment == "prototype":
+        return {"prototypes": nodes}
+    radius, overlap = torch.tensor(settings.map_radius), torch.zeros(count, count)
+    return {"map": nodes, "next": nodes.clone(), "overlap": overlap, "radius": radius}
+
+
+def _roles(settings: Settings, *, shared: Iterable[str]) -> Rules:
+    return [
+        ("user.embedding", Role.PRIVATE),
+        ("head.*", Role.PRIVATE) if settings.assignment == "personal" else ("heads.*", Role.KEYED),
+        *((glob, Role.FEDERATED) for glob in shared),
+        *([("places.*", Role.SERVER)] if settings.assignment in ("prototype", "som") else []),
+    ]
+
+
+def _derived(assignment: str) -> dict[str, Callable[[Tree, Batch], Tensor]]:
+    """The head of a client."""
+    heads: dict[str, Callable[[Tree, Batch], Tensor]] = {
+        "prototype": partial(nearest_head, places="places.prototypes"),
+        "som": partial(nearest_head, places="places.map"),
+        "type": lambda _, batch: batch["group"],
+    }
+    return {} if assignment == "personal" else {"head": heads[assignment]}
+
+
+def _private_phases(settings: Settings, *, kinds: int) -> tuple[Phase, ...]:
+    """What a client trains before its one gradient of everything."""
+
+    def triplet_loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
+        return triplet(predict, parameters, batch, kinds=kinds, margin=settings.margin)
+
+    def own_loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
+        return cross_entropy(predict(parameters, batch)[..., :CLASSES], batch["label"])
+
+    if settings.assignment == "prototype":
+        trains = {"user.embedding": Sgd(settings.triplet_lr)}
+        return (Phase(trains=trains, batch=WHOLE, steps=settings.triplet_steps, loss=triplet_loss),)
+    if settings.assignment == "personal":
+        trains = {"head.*": Sgd(settings.own_lr)}
+        return (Phase(trains=trains, batch=WHOLE, steps=settings.own_steps, loss=own_loss),)
+    return ()
+
+
+def _embedding_lr(settings: Settings) -> float:
+    """Prototypes must not run away from clients that are not in every round; a map needs embeddings that spread."""
+    if settings.embedding_lr is not None:
+        return settings.embedding_lr
+    return 0.003 if settings.assignment == "prototype" else 0.05
+
+
+def _statistics(settings: Settings) -> dict[str, Statistic]:
+    if settings.assignment == "prototype":
+        return {"places.prototypes": Stack("user.embedding")}
+    return som_statistics(lr=settings.map_lr, step=settings.map_step) if settings.assignment == "som" else {}
+
+
+def _server(settings: Settings) -> ServerRule:
+    rule = settings.rule(settings.row_denominator)
+    if settings.assignment == "prototype":
+        return PrototypeRule(rule)
+    if settings.assignment == "som":
+        return SomRule(rule, settings.map_every, settings.map_radius, settings.map_halves)
+    return rule
 
 
 def _require_sound(settings: Settings, task: Task, *, count: int, size: int) -> None:
@@ -276,6 +286,6 @@ def _require_sound(settings: Settings, task: Task, *, count: int, size: int) -> 
             f"multiple of {task.contexts}."
         )
     if settings.assignment == "personal" and settings.heads is not None:
-        raise SettingsError("fedembed: with assignment personal everybody has a head of their own. Leave heads out.")
+        raise SettingsError("fedembed: with assignment personal each user has a head. Leave heads out.")
     if settings.assignment == "type" and count < task.contexts:
         raise SettingsError(f"fedembed: {count} heads for {task.contexts} known sub-populations. Leave heads out.")

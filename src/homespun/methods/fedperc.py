@@ -21,6 +21,7 @@ Deviations: see docs/methods/fedperc.md, numbered there.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -29,12 +30,13 @@ from torch import Tensor, nn
 
 from homespun.core import settings as core_settings
 from homespun.core.errors import SettingsError
-from homespun.core.messages import Broadcast
-from homespun.core.method import Adam, Artefact, Batch, Method, Phase, Predict, Task
+from homespun.core.messages import Broadcast, ServerState, Update
+from homespun.core.method import Adam, Artefact, Batch, LocalTraining, Method, ModelSpec, Phase, Predict, Task
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role, Rules
-from homespun.core.server import Denominator, ServerName, server_rule
+from homespun.core.server import RowDenominator, ServerName, ServerRule, one_each, server_rule
 from homespun.core.settings import Paper
+from homespun.core.statistics import Sum
 from homespun.core.tree import Tree
 from homespun.evaluation.language import TokenScoring
 from homespun.models.language import PreferenceModel, Prefix
@@ -43,9 +45,9 @@ from homespun.models.token_batches import EVALUATED, UtteranceLength, encode, to
 
 
 class Settings(core_settings.Settings):
-    added_later = ("start",)
+    added_later = ("start", "server_weight_decay", "server_bias_correction")
 
-    base: Annotated[BaseName, Paper("DistilGPT2")] = "tiny"
+    base_model: Annotated[BaseName, Paper("DistilGPT2")] = "tiny"
     """The pre-trained language model: tiny, smollm2, a folder, or a name on the Hugging Face hub."""
     prefix: Annotated[Prefix, Paper("personal x context")] = "personal x context"
     """What stands before an utterance. The others are controls: the context's embedding alone, one embedding that all
@@ -66,13 +68,13 @@ class Settings(core_settings.Settings):
     """Gradient steps that a client takes in a round, K in algorithm 1."""
     batch: Annotated[PositiveInt, Paper(15)] = 15
     """Utterances in a local batch."""
-    rate: Annotated[NonNegativeFloat, Paper(0.001)] = 1e-3
+    lr: Annotated[NonNegativeFloat, Paper(0.001)] = 1e-3
     """Learning rate of local Adam, for the context embedding."""
-    model_rate: NonNegativeFloat | None = None
+    model_lr: NonNegativeFloat | None = None
     """Learning rate for `lora` or `layers`. Not set: the same as `rate`."""
-    personal_rate: Annotated[NonNegativeFloat | None, Paper(0.001)] = None
+    personal_lr: Annotated[NonNegativeFloat | None, Paper(0.001)] = None
     """Learning rate for the personal embedding. Not set: the same as `rate`."""
-    proximal: Annotated[NonNegativeFloat, Paper(1.0)] = 1.0
+    mu: Annotated[NonNegativeFloat, Paper(1.0)] = 1.0
     """FedProx's mu, on the shared parameters."""
 
     # Where new users start
@@ -89,15 +91,19 @@ class Settings(core_settings.Settings):
     # The server
     server: Annotated[ServerName, Paper("fedadam")] = "fedavg"
     """How the server applies the averaged update."""
-    server_rate: Annotated[NonNegativeFloat | None, Paper(1)] = None
+    server_lr: Annotated[NonNegativeFloat | None, Paper(1)] = None
     """Learning rate of the server. Not set: 1 for fedavg, 0.01 for fedadam."""
-    over: Annotated[Denominator, Paper("cohort")] = "cohort"
+    server_weight_decay: NonNegativeFloat = 0.0
+    """Weight decay of fedadam, subtracted from the averaged update. The published FedAdam has none."""
+    server_bias_correction: bool = False
+    """Whether fedadam corrects its moments for their start at zero. The published FedAdam does not."""
+    row_denominator: Annotated[RowDenominator, Paper("cohort")] = "cohort"
     """A context's update is averaged over the whole cohort, or over the clients with examples in that context."""
 
     # At home, after training
     personalize_steps: Annotated[PositiveInt, Paper(15)] = 15
     """Gradient steps that a user takes at home after training."""
-    home_pace: NonNegativeFloat = 1.0
+    personalize_lr_factor: NonNegativeFloat = 1.0
     """Factor on the learning rates at home after training."""
 
 
@@ -119,17 +125,38 @@ def prior_loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
     return loss(predict, {**parameters, "personal.embedding": parameters["prior.embedding"]}, batch)
 
 
+def noisy_average(settings: Settings) -> Sum:
+    """The paper's noisy average of all personal embeddings: each client's step away from the present average, clipped
+    and noised."""
+
+    def step(trained: Tree, generator: torch.Generator) -> Tensor:
+        own, average = trained["personal.embedding"], trained["prior.embedding"]
+        short = (own - average) * (settings.average_clip / (own - average).norm().clamp(min=1e-12)).clamp(max=1)
+        return short + settings.average_noise * torch.randn(own.shape, generator=generator)
+
+    return Sum(step, "personal embedding, clipped and noised")
+
+
+@dataclass(frozen=True)
+class AverageRule:
+    """`rule` for everything clients train; the prior moves by the mean of the clients' steps."""
+
+    rule: ServerRule
+
+    def __call__(self, state: ServerState, update: Update) -> ServerState:
+        following = self.rule(state, update)
+        step = update.statistics["prior.embedding"] / max(update.weight, 1.0)
+        return replace(following, server={"prior.embedding": state.server["prior.embedding"] + step})
+
+
 def method(settings: Settings, task: Task) -> Method:
     if settings.lora and settings.layers:
         raise SettingsError("lora and layers: one of the two is trained with everybody. Give one of them.")
-    pretrained = load_pretrained(settings.base)
+    pretrained = load_pretrained(settings.base_model)
     if settings.layers:
         require_layers(pretrained, settings.layers)
-    personal = settings.prefix in ("personal x context", "personal")
-    shared = settings.prefix != "personal"
+    personal = _is_personal(settings)
     trainable = "backbone.*lora_*" if settings.lora else f"backbone.{settings.layers}" if settings.layers else None
-    personal_rate = settings.rate if settings.personal_rate is None else settings.personal_rate
-    model_rate = settings.rate if settings.model_rate is None else settings.model_rate
 
     def build() -> nn.Module:
         backbone: Any = pretrained.model
@@ -145,60 +172,87 @@ def method(settings: Settings, task: Task) -> Method:
         )
 
     def new_private(_: torch.Generator, broadcast: Broadcast) -> dict[str, Tensor]:
-        return {"personal.embedding": broadcast.federated["prior.embedding"].clone()} if personal else {}
+        return {"personal.embedding": broadcast.parameters["prior.embedding"].clone()} if personal else {}
 
-    def told_average(trained: Tree, generator: torch.Generator) -> Tree:
-        """The paper's noisy average: averaged by the server, these are the average so far plus the mean step."""
-        average, own = trained["prior.embedding"], trained["personal.embedding"]
-        step = (own - average) * (settings.average_clip / (own - average).norm().clamp(min=1e-12)).clamp(max=1)
-        noise = settings.average_noise * torch.randn(own.shape, generator=generator)
-        return {"prior.embedding": average + step + noise}
-
-    rules: Rules = [
-        *([("personal.embedding", Role.PRIVATE), ("prior.embedding", Role.FEDERATED)] if personal else []),
-        *([("context.table", Role.KEYED)] if settings.prefix in ("personal x context", "context") else []),
-        *([("context.table", Role.FEDERATED)] if settings.prefix == "shared" else []),
-        *([(trainable, Role.FEDERATED)] if trainable else []),
-        ("backbone.*", Role.FROZEN),
-    ]
-    together = {
-        **({"personal.embedding": Adam(personal_rate)} if personal else {}),
-        **({"context.table": Adam(settings.rate)} if shared else {}),
-        **({trainable: Adam(model_rate)} if trainable else {}),
-    }
-    joint = Phase(trains=together, batch=settings.batch, steps=settings.local_steps, proximal=settings.proximal)
-    prior = Phase(
-        trains={"prior.embedding": Adam(personal_rate)},
-        batch=settings.batch,
-        steps=settings.prior_steps,
-        proximal=settings.proximal,
-        loss=prior_loss,
+    averages = personal and settings.prior == "average"
+    rule = server_rule(
+        settings.server,
+        lr=settings.server_lr,
+        row_denominator=settings.row_denominator,
+        weight_decay=settings.server_weight_decay,
+        bias_correction=settings.server_bias_correction,
     )
-    at_home = {
-        glob: Adam(settings.home_pace * optimizer.rate) for glob, optimizer in together.items() if glob != trainable
-    }
     return Method(
         name="fedperc",
         version=1,
         settings=settings,
         task=task,
-        build=build,
-        rules=rules,
-        encode=lambda examples: encode(
-            examples.texts, examples.contexts, pretrained, length=settings.length, prefix=settings.virtual_tokens
+        model=ModelSpec(
+            build=build,
+            roles=_roles(settings, trainable),
+            encode=lambda examples: encode(
+                examples.texts, examples.contexts, pretrained, length=settings.length, prefix=settings.virtual_tokens
+            ),
+            new_private=new_private,
+            keys={"context.table": "context"} if settings.prefix in ("personal x context", "context") else {},
+            head=("personal.embedding",) if personal else (),
+            window=token_window(pretrained, settings.length),
         ),
-        window=token_window(pretrained, settings.length),
-        loss=loss,
-        phases=(joint, prior) if personal and settings.prior == "learned" else (joint,),
-        personalize=GradientSteps((Phase(trains=at_home, batch=settings.batch, steps=settings.personalize_steps),)),
-        new_private=new_private,
-        release=told_average if personal and settings.prior == "average" else None,
-        releases=("personal embedding, clipped and noised",) if personal and settings.prior == "average" else (),
-        server=server_rule(settings.server, rate=settings.server_rate, over=settings.over),
-        weight=lambda examples: float(examples > 0),
-        share="length",
-        head=("personal.embedding",) if personal else (),
-        keys={"context.table": "context"} if settings.prefix in ("personal x context", "context") else {},
+        local=LocalTraining(
+            loss,
+            phases=_phases(settings, trainable),
+            client_weight=one_each,
+            example_weight="length",
+            statistics={"prior.embedding": noisy_average(settings)} if averages else {},
+        ),
+        personalize=GradientSteps((_at_home(settings),)),
         scoring=TokenScoring(),
-        artefacts=(Artefact("base", settings.base, pretrained.fingerprint),),
+        server=AverageRule(rule) if averages else rule,
+        artefacts=(Artefact("base_model", settings.base_model, pretrained.fingerprint),),
     )
+
+
+def _is_personal(settings: Settings) -> bool:
+    return settings.prefix in ("personal x context", "personal")
+
+
+def _roles(settings: Settings, trainable: str | None) -> Rules:
+    prior = Role.SERVER if settings.prior == "average" else Role.FEDERATED
+    return [
+        *([("personal.embedding", Role.PRIVATE), ("prior.embedding", prior)] if _is_personal(settings) else []),
+        *([("context.table", Role.KEYED)] if settings.prefix in ("personal x context", "context") else []),
+        *([("context.table", Role.FEDERATED)] if settings.prefix == "shared" else []),
+        *([(trainable, Role.FEDERATED)] if trainable else []),
+        ("backbone.*", Role.FROZEN),
+    ]
+
+
+def _optimizers(settings: Settings) -> dict[str, Adam]:
+    """Of the embeddings that form the prefix."""
+    personal_lr = settings.lr if settings.personal_lr is None else settings.personal_lr
+    return {
+        **({"personal.embedding": Adam(personal_lr)} if _is_personal(settings) else {}),
+        **({"context.table": Adam(settings.lr)} if settings.prefix != "personal" else {}),
+    }
+
+
+def _phases(settings: Settings, trainable: str | None) -> tuple[Phase, ...]:
+    model_lr = settings.lr if settings.model_lr is None else settings.model_lr
+    together = {**_optimizers(settings), **({trainable: Adam(model_lr)} if trainable else {})}
+    joint = Phase(trains=together, batch=settings.batch, steps=settings.local_steps, mu=settings.mu)
+    if not _is_personal(settings) or settings.prior != "learned":
+        return (joint,)
+    prior = Phase(
+        trains={"prior.embedding": _optimizers(settings)["personal.embedding"]},
+        batch=settings.batch,
+        steps=settings.prior_steps,
+        mu=settings.mu,
+        loss=prior_loss,
+    )
+    return joint, prior
+
+
+def _at_home(settings: Settings) -> Phase:
+    factor = settings.personalize_lr_factor
+    trains = {name: replace(adam, lr=factor * adam.lr) for name, adam in _optimizers(settings).items()}
+    return Phase(trains=trains, batch=settings.batch, steps=settings.personalize_steps)

@@ -31,10 +31,10 @@ from torch.func import functional_call
 from homespun.core import settings as core_settings
 from homespun.core.errors import SettingsError
 from homespun.core.messages import Broadcast
-from homespun.core.method import Artefact, Batch, Method, Phase, Predict, Sgd, Task
+from homespun.core.method import Artefact, Batch, LocalTraining, Method, ModelSpec, Phase, Predict, Sgd, Task
 from homespun.core.personalize import Generated
 from homespun.core.roles import Role
-from homespun.core.server import Denominator, FedAdam, ServerName, server_rule
+from homespun.core.server import FedAdam, RowDenominator, ServerName, ServerRule, one_each, server_rule
 from homespun.core.settings import Paper
 from homespun.core.tree import Tree
 from homespun.evaluation.language import TokenScoring
@@ -46,7 +46,9 @@ from homespun.models.token_batches import UtteranceLength, encode, token_window
 
 
 class Settings(core_settings.Settings):
-    base: Annotated[BaseName, Paper("DistilGPT2")] = "tiny"
+    added_later = ("server_weight_decay", "server_bias_correction")
+
+    base_model: Annotated[BaseName, Paper("DistilGPT2")] = "tiny"
     """The pre-trained language model: tiny, smollm2, a folder, or a name on the Hugging Face hub."""
     virtual_tokens: Annotated[PositiveInt, Paper(1)] = 1
     """Embedding vectors in the prefix."""
@@ -65,22 +67,27 @@ class Settings(core_settings.Settings):
     """Gradient steps that a client takes in a round, K in algorithm 2."""
     batch: Annotated[PositiveInt, Paper(15)] = 15
     """Utterances in a local batch."""
-    rate: Annotated[NonNegativeFloat, Paper("0.001, of Adam")] = 1.0
+    lr: Annotated[NonNegativeFloat, Paper("0.001, of Adam")] = 1.0
     """Learning rate of local SGD."""
-    proximal: Annotated[NonNegativeFloat, Paper(1.0)] = 1.0
+    mu: Annotated[NonNegativeFloat, Paper(1.0)] = 1.0
     """FedProx's mu, on the shared parameters."""
 
     # The server
     server: Annotated[ServerName, Paper("fedadam")] = "fedadam"
     """How the server applies the averaged update."""
-    server_rate: Annotated[NonNegativeFloat, Paper(1)] = 1e-3
+    server_lr: Annotated[NonNegativeFloat, Paper(1)] = 1e-3
     """Learning rate of the server."""
-    over: Annotated[Denominator, Paper("cohort")] = "cohort"
+    server_weight_decay: NonNegativeFloat = 0.0
+    """Weight decay of fedadam, subtracted from the averaged update. The published FedAdam has none."""
+    server_bias_correction: bool = False
+    """Whether fedadam corrects its moments for their start at zero. The published FedAdam does not."""
+    row_denominator: Annotated[RowDenominator, Paper("cohort")] = "cohort"
     """A context's update is averaged over the whole cohort, or over the clients with examples in that context."""
 
 
 # Gradients of generators are small, and at the start zero but for rounding, which Adam would blow up to whole steps.
 SMALLEST = 1e-5
+SHARED = ("generators.*", "prior.embedding")
 
 PAPER_RUN = fedperc.PAPER_RUN
 RUN = {**fedperc.RUN, "commit_every": 10}  # Adam's memory of the generators is 19 MB with `tiny`
@@ -88,7 +95,7 @@ SMALL = {"length": 12, "local_steps": 2, "batch": 3, "evidence_words": 16}
 
 
 def method(settings: Settings, task: Task) -> Method:
-    pretrained = load_pretrained(settings.base)
+    pretrained = load_pretrained(settings.base_model)
     if pretrained.width % settings.heads:
         raise SettingsError(f"heads: {settings.heads} do not divide the width of {pretrained.name}, {pretrained.width}")
     starts = {"personal": torch.ones(pretrained.width), "context": pretrained.embeddings[pretrained.bos]}
@@ -151,38 +158,43 @@ def method(settings: Settings, task: Task) -> Method:
     def new_private(_: torch.Generator, broadcast: Broadcast) -> dict[str, Tensor]:
         return {"personal.embedding": broadcast.federated["prior.embedding"].clone()}
 
-    shared = ("generators.*", "prior.embedding", "context.table")
-    rule = server_rule(settings.server, rate=settings.server_rate, over=settings.over)
     return Method(
         name="fedperc_generated",
         version=2,
         settings=settings,
         task=task,
-        build=build,
-        rules=[
-            ("generators.*", Role.FEDERATED),
-            ("prior.embedding", Role.FEDERATED),
-            ("personal.embedding", Role.PRIVATE),
-            ("context.table", Role.KEYED),
-            ("backbone.*", Role.FROZEN),
-        ],
-        encode=encoded,
-        window=token_window(pretrained, settings.length),
-        loss=loss,
-        phases=(
-            Phase(
-                trains={name: Sgd(settings.rate) for name in shared},
-                batch=settings.batch,
-                steps=settings.local_steps,
-                proximal=settings.proximal,
-            ),
+        model=ModelSpec(
+            build=build,
+            roles=[
+                *((name, Role.FEDERATED) for name in SHARED),
+                ("personal.embedding", Role.PRIVATE),
+                ("context.table", Role.KEYED),
+                ("backbone.*", Role.FROZEN),
+            ],
+            encode=encoded,
+            new_private=new_private,
+            keys={"context.table": "context"},
+            window=token_window(pretrained, settings.length),
         ),
+        local=LocalTraining(loss, phases=(_phase(settings),), client_weight=one_each, example_weight="length"),
         personalize=Generated(generated),
-        new_private=new_private,
-        server=replace(rule, adaptivity=SMALLEST) if isinstance(rule, FedAdam) else rule,
-        weight=lambda examples: float(examples > 0),
-        share="length",
-        keys={"context.table": "context"},
         scoring=TokenScoring(),
-        artefacts=(Artefact("base", settings.base, pretrained.fingerprint),),
+        server=_server(settings),
+        artefacts=(Artefact("base_model", settings.base_model, pretrained.fingerprint),),
     )
+
+
+def _phase(settings: Settings) -> Phase:
+    trains = {name: Sgd(settings.lr) for name in (*SHARED, "context.table")}
+    return Phase(trains=trains, batch=settings.batch, steps=settings.local_steps, mu=settings.mu)
+
+
+def _server(settings: Settings) -> ServerRule:
+    rule = server_rule(
+        settings.server,
+        lr=settings.server_lr,
+        row_denominator=settings.row_denominator,
+        weight_decay=settings.server_weight_decay,
+        bias_correction=settings.server_bias_correction,
+    )
+    return replace(rule, tau=SMALLEST) if isinstance(rule, FedAdam) else rule

@@ -10,9 +10,9 @@ or, if they went through the server's average, z_i = c_i / sum_j c_j            
 
 | paper | here |
 |---|---|
-| c_i, the number of training examples | `Method.weight` |
+| c_i, the number of training examples | `LocalTraining.client_weight` |
 | d_i, what local training changed | `Update.federated` |
-| z_i = 1 or c_i / sum c | `keeps = "all"` or `"share"` |
+| z_i = 1 or c_i / sum c | `private_update = "all"` or `"share"` |
 | user embedding, kept at home | `users = "private"`: `user.embedding`, PRIVATE |
 | user embedding, in the server's table | `users = "table"`: a row of `user.table`, KEYED |
 
@@ -31,10 +31,10 @@ from torch.nn import functional
 
 from homespun.core import settings as core_settings
 from homespun.core.messages import Broadcast
-from homespun.core.method import Batch, Method, Phase, Predict, Sgd, Task, Window
+from homespun.core.method import Batch, LocalTraining, Method, ModelSpec, Phase, Predict, Sgd, Task, Window
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role, Rules
-from homespun.core.server import ServerName, ServerRule, server_rule
+from homespun.core.server import RowDenominator, ServerName, ServerRule, server_rule
 from homespun.core.settings import Paper
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples
@@ -45,6 +45,8 @@ CHARACTERS = 128  # ASCII; 0 is padding
 
 
 class Settings(core_settings.Settings):
+    added_later = ("server_weight_decay", "server_bias_correction")
+
     # The document model (figure 1)
     length: PositiveInt = 40
     """Characters of a text that are read; the rest is cut off."""
@@ -68,26 +70,30 @@ class Settings(core_settings.Settings):
     """Passes over a client's training examples in a round."""
     batch: PositiveInt = 8
     """Examples in a local batch."""
-    rate: NonNegativeFloat = 0.3
+    lr: NonNegativeFloat = 0.3
     """Learning rate of local SGD."""
-    user_rate: NonNegativeFloat | None = None
+    user_lr: NonNegativeFloat | None = None
     """Learning rate of the user embedding. Not set: the same as `rate`."""
-    proximal: NonNegativeFloat = 0.0
+    mu: NonNegativeFloat = 0.0
     """FedProx's mu, on the shared parameters."""
 
     # The server
     server: Annotated[ServerName, Paper("fedavg")] = "fedavg"
     """How the server applies the averaged update."""
-    server_rate: PositiveFloat | None = None
+    server_lr: PositiveFloat | None = None
     """Learning rate of the server. Not set: 1 for fedavg, 0.01 for fedadam."""
-    keeps: Annotated[Literal["all", "share"], Paper("all")] = "all"
+    server_weight_decay: NonNegativeFloat = 0.0
+    """Weight decay of fedadam, subtracted from the averaged update. The published FedAdam has none."""
+    server_bias_correction: bool = False
+    """Whether fedadam corrects its moments for their start at zero. The published FedAdam does not."""
+    private_update: Annotated[Literal["all", "share"], Paper("all")] = "all"
     """How much of its own training a private embedding keeps: all of it (equation 7), or the client's share of the
     round's weight (equation 6)."""
 
     # A user who never took part
     personalize_epochs: PositiveInt = 20
     """Passes over a new user's examples."""
-    personalize_rate: NonNegativeFloat | None = None
+    personalize_lr: NonNegativeFloat | None = None
     """Learning rate for a new user's embedding. Not set: the rate of user embeddings in training."""
 
 
@@ -119,7 +125,7 @@ def loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, -2), label.flatten(), reduction="none").view(label.shape)
 
 
-def rules(users: str) -> Rules:
+def roles(users: str) -> Rules:
     shared = [(glob, Role.FEDERATED) for glob in ("characters.*", "lstm.*", "hidden.*", "output.*")]
     own = {"private": [("user.embedding", Role.PRIVATE)], "table": [("user.table", Role.KEYED)], "none": []}
     return [*own[users], *shared]
@@ -128,13 +134,19 @@ def rules(users: str) -> Rules:
 def _server(settings: Settings) -> ServerRule:
     # Averaged over those who touched it, a user's row of the server's table moves as at home with z = 1;
     # averaged over the cohort, as with z = c_i / sum c.
-    over: Literal["contributors", "cohort"] = "contributors" if settings.keeps == "all" else "cohort"
-    return server_rule(settings.server, rate=settings.server_rate, over=over)
+    rows: RowDenominator = "contributors" if settings.private_update == "all" else "cohort"
+    return server_rule(
+        settings.server,
+        lr=settings.server_lr,
+        row_denominator=rows,
+        weight_decay=settings.server_weight_decay,
+        bias_correction=settings.server_bias_correction,
+    )
 
 
 def method(settings: Settings, task: Task) -> Method:
-    user_rate = settings.rate if settings.user_rate is None else settings.user_rate
-    personal_rate = user_rate if settings.personalize_rate is None else settings.personalize_rate
+    user_lr = settings.lr if settings.user_lr is None else settings.user_lr
+    personal_lr = user_lr if settings.personalize_lr is None else settings.personalize_lr
     personalized = settings.users == "private"
 
     def build() -> nn.Module:
@@ -155,15 +167,15 @@ def method(settings: Settings, task: Task) -> Method:
             return {}
         return {"user.embedding": settings.user_scale * torch.randn(settings.user_dim, generator=generator)}
 
-    own = {} if settings.users == "none" else {"user.*": Sgd(user_rate)}
+    own = {} if settings.users == "none" else {"user.*": Sgd(user_lr)}
     joint = Phase(
-        trains={**own, "*": Sgd(settings.rate)},
+        trains={**own, "*": Sgd(settings.lr)},
         batch=settings.batch,
         epochs=settings.local_epochs,
-        proximal=settings.proximal,
+        mu=settings.mu,
     )
     at_home = Phase(
-        trains={"user.embedding": Sgd(personal_rate)},
+        trains={"user.embedding": Sgd(personal_lr)},
         batch=settings.batch,
         epochs=settings.personalize_epochs,
     )
@@ -172,17 +184,17 @@ def method(settings: Settings, task: Task) -> Method:
         version=1,
         settings=settings,
         task=task,
-        build=build,
-        rules=rules(settings.users),
-        encode=lambda examples: encode(examples, length=settings.length),
-        window=Window("length", settings.length, unit="characters", sizes=lambda texts: [len(text) for text in texts]),
-        loss=loss,
-        phases=(joint,),
+        model=ModelSpec(
+            build=build,
+            roles=roles(settings.users),
+            encode=lambda examples: encode(examples, length=settings.length),
+            new_private=new_private,
+            keys={"user.table": "author"} if settings.users == "table" else {},
+            head=("output.*",),
+            window=Window("length", settings.length, "characters", sizes=lambda texts: [len(text) for text in texts]),
+        ),
+        local=LocalTraining(loss, phases=(joint,), private_update=settings.private_update),
         personalize=GradientSteps((at_home,) if personalized else ()),
-        new_private=new_private,
-        server=_server(settings),
-        keeps=settings.keeps,
-        keys={"user.table": "author"} if settings.users == "table" else {},
-        head=("output.*",),
         scoring=LabelScoring(task.classes),
+        server=_server(settings),
     )

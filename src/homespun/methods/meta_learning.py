@@ -19,10 +19,10 @@ state h of a frozen language model:
 
 from __future__ import annotations
 
-from homespun.core.method import Adam, Artefact, Method, Phase, Task
+from homespun.core.method import Adam, Artefact, LocalTraining, Method, ModelSpec, Phase, Task
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
-from homespun.core.server import server_rule
+from homespun.core.server import one_each
 from homespun.evaluation.language import TokenScoring
 from homespun.methods import fedperc
 from homespun.models.heads import SMALLEST, HeadSettings, SharedHead
@@ -43,25 +43,31 @@ SMALL = {"length": 12, "local_steps": 2, "batch": 3, "personalize_steps": 2}
 
 
 def method(settings: Settings, task: Task) -> Method:
-    pretrained = load_pretrained(settings.base)
-    together = {"head.weight": Adam(settings.rate, epsilon=SMALLEST)}
-    at_home = {"head.weight": Adam(settings.home_pace * settings.rate, epsilon=SMALLEST)}
+    pretrained = load_pretrained(settings.base_model)
+    together = {"head.weight": Adam(settings.lr, eps=SMALLEST)}
+    at_home = {"head.weight": Adam(settings.personalize_lr_factor * settings.lr, eps=SMALLEST)}
     return Method(
         name="meta_learning",
         version=2,
         settings=settings,
         task=task,
-        build=lambda: SharedHead(pretrained, start=settings.start),
-        rules=[("head.weight", Role.FEDERATED), ("backbone.*", Role.FROZEN)],
-        encode=lambda examples: encode(examples.texts, examples.contexts, pretrained, length=settings.length, prefix=1),
-        window=token_window(pretrained, settings.length),
-        loss=fedperc.loss,
-        phases=(Phase(trains=together, batch=settings.batch, steps=settings.local_steps, proximal=settings.proximal),),
+        model=ModelSpec(
+            build=lambda: SharedHead(pretrained, start=settings.start),
+            roles=[("head.weight", Role.FEDERATED), ("backbone.*", Role.FROZEN)],
+            encode=lambda examples: encode(
+                examples.texts, examples.contexts, pretrained, length=settings.length, prefix=1
+            ),
+            head=("head.weight",),
+            window=token_window(pretrained, settings.length),
+        ),
+        local=LocalTraining(
+            fedperc.loss,
+            phases=(Phase(trains=together, batch=settings.batch, steps=settings.local_steps, mu=settings.mu),),
+            client_weight=one_each,
+            example_weight="length",
+        ),
         personalize=GradientSteps((Phase(trains=at_home, batch=settings.batch, steps=settings.personalize_steps),)),
-        server=server_rule(settings.server, rate=settings.server_rate, over=settings.over),
-        weight=lambda examples: float(examples > 0),
-        share="length",
-        head=("head.weight",),
         scoring=TokenScoring(),
-        artefacts=(Artefact("base", settings.base, pretrained.fingerprint),),
+        server=settings.rule(),
+        artefacts=(Artefact("base_model", settings.base_model, pretrained.fingerprint),),
     )

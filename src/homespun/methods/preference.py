@@ -26,10 +26,10 @@ from torch.nn import functional
 from homespun.core import settings as core_settings
 from homespun.core.errors import SettingsError
 from homespun.core.messages import Broadcast
-from homespun.core.method import WHOLE, Adam, Batch, Method, Phase, Predict, Sgd, Task
+from homespun.core.method import WHOLE, Adam, Batch, LocalTraining, Method, ModelSpec, Phase, Predict, Sgd, Task
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role, Rules
-from homespun.core.server import ServerName, server_rule
+from homespun.core.server import FedAdam, FedAvg, RowDenominator, ServerName, one_each, server_rule
 from homespun.core.settings import Paper
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples
@@ -42,22 +42,37 @@ EMBEDDING = {(28, 28): 28, (200, 375): 200}  # sizes of the personal embedding, 
 class Common(core_settings.Settings):
     """What all methods over this network have."""
 
+    added_later = ("server_weight_decay", "server_bias_correction")
+
     embedding_dim: Annotated[NonNegativeInt | None, Paper("28 (MNIST), 200 (speech)")] = None
     """Size of a personal embedding. Not set: 28 for digits, 200 for speech."""
     embedding_scale: PositiveFloat = 0.1
     """A new embedding is uniform between minus this and this."""
     server: Annotated[ServerName, Paper("fedadam")] = "fedadam"
     """How the server applies the averaged gradient."""
-    server_rate: Annotated[PositiveFloat | None, Paper(1)] = 0.01
+    server_lr: Annotated[PositiveFloat | None, Paper(1)] = 0.01
     """Learning rate of the server."""
+    server_weight_decay: NonNegativeFloat = 0.0
+    """Weight decay of fedadam, subtracted from the averaged update. The published FedAdam has none."""
+    server_bias_correction: bool = False
+    """Whether fedadam corrects its moments for their start at zero. The published FedAdam does not."""
     personalize_steps: NonNegativeInt = 50
     """Gradient steps on the embedding of a user who never took part."""
+
+    def rule(self, row_denominator: RowDenominator) -> FedAvg | FedAdam:
+        return server_rule(
+            self.server,
+            lr=self.server_lr,
+            row_denominator=row_denominator,
+            weight_decay=self.server_weight_decay,
+            bias_correction=self.server_bias_correction,
+        )
 
 
 class Settings(Common):
     embedding: bool = False
     """Whether users have personal embeddings: the paper's Global+. Without: Global."""
-    embedding_rate: Annotated[NonNegativeFloat, Paper(0.001)] = 0.05
+    embedding_lr: Annotated[NonNegativeFloat, Paper(0.001)] = 0.05
     """Learning rate of local Adam, for the personal embedding."""
 
 
@@ -107,8 +122,8 @@ def method(settings: Settings, task: Task) -> Method:
     size = embedding_size(settings, task, method="preference") if settings.embedding else 0
     if settings.embedding and size == 0:
         raise SettingsError("preference: embedding_dim is 0. Without embeddings it is Global: set embedding to false.")
-    own = {"user.embedding": Adam(settings.embedding_rate)} if size else {}
-    rules: Rules = [("encoder.*", Role.FEDERATED), ("head.*", Role.FEDERATED)]
+    own = {"user.embedding": Adam(settings.embedding_lr)} if size else {}
+    roles: Rules = [("encoder.*", Role.FEDERATED), ("head.*", Role.FEDERATED)]
 
     def build() -> nn.Module:
         assert task.image is not None
@@ -122,16 +137,20 @@ def method(settings: Settings, task: Task) -> Method:
         version=1,
         settings=settings,
         task=task,
-        build=build,
-        rules=[("user.embedding", Role.PRIVATE), *rules] if size else rules,
-        encode=encode,
-        loss=loss,
-        phases=(Phase(trains={**own, "encoder.*": Sgd(1.0), "head.*": Sgd(1.0)}, batch=WHOLE, steps=1),),
+        model=ModelSpec(
+            build=build,
+            roles=[("user.embedding", Role.PRIVATE), *roles] if size else roles,
+            encode=encode,
+            new_private=new_private,
+            head=("head.*",),
+            reads="images",
+        ),
+        local=LocalTraining(
+            loss,
+            phases=(Phase(trains={**own, "encoder.*": Sgd(1.0), "head.*": Sgd(1.0)}, batch=WHOLE, steps=1),),
+            client_weight=one_each,
+        ),
         personalize=GradientSteps((Phase(trains=own, batch=WHOLE, steps=settings.personalize_steps),) if size else ()),
-        new_private=new_private,
-        server=server_rule(settings.server, rate=settings.server_rate, over="cohort"),
-        weight=lambda examples: float(examples > 0),
-        head=("head.*",),
         scoring=LabelScoring(task.classes, "f1"),
-        reads="images",
+        server=settings.rule("cohort"),
     )

@@ -27,10 +27,10 @@ from pydantic import NonNegativeFloat
 from torch import Tensor
 
 from homespun.core.messages import Broadcast
-from homespun.core.method import Adam, Artefact, Method, Phase, Task
+from homespun.core.method import Adam, Artefact, LocalTraining, Method, ModelSpec, Phase, Task
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
-from homespun.core.server import server_rule
+from homespun.core.server import one_each
 from homespun.core.settings import Paper
 from homespun.evaluation.language import TokenScoring
 from homespun.methods import fedperc
@@ -40,7 +40,7 @@ from homespun.models.token_batches import encode, token_window
 
 
 class Settings(HeadSettings):
-    personal_rate: Annotated[NonNegativeFloat | None, Paper(0.001)] = None
+    personal_lr: Annotated[NonNegativeFloat | None, Paper(0.001)] = None
     """Learning rate for the user's own head. Not set: the same as `rate`."""
 
 
@@ -54,11 +54,11 @@ SMALL = {"length": 12, "local_steps": 2, "batch": 3, "personalize_steps": 2}
 
 
 def method(settings: Settings, task: Task) -> Method:
-    pretrained = load_pretrained(settings.base)
-    personal_rate = settings.rate if settings.personal_rate is None else settings.personal_rate
-    rates = {"personal.head": personal_rate, "context.heads": settings.rate}
-    together = {name: Adam(rate, epsilon=SMALLEST) for name, rate in rates.items()}
-    at_home = {name: Adam(settings.home_pace * rate, epsilon=SMALLEST) for name, rate in rates.items()}
+    pretrained = load_pretrained(settings.base_model)
+    personal_lr = settings.lr if settings.personal_lr is None else settings.personal_lr
+    lrs = {"personal.head": personal_lr, "context.heads": settings.lr}
+    together = {name: Adam(lr, eps=SMALLEST) for name, lr in lrs.items()}
+    at_home = {name: Adam(settings.personalize_lr_factor * lr, eps=SMALLEST) for name, lr in lrs.items()}
 
     def new_private(_: torch.Generator, __: Broadcast) -> dict[str, Tensor]:
         return {"personal.head": output_head(pretrained)}
@@ -68,18 +68,24 @@ def method(settings: Settings, task: Task) -> Method:
         version=2,
         settings=settings,
         task=task,
-        build=lambda: SplitHeads(pretrained, contexts=max(task.contexts, 1), start=settings.start),
-        rules=[("personal.head", Role.PRIVATE), ("context.heads", Role.KEYED), ("backbone.*", Role.FROZEN)],
-        encode=lambda examples: encode(examples.texts, examples.contexts, pretrained, length=settings.length, prefix=1),
-        window=token_window(pretrained, settings.length),
-        loss=fedperc.loss,
-        phases=(Phase(trains=together, batch=settings.batch, steps=settings.local_steps, proximal=settings.proximal),),
+        model=ModelSpec(
+            build=lambda: SplitHeads(pretrained, contexts=max(task.contexts, 1), start=settings.start),
+            roles=[("personal.head", Role.PRIVATE), ("context.heads", Role.KEYED), ("backbone.*", Role.FROZEN)],
+            encode=lambda examples: encode(
+                examples.texts, examples.contexts, pretrained, length=settings.length, prefix=1
+            ),
+            new_private=new_private,
+            keys={"context.heads": "context"},
+            window=token_window(pretrained, settings.length),
+        ),
+        local=LocalTraining(
+            fedperc.loss,
+            phases=(Phase(trains=together, batch=settings.batch, steps=settings.local_steps, mu=settings.mu),),
+            client_weight=one_each,
+            example_weight="length",
+        ),
         personalize=GradientSteps((Phase(trains=at_home, batch=settings.batch, steps=settings.personalize_steps),)),
-        new_private=new_private,
-        server=server_rule(settings.server, rate=settings.server_rate, over=settings.over),
-        weight=lambda examples: float(examples > 0),
-        share="length",
-        keys={"context.heads": "context"},
         scoring=TokenScoring(),
-        artefacts=(Artefact("base", settings.base, pretrained.fingerprint),),
+        server=settings.rule(),
+        artefacts=(Artefact("base_model", settings.base_model, pretrained.fingerprint),),
     )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from homespun.core import settings as core_settings
 from homespun.core.errors import InputError
-from homespun.core.server import Denominator, ServerName
+from homespun.core.server import FedAdam, FedAvg, RowDenominator, ServerName, server_rule
 from homespun.core.settings import Paper
 from homespun.models.pretrained import BaseName, Pretrained
 from homespun.models.token_batches import UtteranceLength
@@ -35,9 +35,9 @@ ROWS = 128  # tokens whose logits are worked out together: 4 MB with 8192 words
 class HeadSettings(core_settings.Settings):
     """What methods that train output heads have in common; the names and values are FedPerC's."""
 
-    added_later = ("start",)
+    added_later = ("start", "server_weight_decay", "server_bias_correction")
 
-    base: Annotated[BaseName, Paper("DistilGPT2")] = "tiny"
+    base_model: Annotated[BaseName, Paper("DistilGPT2")] = "tiny"
     """The pre-trained language model: tiny, smollm2, a folder, or a name on the Hugging Face hub."""
     start: str = ""
     """Token before every text. Empty: the model's own BOS."""
@@ -49,24 +49,37 @@ class HeadSettings(core_settings.Settings):
     """Gradient steps that a client takes in a round."""
     batch: Annotated[PositiveInt, Paper(15)] = 15
     """Utterances in a local batch."""
-    rate: Annotated[NonNegativeFloat, Paper(0.001)] = 1e-3
+    lr: Annotated[NonNegativeFloat, Paper(0.001)] = 1e-3
     """Learning rate of local Adam, for the shared head or heads."""
-    proximal: Annotated[NonNegativeFloat, Paper(1.0)] = 1.0
+    mu: Annotated[NonNegativeFloat, Paper(1.0)] = 1.0
     """FedProx's mu, on the shared parameters."""
 
     # The server
     server: Annotated[ServerName, Paper("fedadam")] = "fedavg"
     """How the server applies the averaged update."""
-    server_rate: Annotated[NonNegativeFloat | None, Paper(1)] = None
+    server_lr: Annotated[NonNegativeFloat | None, Paper(1)] = None
     """Learning rate of the server. Not set: 1 for fedavg, 0.01 for fedadam."""
-    over: Annotated[Denominator, Paper("cohort")] = "cohort"
+    server_weight_decay: NonNegativeFloat = 0.0
+    """Weight decay of fedadam, subtracted from the averaged update. The published FedAdam has none."""
+    server_bias_correction: bool = False
+    """Whether fedadam corrects its moments for their start at zero. The published FedAdam does not."""
+    row_denominator: Annotated[RowDenominator, Paper("cohort")] = "cohort"
     """A context's update is averaged over the whole cohort, or over the clients with examples in that context."""
 
     # At home, after training
     personalize_steps: Annotated[PositiveInt, Paper(15)] = 15
     """Gradient steps that a user takes at home after training."""
-    home_pace: NonNegativeFloat = 1.0
+    personalize_lr_factor: NonNegativeFloat = 1.0
     """Factor on the learning rates at home after training."""
+
+    def rule(self) -> FedAvg | FedAdam:
+        return server_rule(
+            self.server,
+            lr=self.server_lr,
+            row_denominator=self.row_denominator,
+            weight_decay=self.server_weight_decay,
+            bias_correction=self.server_bias_correction,
+        )
 
 
 class SharedHead(nn.Module):

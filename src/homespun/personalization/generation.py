@@ -136,7 +136,7 @@ def find_context(run: Run, context: str | None) -> int | None:
         if not known:
             raise InputError(f"{_where(run)}: its corpus has no contexts. Leave the context out.")
         return known.index(match_name(context, known, kind="context", where=_where(run)))
-    if len(known) > 1 and "context" in run.method.keys.values():
+    if len(known) > 1 and "context" in run.method.model.keys.values():
         names = ", ".join(repr(name) for name in known[:8]) + (", ..." if len(known) > 8 else "")
         raise InputError(f"{_where(run)}: there are {len(known)} contexts: {names}. Say which one.")
     return 0 if len(known) == 1 else None
@@ -155,7 +155,7 @@ def private_of(run: Run, user: str | None) -> Tree:
     if not isinstance(run.method.personalize, Generated) or (user is not None and user not in users):
         return private
     data = (
-        run.method.encode(Examples([]))
+        run.method.model.encode(Examples([]))
         if user is None
         else run.clients.encode(run.federation, users.index(user), "train")
     )

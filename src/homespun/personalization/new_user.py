@@ -58,7 +58,7 @@ def personalize_from_file(
         engine = home_engine(run, steps=steps, generated=generated)
         name, examples, unknown = reader_of(run).read(run, source, user=user, context=context)
         require_new(run, name)
-        data = run.method.encode(examples)
+        data = run.method.model.encode(examples)
         home = Client(name, private=run.clients.new_private(name, run.state.broadcast()), data=data)
         require_utterances(home, len(examples), where=source.source)
         before, after = held_out_gain(run, engine, home)
@@ -89,7 +89,9 @@ def personalize(
     require_texts(run)
     engine = home_engine(run, steps=steps, generated=generated)
     examples = reader_of(run).take(run, texts, labels=labels, context=context)
-    home = Client(user, private=run.clients.new_private(user, run.state.broadcast()), data=run.method.encode(examples))
+    home = Client(
+        user, private=run.clients.new_private(user, run.state.broadcast()), data=run.method.model.encode(examples)
+    )
     if "generate" in run.scoring.offers:
         require_utterances(home, len(examples), where="texts")
     return Person(run, user, learned_at_home(run, engine, home))

@@ -34,7 +34,7 @@ class Person:
             raise RunError(f"{run.method.name} learns no labels. `homespun generate` continues a text instead.")
         require_texts(run)
         examples = Examples(list(texts), labels=None, authors=np.full(len(texts), self._position()))
-        client = Client(self.user, private=self.private, data=run.method.encode(examples))
+        client = Client(self.user, private=self.private, data=run.method.model.encode(examples))
         (logits,) = run.trainer.predict(run.state.broadcast(), [client])
         return [run.federation.labels[label] for label in logits.argmax(dim=1).tolist()]
 
@@ -44,7 +44,7 @@ class Person:
 
     def _position(self) -> int:
         users = self.run.federation.users
-        return users.index(self.user) if "author" in self.run.method.keys.values() else 0
+        return users.index(self.user) if "author" in self.run.method.model.keys.values() else 0
 
 
 def typed_user(run: Run, typed: str) -> str:
@@ -61,15 +61,15 @@ def require_person(run: Run, user: str) -> Person:
             return Person(run, user, kept[user])
         near = nearest(user, run.vault.users(limit=100_000))
         raise UnknownNameError(f"no user {user!r} in this run.{near} `homespun personalize` adds somebody new.")
-    if "author" in run.method.keys.values():
+    if "author" in run.method.model.keys.values():
         find_user(run.federation, user)
     return Person(run, user, {})
 
 
 def require_texts(run: Run) -> None:
     """Somebody who brings texts cannot be answered by a method that looks at images."""
-    if run.method.reads != "texts":
+    if run.method.model.reads != "texts":
         raise RunError(
-            f"{run.method.name} reads {run.method.reads}, and what is given here is text. `homespun evaluate` tests "
-            "the run with the people of its corpus."
+            f"{run.method.name} reads {run.method.model.reads}, not text. `homespun evaluate` tests the run with the "
+            "users of its corpus."
         )

@@ -10,15 +10,21 @@ from typing import Any
 from torch import Tensor
 
 from homespun.core.messages import Broadcast, Update
-from homespun.core.method import Method
 from homespun.core.records import RoundRecord
-from homespun.core.transforms import NUMBER_BYTES, Transforms, UpdateTransform, broadcast_bytes, row_bytes
+from homespun.core.transforms import (
+    NUMBER_BYTES,
+    Transforms,
+    UpdateTransform,
+    broadcast_bytes,
+    row_bytes,
+    statistic_bytes,
+)
 from homespun.core.tree import byte_count
 from homespun.privacy.account import ReleaseAccount
 from homespun.privacy.mechanism import (
     Clip,
     clipped,
-    clipped_statistics,
+    clipped_metrics,
     clipped_sum,
     in_types_of,
     noised,
@@ -63,13 +69,13 @@ class DpMechanism(UpdateTransform):
         return not self.local  # then each client adds noise of its own
 
     def on_clients(
-        self, gradients: Mapping[str, Tensor], statistics: Mapping[str, Tensor], *, scale: Mapping[str, float]
+        self, gradients: Mapping[str, Tensor], metrics: Mapping[str, Tensor], *, scale: Mapping[str, float]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        return clipped_sum(gradients, self.clip, times=scale), clipped_statistics(statistics, self.clip.statistics)
+        return clipped_sum(gradients, self.clip, times=scale), clipped_metrics(metrics, self.clip.metrics)
 
     def on_server(self, total: Update, broadcast: Broadcast) -> Update:
         """The cohort's sum as it may be released, and how much noise is on it."""
-        names = [*total.federated, *total.keyed]
+        names = [*total.federated, *total.keyed, *total.statistics]
         deviations = self.clip.deviations(names, noise_multiplier=self.noise_multiplier)
         if self.local:
             noise = {name: sqrt(total.clients) * one for name, one in deviations.items()}
@@ -87,12 +93,12 @@ class DpMechanism(UpdateTransform):
         return replace(noisy, noise=deviations)
 
     def bytes_sent(self, update: Update, sent: dict[str, int]) -> dict[str, int]:
-        """No weight is sent, and statistics only if they are clipped."""
-        return {**sent, "statistics": update.clients * self._statistics_bytes(len(update.statistics))}
+        """No weight is sent, and metrics only if they are clipped."""
+        return {**sent, "statistics": update.clients * self._statistics_bytes(update)}
 
-    def disclosed(self, record: RoundRecord, broadcast: Broadcast) -> RoundRecord:
+    def disclosed(self, record: RoundRecord, broadcast: Broadcast, update: Update) -> RoundRecord:
         """Without what says how many clients came or failed: the time, refusals and, with central noise, bytes."""
-        loss = nan if self.clip.statistics is None else record.loss
+        loss = nan if self.clip.metrics is None else record.loss
         record = replace(record, seconds=nan, refused=0, loss=loss)
         if self.local:
             return record
@@ -101,7 +107,7 @@ class DpMechanism(UpdateTransform):
         up_bytes = {
             "federated": clients * byte_count(broadcast.federated),
             "keyed": clients * rows,  # noise is on all of them
-            "statistics": clients * self._statistics_bytes(len(Method.statistics)),
+            "statistics": clients * self._statistics_bytes(update),
             "private": 0,
         }
         return replace(record, up_bytes=up_bytes, down_bytes=broadcast_bytes(broadcast, clients=clients))
@@ -110,8 +116,9 @@ class DpMechanism(UpdateTransform):
         """The client half, from which a worker process makes it again."""
         return asdict(replace(self, account=None))
 
-    def _statistics_bytes(self, count: int) -> int:
-        return 0 if self.clip.statistics is None else NUMBER_BYTES * count
+    def _statistics_bytes(self, update: Update) -> int:
+        """Of one client."""
+        return statistic_bytes(update) + (0 if self.clip.metrics is None else NUMBER_BYTES * len(update.metrics))
 
     def _normal(self, purpose: str, *parts: int | str) -> Normal:
         return secure_normal if self.insecure_seed is None else seeded_normal(self.insecure_seed, purpose, *parts)

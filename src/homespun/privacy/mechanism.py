@@ -32,7 +32,7 @@ from homespun.privacy.noise import Normal, with_noise
 
 # Clipped a little below the norm, so that rounding does not carry an update, or what it adds to a sum, above it.
 BELOW = 1 - 1e-6
-STATISTICS_SHARE = 0.1  # of 1 / z^2
+METRICS_SHARE = 0.1  # of 1 / z^2
 BLOCK = 2**18  # numbers that are converted to float64 at a time, so that the copy stays in the cache
 
 
@@ -41,10 +41,10 @@ class Clip:
     """Norms by glob, first match first; and that of the statistics, which are not sent at all where it is None."""
 
     norms: Mapping[str, float]
-    statistics: float | None = None
+    metrics: float | None = None
 
     def __post_init__(self) -> None:
-        named = {**self.norms, **({} if self.statistics is None else {"statistics": self.statistics})}
+        named = {**self.norms, **({} if self.metrics is None else {"metrics": self.metrics})}
         faults = [
             f"{group}: a clip norm of {norm} was given, expected a positive number"
             for group, norm in named.items()
@@ -63,22 +63,22 @@ class Clip:
     @property
     def noise(self) -> float:
         """On parameters, in clip norms of their group, where the noise multiplier is 1."""
-        return sqrt(len(self.norms) / (1.0 if self.statistics is None else 1.0 - STATISTICS_SHARE))
+        return sqrt(len(self.norms) / (1.0 if self.metrics is None else 1.0 - METRICS_SHARE))
 
     @property
-    def statistics_noise(self) -> float:
+    def metrics_noise(self) -> float:
         """On statistics, in their clip norm, where the noise multiplier is 1."""
-        return sqrt(1 / STATISTICS_SHARE)
+        return sqrt(1 / METRICS_SHARE)
 
     def deviations(self, names: Iterable[str], *, noise_multiplier: float) -> dict[str, float]:
         """Of the noise on each of these parameters."""
         norms = {name: self.norms[self.group_of(name)] for name in names}
         return {name: noise_multiplier * norm * self.noise for name, norm in norms.items()}
 
-    def statistics_deviation(self, *, noise_multiplier: float) -> float:
+    def metrics_deviation(self, *, noise_multiplier: float) -> float:
         """Of the noise on each statistic, where they are sent."""
-        assert self.statistics is not None
-        return noise_multiplier * self.statistics * self.statistics_noise
+        assert self.metrics is not None
+        return noise_multiplier * self.metrics * self.metrics_noise
 
 
 def norms(update: Update, clip: Clip) -> dict[str, float]:
@@ -101,7 +101,8 @@ def clipped(update: Update, clip: Clip) -> Update:
         update,
         federated={name: scaled(name, tensor) for name, tensor in update.federated.items()},
         keyed={name: replace(rows, values=scaled(name, rows.values)) for name, rows in update.keyed.items()},
-        statistics=_clipped_statistics(update.statistics, clip.statistics),
+        metrics=_clipped_metrics(update.metrics, clip.metrics),
+        statistics={name: scaled(name, tensor) for name, tensor in update.statistics.items()},
     )
 
 
@@ -157,25 +158,24 @@ def _back(tensor: Tensor) -> list[int]:
     return [order.index(axis) for axis in range(1, tensor.dim())]
 
 
-def clipped_statistics(statistics: Mapping[str, Tensor], norm: float | None) -> dict[str, Tensor]:
-    """Many clients' statistics, each [clients], clipped one by one."""
+def clipped_metrics(metrics: Mapping[str, Tensor], norm: float | None) -> dict[str, Tensor]:
+    """Many clients' metrics, each [clients], clipped one by one."""
     each = [
-        dict(zip(statistics, values, strict=True))
-        for values in zip(*(v.tolist() for v in statistics.values()), strict=True)
+        dict(zip(metrics, values, strict=True)) for values in zip(*(v.tolist() for v in metrics.values()), strict=True)
     ]
-    short = [_clipped_statistics(values, norm) for values in each]
-    return {name: torch.tensor([values[name] for values in short], dtype=torch.float64) for name in statistics}
+    short = [_clipped_metrics(values, norm) for values in each]
+    return {name: torch.tensor([values[name] for values in short], dtype=torch.float64) for name in metrics}
 
 
 def _factor(length: float, norm: float) -> float:
     return 1.0 if length <= norm * BELOW else norm * BELOW / length if length < inf else 0.0
 
 
-def _clipped_statistics(statistics: Mapping[str, float], norm: float | None) -> dict[str, float]:
+def _clipped_metrics(metrics: Mapping[str, float], norm: float | None) -> dict[str, float]:
     if norm is None:
-        return dict.fromkeys(statistics, 0.0)
-    length = hypot(*statistics.values())
-    return {name: _factor(length, norm) * value for name, value in statistics.items()}
+        return dict.fromkeys(metrics, 0.0)
+    length = hypot(*metrics.values())
+    return {name: _factor(length, norm) * value for name, value in metrics.items()}
 
 
 def noised(update: Update, broadcast: Broadcast, clip: Clip, *, noise_multiplier: float, normal: Normal) -> Update:
@@ -183,23 +183,26 @@ def noised(update: Update, broadcast: Broadcast, clip: Clip, *, noise_multiplier
 
     deviations = clip.deviations(_tensors(update), noise_multiplier=noise_multiplier)
 
-    def told(name: str, tensor: Tensor) -> Tensor:
+    def noise(name: str, tensor: Tensor) -> Tensor:
         return with_noise(tensor, normal, deviation=deviations[name])
 
-    statistics = dict(update.statistics)
-    if clip.statistics is not None:
-        deviation = clip.statistics_deviation(noise_multiplier=noise_multiplier)
-        exact = {name: torch.tensor(value, dtype=torch.float64) for name, value in statistics.items()}
-        statistics = {name: float(with_noise(value, normal, deviation=deviation)) for name, value in exact.items()}
+    metrics = dict(update.metrics)
+    if clip.metrics is not None:
+        deviation = clip.metrics_deviation(noise_multiplier=noise_multiplier)
+        exact = {name: torch.tensor(value, dtype=torch.float64) for name, value in metrics.items()}
+        metrics = {name: float(with_noise(value, normal, deviation=deviation)) for name, value in exact.items()}
+    # by name, so that a seeded source gives the same noise in every process
+    whole = sorted({**update.federated, **update.statistics}.items())
+    drawn = {name: noise(name, tensor) for name, tensor in whole}
     noisy = replace(
         update,
-        # by name, so that a seeded source gives the same noise in every process
-        federated={name: told(name, tensor) for name, tensor in sorted(update.federated.items())},
+        federated={name: drawn[name] for name in update.federated},
         keyed={
-            name: replace(rows, values=told(name, rows.values))
+            name: replace(rows, values=noise(name, rows.values))
             for name, rows in sorted(whole_tables(update, broadcast).items())
         },
-        statistics=statistics,
+        metrics=metrics,
+        statistics={name: drawn[name] for name in update.statistics},
     )
     return in_types_of(broadcast, noisy)
 
@@ -213,6 +216,7 @@ def in_types_of(broadcast: Broadcast, update: Update) -> Update:
             name: replace(rows, values=rows.values.to(broadcast.keyed[name].dtype))
             for name, rows in update.keyed.items()
         },
+        statistics={name: tensor.to(broadcast.server[name].dtype) for name, tensor in update.statistics.items()},
     )
 
 
@@ -236,4 +240,5 @@ def released_centrally(
 
 
 def _tensors(update: Update) -> dict[str, Tensor]:
-    return {**update.federated, **{name: rows.values for name, rows in update.keyed.items()}}
+    rows = {name: rows.values for name, rows in update.keyed.items()}
+    return {**update.federated, **rows, **update.statistics}

@@ -28,8 +28,8 @@ class Privacy(Settings):
     """Who adds the noise: the server to the sum of updates, or every client to its own update."""
     clip: PositiveFinite | dict[str, PositiveFinite] = 1.0
     """Longest update of a client (L2 norm); or one norm for each group of parameters, by glob."""
-    statistics_clip: PositiveFinite | None = None
-    """Longest vector of a client's statistics (loss, examples). Not set: clients do not send them."""
+    metrics_clip: PositiveFinite | None = None
+    """Longest vector of a client's metrics (loss, examples). Not set: clients do not send them."""
     epsilon: PositiveFinite | None = None
     """What all rounds may cost together; the noise follows from it. Give either epsilon or noise_multiplier."""
     noise_multiplier: PositiveFinite | None = None
@@ -109,7 +109,7 @@ def require_promise(settings: Privacy, *, users: int, sampler: Sampler, shared: 
 
 def clip_of(settings: Privacy) -> Clip:
     norms = settings.clip if isinstance(settings.clip, dict) else {"*": settings.clip}
-    return Clip(norms, settings.statistics_clip)
+    return Clip(norms, settings.metrics_clip)
 
 
 def make_plan(

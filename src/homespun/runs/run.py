@@ -16,7 +16,7 @@ from typing import Any
 
 from homespun.core.devices import require_device
 from homespun.core.messages import ServerState, state_to_bytes
-from homespun.core.method import Built, Method
+from homespun.core.method import BuiltMethod, Method
 from homespun.core.progress import Show, silent
 from homespun.core.records import RoundRecord
 from homespun.core.scoring import Scoring
@@ -46,7 +46,7 @@ class Run:
 
     federation: Federation  # users who take part
     newcomers: Federation  # users who never do
-    built: Built
+    built: BuiltMethod
     settings: RunSettings
     vault: Vault
     state: ServerState

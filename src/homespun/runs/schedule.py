@@ -8,7 +8,7 @@ from math import ceil
 
 import numpy as np
 
-from homespun.core.method import Built, Phase, optimizers
+from homespun.core.method import BuiltMethod, Phase, optimizers
 from homespun.core.roles import SHARED
 from homespun.data.federation import Federation
 from homespun.data.splits import sample_users
@@ -20,7 +20,7 @@ COUNTED_USERS = 1000  # as many users' examples are counted to know how long an 
 
 @dataclass(frozen=True)
 class Schedule:
-    built: Built
+    built: BuiltMethod
     population: Federation
     settings: RunSettings
 
@@ -47,7 +47,7 @@ def _cohorts(users: int, settings: RunSettings) -> Cohorts:
     return Cohorts(users, size, settings.sampler, settings.seed, secret=secret)
 
 
-def _rounds_per_epoch(cohorts: Cohorts, built: Built, population: Federation, *, seed: int) -> float:
+def _rounds_per_epoch(cohorts: Cohorts, built: BuiltMethod, population: Federation, *, seed: int) -> float:
     """Rounds until as many examples were used as there are.
 
     A client that goes through its own examples in one turn makes this the turn; one that takes a fixed number of steps
@@ -63,7 +63,8 @@ def _rounds_per_epoch(cohorts: Cohorts, built: Built, population: Federation, *,
     return cohorts.rounds_per_turn * mean_examples / (first.steps * min(first.batch, mean_examples))
 
 
-def first_shared_phase(built: Built) -> Phase:
+def first_shared_phase(built: BuiltMethod) -> Phase:
     """The first phase that trains something shared."""
-    shared, phases = built.partition.names(*SHARED), built.method.phases
+    shared = built.partition.names(*SHARED)
+    phases = [phase for phase in built.method.local.phases if isinstance(phase, Phase)]
     return next((phase for phase in phases if optimizers(phase, shared)), phases[0])

@@ -21,10 +21,12 @@ from homespun.core.errors import (
     nearest,
     raise_faults,
 )
+from homespun.core.messages import METRICS
+from homespun.core.method import Method
 from homespun.core.progress import Progress, Show, counted, silent
 from homespun.core.records import RoundRecord
 from homespun.core.roles import Role
-from homespun.core.settings import parse, unknown_setting
+from homespun.core.settings import current_names, parse, unknown_setting
 from homespun.data import DEFAULT_COLUMNS, Columns, load_federation, on_hub
 from homespun.data.columns import look_like_names
 from homespun.data.federation import Federation
@@ -97,6 +99,7 @@ def separate_settings(method: str, values: Mapping[str, Any]) -> tuple[dict[str,
     both = sorted(set(known) & set(RunSettings.model_fields))
     if both:
         raise MethodError(f"{method}: {', '.join(both)} would be a setting of both the method and the run. Rename it.")
+    values = current_names(values, {*known, *RunSettings.model_fields})
     unknown = [name for name in values if name not in RunSettings.model_fields and name not in known]
     if unknown:
         names, listed_by = sorted({*RunSettings.model_fields, *known}), settings_command(method)
@@ -269,7 +272,7 @@ def user_vectors(run: Run, positions: Sequence[int], only: Sequence[str] | None 
 
     None where there are none, or where they are made anew from a text every time and never kept.
     """
-    if run.method.personalize.generates or run.method.private_varies:
+    if run.method.personalize.generates or run.method.model.private_varies:
         return None
     if run.built.partition.names(Role.PRIVATE):
         names = [run.federation.users[position] for position in positions]
@@ -280,7 +283,7 @@ def user_vectors(run: Run, positions: Sequence[int], only: Sequence[str] | None 
                 for own in (private[name] for name in names)
             ]
         )
-    tables = [name for name, column in run.method.keys.items() if column == "author"]
+    tables = [name for name, column in run.method.model.keys.items() if column == "author"]
     return run.state.keyed[tables[0]][list(positions)].numpy() if tables else None
 
 
@@ -304,11 +307,11 @@ def privacy_of(run: Run) -> dict[str, Any] | None:
         "public_filters": list(account.public),
         "noise": settings.noise,
         "clip": plan.clip.norms,
-        "statistics_clip": plan.clip.statistics,
+        "statistics_clip": plan.clip.metrics,
         "noise_multiplier": plan.noise_multiplier,
         "noise_norms": {
             "parameters": plan.noise_multiplier * plan.clip.noise,
-            "statistics": plan.noise_multiplier * plan.clip.statistics_noise,
+            "statistics": plan.noise_multiplier * plan.clip.metrics_noise,
         },
         "rate": release.rate,
         "counted_noise": release.noise_multiplier,  # in units of what one user moves
@@ -333,7 +336,7 @@ def results(run: Run) -> dict[str, Any]:
     return {
         "method": run.method.name,
         "identity": run.vault.identity,
-        "pooled": run.method.pooled,
+        "pooled": run.method.local.pooled,
         "parameters": {role.value: run.built.count(role) for role in Role},
         "settings": run.method.settings.model_dump(mode="json"),
         "run": run.settings.model_dump(mode="json"),
@@ -350,14 +353,19 @@ def results(run: Run) -> dict[str, Any]:
         },
         "personal": personal and {state: one.to_dict() for state, one in personal.items()},
         "privacy": privacy_of(run),
-        "released": ["parameter updates", *_told_beside(run), *run.method.releases],
+        "released": ["parameter updates", *_metrics_sent(run), *statistic_labels(run.method)],
     }
 
 
-def _told_beside(run: Run) -> list[str]:
+def _metrics_sent(run: Run) -> list[str]:
     """What clients tell beside parameters. Under privacy everybody's weight is 1, and statistics are told only if they
     have a clip norm."""
     privacy = run.settings.privacy
     if privacy is None:
-        return ["weight", *run.method.statistics]
-    return [] if privacy.statistics_clip is None else list(run.method.statistics)
+        return ["weight", *METRICS]
+    return [] if privacy.metrics_clip is None else list(METRICS)
+
+
+def statistic_labels(method: Method) -> list[str]:
+    """What clients disclose beside their updates, in words."""
+    return [one.label for one in method.local.statistics.values() if one.label]

@@ -19,6 +19,7 @@ from typing import Any, NoReturn, Self
 from torch import Tensor
 
 from homespun.core.errors import MessageError, RunError, UnknownNameError, VaultError, raise_faults
+from homespun.core.settings import current_identity
 from homespun.core.tree import Tree, from_bytes, require_like, to_bytes
 from homespun.runs.identity import require_same_run
 from homespun.runs.vault_connection import VaultConnection
@@ -101,7 +102,7 @@ class Vault(VaultConnection):
     @property
     def identity(self) -> dict[str, Any]:
         with self._meaningful("identity"):
-            return read_object(self._value("identity"))
+            return current_identity(read_object(self._value("identity")))
 
     @property
     def token(self) -> str:

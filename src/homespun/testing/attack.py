@@ -10,7 +10,7 @@ from torch import Tensor
 
 from homespun.core import seeds
 from homespun.core.messages import Update
-from homespun.core.method import Built
+from homespun.core.method import BuiltMethod
 from homespun.core.roles import Role
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
 from homespun.engines.client import Client
@@ -29,7 +29,7 @@ class Inversion:
 
 
 def attack_updates(
-    built: Built, clients: Sequence[Client], *, seed: int, transforms: Transforms = NO_TRANSFORMS
+    built: BuiltMethod, clients: Sequence[Client], *, seed: int, transforms: Transforms = NO_TRANSFORMS
 ) -> tuple[Inversion, ...]:
     """Read each client's private embedding off its update alone, as a curious server could.
 
@@ -65,7 +65,7 @@ def attack_updates(
 
 def _steps(update: Update) -> list[Tensor]:
     rows = [row for some in update.keyed.values() for row in some.values]
-    return [tensor.double().flatten() for tensor in (*update.federated.values(), *rows)]
+    return [tensor.double().flatten() for tensor in (*update.federated.values(), *update.statistics.values(), *rows)]
 
 
 def _best_scale(guess: Tensor, truth: Tensor) -> Tensor:

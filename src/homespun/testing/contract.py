@@ -36,10 +36,11 @@ from homespun.core.messages import (
     update_from_bytes,
     update_to_bytes,
 )
-from homespun.core.method import Built, Method, Phase, build
+from homespun.core.method import BuiltMethod, LocalPhase, Method, Phase, build, no_private
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
 from homespun.core.server import FedAvg
+from homespun.core.statistics import bests
 from homespun.core.transforms import Transforms, UpdateTransform
 from homespun.data import load_federation
 from homespun.data.federation import Federation
@@ -102,7 +103,7 @@ class ContractReport:
 class Subject:
     """The method under test with a small cohort of very different sizes."""
 
-    built: Built
+    built: BuiltMethod
     federation: Federation
     clients: tuple[Client, ...]
     busy: Client  # one who has very many examples; only where that is the point, since it takes long
@@ -138,7 +139,9 @@ def check_method(origin: str, settings: Mapping[str, Any] | None = None) -> Cont
 
 def _subject(origin: str, settings: Mapping[str, Any]) -> Subject:
     small = getattr(method_module(origin), "SMALL", {})
-    corpus = getattr(method_module(settings.get("of", origin)), "CORPUS", {"source": "dialects", "users": USERS})
+    corpus = getattr(
+        method_module(settings.get("base_method", origin)), "CORPUS", {"source": "dialects", "users": USERS}
+    )
     federation = load_federation(corpus["source"], settings={"users": corpus["users"]})
     method = load_method(origin, {**small, **settings}, task_of(federation))
     built = build(method, seed=SEED)
@@ -146,19 +149,19 @@ def _subject(origin: str, settings: Mapping[str, Any]) -> Subject:
     for position, size in enumerate(SIZES):
         user = federation.users[position]
         pool = federation.examples(position)
-        data = method.encode(pool.take(np.arange(size) % len(pool)))  # over and over, where that is not enough
+        data = method.model.encode(pool.take(np.arange(size) % len(pool)))  # over and over, where that is not enough
         clients.append(Client(user, private=built.new_private(user, seed=SEED), data=data))
     return Subject(built, federation, tuple(clients[:-1]), clients[-1])
 
 
-MakeTrainer: TypeAlias = Callable[[Built, Transforms], Trainer]
+MakeTrainer: TypeAlias = Callable[[BuiltMethod, Transforms], Trainer]
 
 
-def _loop(built: Built, transforms: Transforms) -> Trainer:
+def _loop(built: BuiltMethod, transforms: Transforms) -> Trainer:
     return LoopEngine(built, SEED, transforms)
 
 
-def _cohort(built: Built, transforms: Transforms) -> Trainer:
+def _cohort(built: BuiltMethod, transforms: Transforms) -> Trainer:
     return CohortEngine(built, SEED, workers=0, transforms=transforms)
 
 
@@ -188,18 +191,20 @@ def _same_bits(left: tuple[ServerState, Any], right: tuple[ServerState, Any]) ->
     return homes and state_to_bytes(left[0]) == state_to_bytes(right[0])
 
 
-def _without_rates(phases: Sequence[Phase]) -> tuple[Phase, ...]:
+def _without_rates(phases: Sequence[LocalPhase]) -> tuple[LocalPhase, ...]:
+    """Gradient steps of rate 0; what is computed without a gradient is left out."""
     return tuple(
-        replace(phase, trains={glob: replace(optimizer, rate=0.0) for glob, optimizer in phase.trains.items()})
+        replace(phase, trains={glob: replace(optimizer, lr=0.0) for glob, optimizer in phase.trains.items()})
         for phase in phases
+        if isinstance(phase, Phase)
     )
 
 
 def _check_zero_rates(subject: Subject) -> None:
-    still = replace(subject.method, phases=_without_rates(subject.method.phases))
-    if still.release is not None or still.elects is not None:
-        # what homes tell of themselves on purpose is no matter of learning rates, nor what the server makes of it
-        still = replace(still, release=None, elects=None, candidates=(), server=FedAvg())
+    local = replace(subject.method.local, phases=_without_rates(subject.method.local.phases))
+    still = replace(subject.method, local=local)
+    if local.statistics:  # what clients disclose does not depend on learning rates, nor what the server makes of it
+        still = replace(still, local=replace(local, statistics={}), server=FedAvg())
     subject = replace(subject, built=replace(subject.built, method=still))
     state, homes = _advance(subject, _loop, rounds=1)
     start = subject.built.start()
@@ -270,7 +275,7 @@ def _differences(one: tuple[ServerState, Any], other: tuple[ServerState, Any]) -
 
 def _check_transforms(subject: Subject) -> None:
     """A round with the method's own transforms and, where its updates are sums, with differential privacy."""
-    private = () if subject.method.elects is not None else (LOCAL_DP,)
+    private = () if bests(subject.method.local.statistics) else (LOCAL_DP,)
     slow, fast = (_advance(subject, make, rounds=1, more=private) for make in (_loop, _cohort))
     difference = max(_differences(slow, fast))
     _require(difference <= TOLERANCE, f"loop and cohort differ by {difference:.1e}")
@@ -323,8 +328,8 @@ def _check_wire(subject: Subject) -> None:
 def _names_sent(update: bytes, broadcast: bytes, state: bytes) -> set[str]:
     """What every tensor of these messages is called. Whole names: `bias` is not `net.output.bias`."""
     up, down, kept = update_from_bytes(update), broadcast_from_bytes(broadcast), state_from_bytes(state)
-    steps = {} if up.elected is None else up.elected.steps
-    trees = (up.federated, up.keyed, steps, down.federated, down.keyed, kept.federated, kept.keyed, kept.optimizer)
+    sent = (up.federated, up.keyed, up.statistics, up.best)
+    trees = (*sent, down.parameters, kept.federated, kept.keyed, kept.server, kept.optimizer)
     return {name for tensors in trees for name in tensors}
 
 
@@ -338,7 +343,8 @@ def _check_last_bits(subject: Subject) -> None:
         "local": noising.work(start, subject.clients[:1]).update,
     }
     for noise, update in released.items():
-        tensors = {**update.federated, **{name: rows.values for name, rows in update.keyed.items()}}
+        rows = {name: rows.values for name, rows in update.keyed.items()}
+        tensors = {**update.federated, **rows, **update.statistics}
         for name, tensor in tensors.items():
             steps = tensor.double() / grid_of(1.0)  # clip norm and multiplier are 1
             _require(torch.equal(steps, steps.round()), f"{name} is not on the grid of its noise, {noise}")
@@ -346,20 +352,20 @@ def _check_last_bits(subject: Subject) -> None:
 
 def _check_fedavg(subject: Subject) -> None:
     """McMahan's average of whole models (Eq. 4 of FURL) against homespun's sum of deltas (Eq. 5)."""
+    phases = tuple(phase for phase in subject.method.local.phases if isinstance(phase, Phase))
     plain = replace(
         subject.method,
-        rules=[("*", Role.FEDERATED)],
-        keys={},
+        model=replace(subject.method.model, roles=[("*", Role.FEDERATED)], keys={}, new_private=no_private),
+        local=replace(subject.method.local, phases=phases, statistics={}),
         personalize=GradientSteps(),
         server=FedAvg(),
-        new_private=lambda *_: {},
     )
     built = build(plain, seed=SEED)
     clients = [replace(client, private={}) for client in subject.clients]
     start = built.start()
     ours = plain.server(start, CohortEngine(built, SEED, workers=0).work(start.broadcast(), clients).update)
     models = [train_client(built, start.broadcast(), client, work="phases", seed=SEED)[0] for client in clients]
-    weights = [plain.weight(client.examples) for client in clients]
+    weights = [plain.local.client_weight(client.examples) for client in clients]
     for name in start.federated:
         average = sum(weight * model[name].double() for weight, model in zip(weights, models, strict=True)) / sum(
             weights

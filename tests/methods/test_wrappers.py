@@ -14,7 +14,7 @@ from homespun.data import load_federation
 from homespun.engines.client import Client
 from homespun.engines.cohort import CohortEngine
 from homespun.engines.loop import LoopEngine, train_client
-from homespun.methods.pfedkm import LloydServer, split
+from homespun.methods.pfedkm import LloydRule, split
 from homespun.runs.open_run import task_of
 from homespun.system.method_loading import load_method
 from homespun.testing.contract import check_method
@@ -28,7 +28,7 @@ def federation():
 def made(method, federation, **settings):
     built = build(load_method(method, settings, task_of(federation)), seed=3)
     user = federation.users[0]
-    return built, Client(user, built.new_private(user, seed=3), built.method.encode(federation.examples(0)))
+    return built, Client(user, built.new_private(user, seed=3), built.method.model.encode(federation.examples(0)))
 
 
 def test_fedrep_keeps_the_head_and_sends_the_representation(federation):
@@ -44,7 +44,7 @@ def test_fedrep_alternates_the_representation_sees_the_trained_head(federation):
     start = built.start().broadcast()
     both, _ = train_client(built, start, somebody, work="phases", seed=0)
     ready = Client(somebody.user, {name: both[name] for name in somebody.private}, somebody.data)
-    still = load_method("fedrep", {"head_steps": 4, "head_rate": 0.0}, task_of(federation))
+    still = load_method("fedrep", {"head_steps": 4, "head_lr": 0.0}, task_of(federation))
     again, _ = train_client(build(still, seed=3), start, ready, work="phases", seed=0)
     for name in start.federated:
         torch.testing.assert_close(again[name], both[name], atol=1e-7, rtol=1e-5)
@@ -52,7 +52,7 @@ def test_fedrep_alternates_the_representation_sees_the_trained_head(federation):
 
 def test_pfedme_moves_the_common_head_towards_ones_own(federation):
     """w - eta lambda (w - theta), with theta as it is after the personal steps."""
-    built, somebody = made("pfedme", federation, tie=0.5, common_rate=0.4)
+    built, somebody = made("pfedme", federation, tie=0.5, common_lr=0.4)
     start = built.start().broadcast()
     trained, _ = train_client(built, start, somebody, work="phases", seed=0)
     for name in ("head.weight", "head.bias"):
@@ -81,19 +81,21 @@ def test_the_full_moreau_envelope_averages_nothing_but_common_parameters(federat
 
 
 def lloyd(rows, centroids, heads, noise=0.0):
-    told = torch.zeros(len(centroids)).index_copy_(0, rows.index, rows.weight.float())
+    """`rows`: of some centroids, the sum of their members' steps, and how many there are."""
+    members = torch.zeros(len(centroids)).index_copy_(0, rows.index, rows.weight.float())
+    steps = torch.zeros_like(centroids).index_copy_(0, rows.index, rows.values)
     update = Update(
         0,
-        {"members": told},
-        {"centroids": rows, "heads.w": Rows(rows.index, torch.zeros(len(rows.index), 1), rows.weight)},
+        {},
+        {"heads.w": Rows(rows.index, torch.zeros(len(rows.index), 1), rows.weight)},
         {},
         weight=float(rows.weight.sum()),
         clients=int(rows.weight.sum()),
+        statistics={"members": members, "centroids": steps},
         noise={"members": noise},
     )
-    return LloydServer(FedAvg())(
-        ServerState(0, {"members": torch.zeros(len(centroids))}, {"centroids": centroids, "heads.w": heads}), update
-    )
+    server = {"members": torch.zeros(len(centroids)), "centroids": centroids}
+    return LloydRule(FedAvg())(ServerState(0, {}, {"heads.w": heads}, server=server), update)
 
 
 def test_a_round_of_pfedkm_is_lloyds_step():
@@ -103,7 +105,7 @@ def test_a_round_of_pfedkm_is_lloyds_step():
         torch.tensor([0, 1]), torch.tensor([[1.0 + 3.0], [-2.0]]), torch.tensor([2.0, 1.0], dtype=torch.float64)
     )
     after = lloyd(rows, centroids, heads)
-    assert after.keyed["centroids"].flatten().tolist() == [2.0, 8.0]
+    assert after.server["centroids"].flatten().tolist() == [2.0, 8.0]
     assert torch.equal(after.keyed["heads.w"], heads)
 
 
@@ -111,17 +113,17 @@ def test_a_count_that_may_be_noise_moves_no_centroid():
     centroids, heads = torch.tensor([[0.0], [10.0], [20.0]]), torch.tensor([[1.0], [2.0], [3.0]])
     gaps, counts = torch.tensor([[4.0], [4.0], [-2.0]]), torch.tensor([4.0, 4.0, 2.0], dtype=torch.float64)
     rows = Rows(torch.arange(3), gaps, counts)
-    assert lloyd(rows, centroids, heads, noise=1.0).keyed["centroids"].flatten().tolist() == [1.0, 11.0, 20.0]
-    assert lloyd(rows, centroids, heads, noise=0.5).keyed["centroids"].flatten().tolist() == [1.0, 11.0, 19.0]
+    assert lloyd(rows, centroids, heads, noise=1.0).server["centroids"].flatten().tolist() == [1.0, 11.0, 20.0]
+    assert lloyd(rows, centroids, heads, noise=0.5).server["centroids"].flatten().tolist() == [1.0, 11.0, 19.0]
 
 
 def test_an_empty_cluster_takes_half_of_the_largest():
     centroids, heads = torch.tensor([[0.0], [10.0], [50.0]]), torch.tensor([[1.0], [2.0], [3.0]])
     rows = Rows(torch.tensor([0, 1]), torch.zeros(2, 1), torch.tensor([5.0, 1.0], dtype=torch.float64))
     after = lloyd(rows, centroids, heads)
-    assert after.keyed["centroids"][:2].flatten().tolist() == [0.0, 10.0]
-    assert abs(float(after.keyed["centroids"][2])) == pytest.approx(0.01) and float(after.keyed["heads.w"][2]) == 1.0
-    assert after.federated["members"].tolist() == [2.5, 1.0, 2.5]
+    assert after.server["centroids"][:2].flatten().tolist() == [0.0, 10.0]
+    assert abs(float(after.server["centroids"][2])) == pytest.approx(0.01) and float(after.keyed["heads.w"][2]) == 1.0
+    assert after.server["members"].tolist() == [2.5, 1.0, 2.5]
 
 
 def test_a_cluster_is_not_deserted_for_being_absent_once():
@@ -131,7 +133,7 @@ def test_a_cluster_is_not_deserted_for_being_absent_once():
 
 
 @pytest.mark.parametrize("gradient", ["at zero", "at heads"])
-def test_the_probe_is_minus_the_gradient_of_the_reference_head(federation, gradient):
+def test_a_users_direction_is_that_of_the_gradient_of_the_reference_head(federation, gradient):
     built, somebody = made("pfedkm", federation, gradient=gradient)
     share = 0.0 if gradient == "at zero" else 1.0
     start = built.start().broadcast()
@@ -147,33 +149,33 @@ def test_the_probe_is_minus_the_gradient_of_the_reference_head(federation, gradi
     given = {**model, "head.weight": head["head/weight"], "head.bias": head["head/bias"]}
     logits = torch.func.functional_call(plain.model, given, (somebody.data,))
     torch.nn.functional.cross_entropy(logits, somebody.data["label"]).backward()
-    torch.testing.assert_close(trained["probe.head/weight"], -head["head/weight"].grad, atol=1e-6, rtol=1e-4)
+    gradient = torch.cat([head[name].grad.flatten() for name in ("head/weight", "head/bias")])
+    torch.testing.assert_close(trained["user.direction"], gradient / gradient.norm(), atol=1e-6, rtol=1e-4)
 
 
 def test_a_user_of_pfedkm_is_in_the_cluster_that_its_gradient_is_nearest_to(federation):
     built, somebody = made("pfedkm", federation)
     start = built.start().broadcast()
     trained, _ = train_client(built, start, somebody, work="phases", seed=0)
-    gradient = torch.cat([-trained[f"probe.head/{name}"].flatten() for name in ("weight", "bias")])
-    own = gradient / gradient.norm()
+    own = trained["user.direction"]
     for cluster in (3, 8):
-        centroids = torch.zeros_like(start.keyed["centroids"])
+        centroids = torch.zeros_like(start.server["centroids"])
         centroids[cluster] = 0.5 * own  # the others are twice as far
-        there = replace(start, keyed={**start.keyed, "centroids": centroids})
+        there = replace(start, server={**start.server, "centroids": centroids})
         sent = LoopEngine(built, 0).work(there, [somebody]).update
         assert sent.keyed["heads.head/weight"].index.tolist() == [cluster]
-        assert sent.federated["members"].nonzero().flatten().tolist() == [cluster]
-        torch.testing.assert_close(sent.keyed["centroids"].values[0], 0.5 * own, atol=1e-5, rtol=1e-4)
+        assert sent.statistics["members"].nonzero().flatten().tolist() == [cluster]
+        torch.testing.assert_close(sent.statistics["centroids"][cluster], 0.5 * own, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.system
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        ("fedrep", {"of": "furl"}),
-        ("pfedme", {"of": "furl"}),
+        ("fedrep", {"base_method": "furl"}),
+        ("pfedme", {"base_method": "furl"}),
         ("pfedme", {"personal": "all"}),
-        ("pfedkm", {"of": "furl", "clusters": 3}),
+        ("pfedkm", {"base_method": "furl", "clusters": 3}),
         ("preference", {"embedding": True}),
         ("fedembed", {"assignment": "som"}),
         ("fedembed", {"assignment": "som", "map_step": "mean"}),
@@ -189,7 +191,7 @@ def test_they_keep_the_contract_over_other_networks(method, settings):
 @pytest.mark.parametrize("method", ["fedrep", "pfedme", "pfedkm"])
 def test_language_models_can_be_put_underneath(method, of):
     corpus = load_federation("sotu", settings={"since": 2000})
-    inner = {"of": of, "inner": {"length": 8, "batch": 2, "local_steps": 1}}
+    inner = {"base_method": of, "base_settings": {"length": 8, "batch": 2, "local_steps": 1}}
     extra = {"clusters": 2} if method == "pfedkm" else {}
     if (method, of) == ("pfedme", "fedperc"):  # the personal embedding is private already; a setting can be one's own
         with pytest.raises(SettingsError, match="Set personal to all, or name a part that is shared"):
@@ -197,7 +199,7 @@ def test_language_models_can_be_put_underneath(method, of):
         extra = {"head": "context.table"}
     built = build(load_method(method, {**inner, **extra}, task_of(corpus)), seed=0)
     user = corpus.users[0]
-    data = built.method.encode(corpus.examples(0).take(range(3)))
+    data = built.method.model.encode(corpus.examples(0).take(range(3)))
     start, client = built.start().broadcast(), Client(user, built.new_private(user, seed=0), data)
     slow, fast = (engine.work(start, [client]) for engine in (LoopEngine(built, 0), CohortEngine(built, 0, workers=0)))
     assert not slow.refused and not fast.refused
@@ -210,10 +212,10 @@ def test_language_models_can_be_put_underneath(method, of):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"of": "prefrence"}, "Did you mean 'preference'"),
-        ({"head": ("headd.*",)}, "covers no parameter"),
-        ({"of": "fedembed"}, "more than a network"),
-        ({"inner": {"embeding": True}}, "embeding"),
+        ({"base_method": "prefrence"}, "Did you mean 'preference'"),
+        ({"head": ("headd.*",)}, "matches no parameter"),
+        ({"base_method": "fedembed"}, "more than a network"),
+        ({"base_settings": {"embeding": True}}, "embeding"),
     ],
 )
 def test_what_cannot_be_put_onto_is_named(federation, settings, said):
@@ -223,7 +225,7 @@ def test_what_cannot_be_put_onto_is_named(federation, settings, said):
 
 @pytest.mark.parametrize("name", ["fedrep", "pfedme", "pfedkm"])
 def test_a_network_for_images_is_not_taken_for_texts(federation, name):
-    said = "takes the network of 'preference', which reads images, and this corpus has texts. Set of to furl"
+    said = "the network of 'preference' reads images, and this corpus has texts. Set base_method to furl"
     with pytest.raises(SettingsError, match=said):
         load_method(name, {}, replace(task_of(federation), image=None))
 
@@ -237,7 +239,7 @@ def test_pfedkm_refuses_more_clusters_than_users(federation):
     ("method", "settings"), [("fedrep", {}), ("pfedme", {}), ("pfedme", {"personal": "all"}), ("pfedkm", {})]
 )
 def test_what_is_private_underneath_is_trained_too_with_others_and_alone(federation, method, settings):
-    built, somebody = made(method, federation, inner={"embedding": True}, **settings)
+    built, somebody = made(method, federation, base_settings={"embedding": True}, **settings)
     (name,) = [name for name in somebody.private if name.endswith("user.embedding")]
     for work in ("phases", "personalize"):
         kept = LoopEngine(built, 0).work(built.start().broadcast(), [somebody], work=work).private[somebody.user]
