@@ -35,7 +35,7 @@ from homespun.data.federation import Examples, Federation
 from homespun.engines.client import Client
 from homespun.engines.sequential import narrow, train_alone
 from homespun.engines.stacked import predict_together, work_together
-from homespun.report.cells import MISSING, Column, Table, byte_text, table
+from homespun.report.table_model import MISSING, Column, Table, byte_text, table
 from homespun.runs.training import load
 from homespun.system.json_files import SCHEMA, versions
 from homespun.system.method_loading import load_method, method_module

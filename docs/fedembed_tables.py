@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from homespun.experiments.spending import together
-from homespun.report.cells import MISSING, Cell, Column, Table, mean, table
 from homespun.report.groups import by_share, share_scores
-from homespun.report.outcomes import title_of
+from homespun.report.score_tables import title_of
+from homespun.report.table_model import MISSING, Cell, Column, Table, mean, table
 
 PRIVATE = "-private"
 PRIVACY = {"": "none", PRIVATE: "Gaussian"}

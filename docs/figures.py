@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from homespun.report.canvas import GROUP_COLORS, OTHER_COLOR
-from homespun.report.outcomes import metric_of
+from homespun.report.figure_style import GROUP_COLORS, OTHER_COLOR
+from homespun.report.score_tables import metric_of
 
 LINE_COLORS = ("#1f6fb4", "#d1622b", "#3a8f4d", "#8a57a8", "#b8860b", "#666666")
 WIDTH, HEIGHT, MARGIN = 720, 380, 56

@@ -25,7 +25,6 @@ from homespun.cli.workloads import tables_of
 from homespun.experiments.experiment import Draw, run_folder
 from homespun.experiments.results import RESULTS_FILE, read_results
 from homespun.privacy.settings import Privacy
-from homespun.report.cells import PERPLEXITY, Column, Table, mean, table
 from homespun.report.differences import (
     difference_sentences,
     difference_table,
@@ -33,9 +32,10 @@ from homespun.report.differences import (
     personal_table,
     unadapted_table,
 )
+from homespun.report.few_shot import KNOWN, WITHHELD, configuration_table, served_table
 from homespun.report.groups import assignment_table
-from homespun.report.outcomes import folds_of, metric_of, over_seeds, seeds_of
-from homespun.report.samples import KNOWN, WITHHELD, configuration_table, served_table
+from homespun.report.score_tables import folds_of, metric_of, over_seeds, seeds_of
+from homespun.report.table_model import PERPLEXITY, Column, Table, mean, table
 from homespun.report.tables import central_tables, escape, markdown_table
 from homespun.report.traffic import together_text
 from homespun.runs.vault import VAULT_FILE
@@ -180,7 +180,7 @@ def versions_text(found: Mapping[str, Any]) -> str:
 def samples_of(name: str) -> str | None:
     """Table 4: the first configuration's first run continues the same openings as several people; None if another
     machine has it."""
-    from homespun.report.showcase import showcase, showcase_markdown
+    from homespun.report.prompt_continuations import showcase, showcase_markdown
     from homespun.runs.training import reopen
 
     results = comparison(name)

@@ -12,7 +12,7 @@ import pytest
 from language_models import write_gpt2
 
 from homespun.experiments.experiment import check_settings, read_experiment
-from homespun.report.showcase import check_showcase
+from homespun.report.prompt_continuations import check_showcase
 
 TINY = {
     "rounds": 1, "cohort": 2, "local_steps": 1, "personalize_steps": 1, "batch": 2, "length": 8, "workers": 0,

@@ -5,7 +5,7 @@ from typing import Any
 from small_results import perplexity, text_results
 from test_report_tables import texts
 
-from homespun.report import outcomes, samples
+from homespun.report import few_shot, score_tables
 from homespun.report.differences import difference_table, personal_table
 from homespun.report.tables import markdown
 
@@ -25,7 +25,7 @@ def with_own_sentences() -> dict[str, Any]:
 
 
 def test_own_sentences_in_context_are_a_column_and_bold_where_they_are_best() -> None:
-    known, withheld = samples.sample_tables(with_own_sentences())
+    known, withheld = few_shot.sample_tables(with_own_sentences())
     assert known.columns[-1].title == "Base model, own sentences in context"
     assert [row[-1] for row in texts(known)] == [
         "62.00 ± 0.50", "55.00 ± 0.50", "51.00 ± 0.50", "41.00 ± 0.50", "–", "62.00 ± 0.50",
@@ -36,7 +36,7 @@ def test_own_sentences_in_context_are_a_column_and_bold_where_they_are_best() ->
 
 def test_the_result_says_that_a_control_is_ahead() -> None:
     found = with_own_sentences()
-    assert texts(outcomes.main_table(found))[-1][:2] == [
+    assert texts(score_tables.main_table(found))[-1][:2] == [
         "Control: base model, 15 own sentences in context", "41.00 ± 0.50",
     ]  # fmt: skip
     said = "on the test set, more than the control “base model, 15 own sentences in context” (41.00)"

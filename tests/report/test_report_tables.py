@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from small_results import a_map, a_run, results, single, summarized
 
-from homespun.report import outcomes, samples, traffic
-from homespun.report.cells import ACCURACY, PERPLEXITY, Table, byte_text, finite, metric_named, percent, shorten
-from homespun.report.facts import sampled_users, settings_tables
-from homespun.report.maps import map_plots
+from homespun.report import few_shot, score_tables, traffic
+from homespun.report.continuation_tables import voice_tables
+from homespun.report.projection_plots import map_plots
+from homespun.report.run_metadata import sampled_users, settings_tables
 from homespun.report.sections import sections
+from homespun.report.table_model import ACCURACY, PERPLEXITY, Table, byte_text, finite, metric_named, percent, shorten
 from homespun.report.tables import markdown, plain_tables
-from homespun.report.voices import voice_tables
 
 
 def texts(table: Table | None) -> list[list[str]]:
@@ -24,7 +24,7 @@ def bold(table: Table) -> set[str]:
 
 
 def test_main_table() -> None:
-    assert texts(outcomes.main_table(results())) == [
+    assert texts(score_tables.main_table(results())) == [
         ["Global Server", "40.00 ± 1.00", "40.00 ± 1.00", "25.00 ± 1.00", "40.00 ± 1.00"],
         ["Global FL", "35.00 ± 1.00", "35.00 ± 1.00", "25.00 ± 1.00", "35.00 ± 1.00"],
         ["Personalized FL", "62.41 ± 1.00", "62.41 ± 1.00", "25.00 ± 1.00", "62.41 ± 1.00"],
@@ -34,7 +34,7 @@ def test_main_table() -> None:
 
 
 def test_the_best_of_a_column_is_marked_and_so_are_equals() -> None:
-    found = outcomes.main_table(results())
+    found = score_tables.main_table(results())
     assert [row[0].text for row in found.rows if row[1].best] == ["Personalized FL"]
     assert [row[0].text for row in found.rows if not row[3].best] == ["Control: majority label"]
 
@@ -47,7 +47,7 @@ def test_the_heading_names_a_control_that_does_better() -> None:
 
 
 def test_newcomers() -> None:
-    found = samples.sample_table(results(), samples.NEWCOMERS)
+    found = few_shot.sample_table(results(), few_shot.NEWCOMERS)
     assert texts(found) == [
         ["0", "31.00 ± 1.00", "30.00 ± 1.00"],
         ["5", "same", "50.00 ± 1.00"],
@@ -68,7 +68,7 @@ def test_the_headings_say_what_is_seen() -> None:
 
 
 def test_similarity_is_the_mean_over_seeds() -> None:
-    found = outcomes.similarity_table(results())
+    found = score_tables.similarity_table(results())
     assert texts(found) == [["Global Server", "Personalized FL", "0.600 ± 0.141", "2"]]
 
 
@@ -96,12 +96,12 @@ def test_a_run_may_say_itself_whether_it_is_pooled() -> None:
 
 
 def test_users_are_spread() -> None:
-    first = texts(outcomes.users_table(results()))[0]
+    first = texts(score_tables.users_table(results()))[0]
     assert first == ["Global Server", "25.00", "25.00", "50.00", "75.00", "75.00", "4"]
 
 
 def test_one_configuration_and_one_seed() -> None:
-    found = outcomes.main_table(single())
+    found = score_tables.main_table(single())
     assert texts(found)[0] == ["fedavg", "35.00", "35.00", "25.00", "35.00"]
     report = markdown(single())
     assert "## fedavg: 35.00 % accuracy on the test set" in report
@@ -113,7 +113,7 @@ def test_one_configuration_and_one_seed() -> None:
 def test_what_could_not_be_computed_is_a_dash() -> None:
     found = single()
     found["configurations"]["fedavg"]["summary"]["test"] = summarized(None, tenth=None)
-    assert texts(outcomes.main_table(found))[0] == ["fedavg", "–", "–", "–", "35.00"]
+    assert texts(score_tables.main_table(found))[0] == ["fedavg", "–", "–", "–", "35.00"]
     assert "## No accuracy on the test set could be computed" in markdown(found)
 
 

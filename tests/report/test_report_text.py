@@ -10,11 +10,11 @@ import pytest
 from small_results import perplexity, single, text_evaluation, text_results
 from test_report_tables import texts
 
-from homespun.report import html, outcomes, samples
-from homespun.report.cells import MISSING
+from homespun.report import few_shot, html, score_tables
 from homespun.report.differences import difference_sentences, difference_table, own_samples_table, unadapted_table
-from homespun.report.facts import data_table
 from homespun.report.html import page
+from homespun.report.run_metadata import data_table
+from homespun.report.table_model import MISSING
 from homespun.report.tables import markdown, plain_tables
 from homespun.report.traffic import privacy_table, traffic_table
 
@@ -30,7 +30,7 @@ def figures(text: str) -> dict[str, Any]:
 
 
 def test_perplexity_is_plain_and_the_lowest_is_best() -> None:
-    found = outcomes.main_table(text_results())
+    found = score_tables.main_table(text_results())
     assert [column.title for column in found.columns][1:] == [
         "Test perplexity", "User mean", "Worst tenth", "Eval perplexity",
     ]  # fmt: skip
@@ -44,7 +44,7 @@ def test_perplexity_is_plain_and_the_lowest_is_best() -> None:
 
 
 def test_known_and_withheld_users_by_number_of_own_samples() -> None:
-    known, withheld = samples.sample_tables(text_results())
+    known, withheld = few_shot.sample_tables(text_results())
     assert texts(known) == [
         ["0", "50.00 ± 0.50", "52.00 ± 0.50"],
         ["1", "48.00 ± 0.50", "same"],
@@ -64,7 +64,7 @@ def test_known_and_withheld_users_by_number_of_own_samples() -> None:
 def test_a_method_that_nobody_adapts_has_no_table_of_known_users() -> None:
     found = text_results()
     del found["configurations"]["personal"]
-    assert [made.caption for made in samples.sample_tables(found)] == ["Withheld users"]
+    assert [made.caption for made in few_shot.sample_tables(found)] == ["Withheld users"]
 
 
 def test_differences_are_signed_and_bold_where_the_interval_excludes_zero() -> None:
@@ -175,7 +175,7 @@ def test_a_difference_that_reads_as_zero_is_none() -> None:
 def test_values_that_read_the_same_are_equally_good() -> None:
     found = text_results()
     found["configurations"]["shared"]["summary"]["test"] = perplexity(50.001)
-    assert [row[1].best for row in outcomes.main_table(found).rows] == [True, True, False]
+    assert [row[1].best for row in score_tables.main_table(found).rows] == [True, True, False]
 
 
 def test_the_headings_read_right() -> None:
@@ -248,7 +248,7 @@ def test_the_folds_of_a_seed_count_once() -> None:
     assert "7 newcomers · 3 folds · 2 seeds" in report
     assert "Mean ± standard deviation over 2 seeds." in report
     assert "7 people were withheld in one of 3 folds each" in report
-    assert "Each of 3 folds withholds others" in samples.sample_tables(found)[1].note
+    assert "Each of 3 folds withholds others" in few_shot.sample_tables(found)[1].note
 
 
 def test_the_terminal_has_the_same_tables() -> None:
@@ -258,7 +258,7 @@ def test_the_terminal_has_the_same_tables() -> None:
 
 
 def test_a_row_for_each_configuration_with_the_base_model_first() -> None:
-    known = samples.configuration_table(text_results(), samples.KNOWN)
+    known = few_shot.configuration_table(text_results(), few_shot.KNOWN)
     assert known is not None
     assert [column.title for column in known.columns] == ["Configuration", "0", "1", "5", "15", "all"]
     assert texts(known) == [
@@ -267,7 +267,7 @@ def test_a_row_for_each_configuration_with_the_base_model_first() -> None:
         ["One prefix", "52.00 ± 0.50", "same", "same", "same", "same"],
     ]
     assert [row[0].text for row in known.rows if any(cell.best for cell in row)] == ["FedPerC"]
-    withheld = samples.configuration_table(text_results(), samples.WITHHELD)
+    withheld = few_shot.configuration_table(text_results(), few_shot.WITHHELD)
     assert texts(withheld)[0][:2] == ["Base model untouched", "66.00 ± 0.50"]
 
 
@@ -275,12 +275,12 @@ def test_users_one_by_one_with_all_own_samples() -> None:
     found = text_results()
     for run in found["configurations"]["personal"]["runs"]:
         run["adapted"] = {"0": text_evaluation([40.0, 62.5]), "all": text_evaluation([30.0, 50.0])}
-    assert texts(samples.served_table(found, samples.KNOWN)) == [
+    assert texts(few_shot.served_table(found, few_shot.KNOWN)) == [
         ["Base model untouched", "62.00 ± 0.50", "60.00 to 64.00", "90.00 ± 0.50"],
         ["FedPerC", "40.00 ± 0.50", "30.00 to 50.00", "90.00 ± 0.50"],
         ["One prefix", "52.00 ± 0.50", "41.00 to 66.00", "90.00 ± 0.50"],  # as trained: nothing to adapt
     ]
-    nobody = samples.served_table(found, samples.WITHHELD)
+    nobody = few_shot.served_table(found, few_shot.WITHHELD)
     assert texts(nobody)[0][2] == "–"
 
 

@@ -13,7 +13,7 @@ from homespun import cli, load, train
 from homespun.cli.console import bar, table
 from homespun.core.spelling import harmless, readings
 from homespun.methods.furl import SMALL
-from homespun.report.showcase import Sample, print_showcase
+from homespun.report.prompt_continuations import Sample, print_showcase
 from homespun.system.terminal import Terminal, say
 
 EVIL, SPELLED = "\x1b]0;owned\x07\x1b[2J", r"\x1b]0;owned\x07\x1b[2J"

@@ -19,7 +19,7 @@ from homespun.cli import notices
 from homespun.core.progress import Progress
 from homespun.core.records import RoundRecord
 from homespun.core.spelling import harmless
-from homespun.report.cells import metric_named
+from homespun.report.table_model import metric_named
 from homespun.runs.run import Run
 from homespun.runs.training import Evaluated
 from homespun.system.terminal import Terminal, say

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from homespun.evaluation.differences import FEW, MANY
-from homespun.report.cells import MISSING, Cell, Column, Table, finite, table
-from homespun.report.outcomes import CONTROLS, metric_of, title_of
+from homespun.report.score_tables import CONTROLS, metric_of, title_of
+from homespun.report.table_model import MISSING, Cell, Column, Table, finite, table
 
 DIGITS = 2
 WHO = {

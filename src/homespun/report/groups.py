@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from homespun.report.canvas import Plot, empty_figure, plain
-from homespun.report.cells import ACCURACY, F1, Cell, Column, Table, finite, mark_best, table
-from homespun.report.outcomes import first_of_several, over_seeds, title_of
+from homespun.report.figure_style import Plot, empty_figure, plain
+from homespun.report.score_tables import first_of_several, over_seeds, title_of
+from homespun.report.table_model import ACCURACY, F1, Cell, Column, Table, finite, mark_best, table
 
 
 def group_sizes(results: Mapping[str, Any]) -> dict[str, int]:

@@ -14,11 +14,11 @@ from plotly.offline import get_plotlyjs
 from homespun.core.errors import HomespunError, RunError
 from homespun.core.progress import Show, counted, silent
 from homespun.experiments.results import RESULTS_FILE, read_results
-from homespun.report.canvas import Key, Plot
-from homespun.report.cells import Cell, Column, Table
+from homespun.report.figure_style import Key, Plot
 from homespun.report.plots import plots
 from homespun.report.sections import Section, report_title, sections, subtitle
-from homespun.report.style import STYLE
+from homespun.report.stylesheet import STYLE
+from homespun.report.table_model import Cell, Column, Table
 from homespun.report.tables import markdown
 from homespun.system.disk import make_folder, write_whole
 

@@ -9,7 +9,18 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from homespun.report.canvas import (
+from homespun.report.few_shot import (
+    NEWCOMERS,
+    Line,
+    People,
+    context_lines,
+    counts,
+    lines,
+    people_of,
+    reference,
+    unchanged,
+)
+from homespun.report.figure_style import (
     CONTROL_COLOR,
     TEXT_COLOR,
     Key,
@@ -20,10 +31,9 @@ from homespun.report.canvas import (
     fit_values,
     plain,
 )
-from homespun.report.cells import Metric, byte_text, finite
 from homespun.report.groups import confusion_plots
-from homespun.report.maps import map_plots
-from homespun.report.outcomes import (
+from homespun.report.projection_plots import map_plots
+from homespun.report.score_tables import (
     CONTROLS,
     QUANTILES,
     control_summaries,
@@ -35,17 +45,7 @@ from homespun.report.outcomes import (
     user_metric_of,
     user_values,
 )
-from homespun.report.samples import (
-    NEWCOMERS,
-    Line,
-    People,
-    context_lines,
-    counts,
-    lines,
-    people_of,
-    reference,
-    unchanged,
-)
+from homespun.report.table_model import Metric, byte_text, finite
 from homespun.report.traffic import Traffic, federated_traffic
 
 MARK = {"size": 11, "line": {"color": "white", "width": 1}}

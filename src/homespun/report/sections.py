@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from homespun.report import facts, groups, outcomes, samples, traffic, voices
-from homespun.report.cells import Table, byte_text, count, shorten
+from homespun.report import continuation_tables, few_shot, groups, run_metadata, score_tables, traffic
 from homespun.report.differences import difference_table, own_samples_table, personal_table, unadapted_table
+from homespun.report.table_model import Table, byte_text, count, shorten
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def report_title(results: Mapping[str, Any]) -> str:
 
 def subtitle(results: Mapping[str, Any]) -> str:
     data = results.get("data") or {}
-    seeds, folds = outcomes.seeds_of(results), outcomes.folds_of(results)
+    seeds, folds = score_tables.seeds_of(results), score_tables.folds_of(results)
     parts = [
         f"corpus {shorten(data.get('name', '?'))}",
         "" if folds else f"{count(data.get('users'))} participants",
@@ -58,14 +58,14 @@ def sections(results: Mapping[str, Any]) -> list[Section]:
 
 def _known(results: Mapping[str, Any], part: str, column: str = "value") -> list[tuple[str, float]]:
     """Configurations' titles and means, where there is one; best first. Two may have the same title."""
-    means = {key: outcomes.middle(found, column) for key, found in outcomes.summaries(results, part).items()}
-    known = [(outcomes.title_of(results, key), value) for key, value in means.items() if value is not None]
-    best_first = outcomes.metric_of(results).best_first
+    means = {key: score_tables.middle(found, column) for key, found in score_tables.summaries(results, part).items()}
+    known = [(score_tables.title_of(results, key), value) for key, value in means.items() if value is not None]
+    best_first = score_tables.metric_of(results).best_first
     return sorted(known, key=lambda item: best_first(item[1]))
 
 
 def _result(results: Mapping[str, Any]) -> Section:
-    metric, known = outcomes.metric_of(results), _known(results, "test")
+    metric, known = score_tables.metric_of(results), _known(results, "test")
     if not known:
         heading = f"No {metric.title} on the test set could be computed"
     else:
@@ -73,22 +73,22 @@ def _result(results: Mapping[str, Any]) -> Section:
         best = f"{title} does best: " if len(known) > 1 else f"{title}: "
         reached = f"{metric.said(value)} {metric.title}" if metric.percent else f"{metric.title} {metric.said(value)}"
         heading = f"{best}{reached} on the test set{_beaten(results, value)}"
-    sampled = facts.sampled_users(results)
+    sampled = run_metadata.sampled_users(results)
     text = (f"Evaluated on {sampled}.",) if sampled else ()
     every = difference_table(results), personal_table(results), unadapted_table(results), own_samples_table(results)
     compared = [made for made in every if made is not None]
-    tables = (outcomes.main_table(results), *compared)
+    tables = (score_tables.main_table(results), *compared)
     return Section("result", "Result", heading, text=text, tables=tables)
 
 
 def _voices(results: Mapping[str, Any]) -> Section | None:
-    tables = voices.voice_tables(results)
+    tables = continuation_tables.voice_tables(results)
     if not tables:
         return None
-    learned = outcomes.title_of(results, results["showcase"]["configuration"])
+    learned = score_tables.title_of(results, results["showcase"]["configuration"])
     text = (
         f"What {learned} learned of each person and setting stands before the opening; the language model, which is "
-        f"the same for everybody, goes on. The draws have the same seed. {voices.NOBODY_SAID_THIS}"
+        f"the same for everybody, goes on. The draws have the same seed. {continuation_tables.NOBODY_SAID_THIS}"
     )
     heading = "The same opening, continued by one person in every setting and by several in one"
     return Section("voices", "Voices", heading, text=(text,), tables=tuple(tables))
@@ -96,14 +96,14 @@ def _voices(results: Mapping[str, Any]) -> Section | None:
 
 def _beaten(results: Mapping[str, Any], best: float) -> str:
     """Says so where a control, which learned from nobody, does better than every configuration."""
-    metric = outcomes.metric_of(results)
-    found = {key: outcomes.middle(one) for key, one in outcomes.control_summaries(results).items()}
+    metric = score_tables.metric_of(results)
+    found = {key: score_tables.middle(one) for key, one in score_tables.control_summaries(results).items()}
     rank = {key: metric.best_first(value) for key, value in found.items() if value is not None}
     better = [key for key in rank if rank[key] < metric.best_first(best)]
     if not better:
         return ""
     key = min(better, key=lambda name: rank[name])
-    side, name = "more" if metric.lower_is_better else "less", outcomes.control_name(key)
+    side, name = "more" if metric.lower_is_better else "less", score_tables.control_name(key)
     return f", {side} than the control “{name[0].lower()}{name[1:]}” ({metric.said(found[key])})"
 
 
@@ -112,7 +112,7 @@ def _curves(results: Mapping[str, Any]) -> Section | None:
     known = _known(results, "eval")
     if not known or not any(run.get("curve") for run in runs):
         return None
-    metric = outcomes.metric_of(results)
+    metric = score_tables.metric_of(results)
     (bottom, low), *_, (top, high) = sorted([known[0], known[-1]], key=lambda item: item[1])
     span = (
         f"between {metric.said(low)} ({bottom}) and {metric.said(high)} ({top})"
@@ -133,8 +133,8 @@ def _users(results: Mapping[str, Any]) -> Section | None:
     known = _known(results, "test", "user_worst_tenth")
     if not known:
         return None
-    (title, value), metric = known[0], outcomes.user_metric_of(results)
-    sampled = facts.sampled_users(results)
+    (title, value), metric = known[0], score_tables.user_metric_of(results)
+    sampled = run_metadata.sampled_users(results)
     text = (f"Shown: {sampled}.",) if sampled else ()
     boxes = (
         "A mean hides whom a model fails. Each box holds the middle half of the users, its line is the "
@@ -148,16 +148,16 @@ def _users(results: Mapping[str, Any]) -> Section | None:
         else f"is right {metric.said(value)} of the time"
     )
     heading = f"For the worst-served tenth of users, {title} {reaches}"
-    found = outcomes.users_table(results)
+    found = score_tables.users_table(results)
     return Section("users", "Users", heading, text=text, tables=(found,), about_figures=boxes)
 
 
 def _samples(results: Mapping[str, Any]) -> Section | None:
     """Newcomers, and for text also participants, by number of own samples."""
-    tables = samples.sample_tables(results)
+    tables = few_shot.sample_tables(results)
     if not tables:
         return None
-    several = samples.NEWCOMERS not in samples.people_of(results)
+    several = few_shot.NEWCOMERS not in few_shot.people_of(results)
     heading, short = (
         (_samples_heading(results), "Own samples") if several else (_newcomers_heading(results), "Newcomers")
     )
@@ -166,12 +166,15 @@ def _samples(results: Mapping[str, Any]) -> Section | None:
 
 def _samples_heading(results: Mapping[str, Any]) -> str:
     """The best of each kind of people with all samples of their own."""
-    metric, reached = outcomes.metric_of(results), []
-    for people in samples.people_of(results):
-        shown = samples.lines(results, people)
-        most = samples.counts(shown)[-1:]
+    metric, reached = score_tables.metric_of(results), []
+    for people in few_shot.people_of(results):
+        shown = few_shot.lines(results, people)
+        most = few_shot.counts(shown)[-1:]
         known = [
-            (value, line.title) for line in shown for at in most if (value := outcomes.middle(line.at(at))) is not None
+            (value, line.title)
+            for line in shown
+            for at in most
+            if (value := score_tables.middle(line.at(at))) is not None
         ]
         if known:
             value, title = min(known, key=lambda item: metric.best_first(item[0]))
@@ -180,12 +183,12 @@ def _samples_heading(results: Mapping[str, Any]) -> str:
 
 
 def _newcomers_heading(results: Mapping[str, Any]) -> str:
-    metric, shown = outcomes.metric_of(results), samples.lines(results, samples.NEWCOMERS)
+    metric, shown = score_tables.metric_of(results), few_shot.lines(results, few_shot.NEWCOMERS)
     known = [
         (int(number), value, line.title)
         for line in shown
         for number, one in line.found.items()
-        if number.isdigit() and (value := outcomes.middle(one)) is not None
+        if number.isdigit() and (value := score_tables.middle(one)) is not None
     ]
     if not known:
         return "People who never took part"
@@ -219,7 +222,7 @@ def _groups(results: Mapping[str, Any]) -> Section | None:
 
 
 def _maps(results: Mapping[str, Any]) -> Section | None:
-    similar = outcomes.similarity_table(results)
+    similar = score_tables.similarity_table(results)
     drawn = any(found["runs"][0].get("maps") for found in results.get("configurations", {}).values())
     if similar is None and not drawn:
         return None
@@ -230,12 +233,12 @@ def _maps(results: Mapping[str, Any]) -> Section | None:
         "draw a map."
     )
     means = [
-        (pair, middle) for pair, (middle, _, _) in outcomes.similarity_means(results).items() if middle is not None
+        (pair, middle) for pair, (middle, _, _) in score_tables.similarity_means(results).items() if middle is not None
     ]
     heading = "Where each person's own parameters lie"
     if means:
         (left, right), value = max(means, key=lambda item: item[1])
-        pair = f"{outcomes.title_of(results, left)} and {outcomes.title_of(results, right)}"
+        pair = f"{score_tables.title_of(results, left)} and {score_tables.title_of(results, right)}"
         heading = f"Distances between users correlate at {value:.3f} between {pair}"
     return Section("maps", "Maps", heading, tables=(similar,) if similar else (), about_figures=about if drawn else "")
 
@@ -246,11 +249,11 @@ def _homes(results: Mapping[str, Any]) -> Section:
         down, up = sum(row.down_per_client or 0 for row in rows), sum(row.up_per_client or 0 for row in rows)
         kept = sum(row.up_per_client or 0 for row in rows if row.role == "private")
         lines.append(
-            f"{outcomes.title_of(results, key)}: in a round a client receives {byte_text(down)} and sends "
+            f"{score_tables.title_of(results, key)}: in a round a client receives {byte_text(down)} and sends "
             f"{byte_text(up)}; of its private parameters, {byte_text(kept)}.{_membership(results, key, rows)}"
         )
     central = [
-        outcomes.title_of(results, key)
+        score_tables.title_of(results, key)
         for key, configuration in results.get("configurations", {}).items()
         if traffic.pooled(configuration)
     ]
@@ -277,15 +280,19 @@ def _membership(results: Mapping[str, Any], key: str, rows: Sequence[traffic.Tra
 
 
 def _data(results: Mapping[str, Any]) -> Section:
-    data, folds = results.get("data") or {}, outcomes.folds_of(results)
+    data, folds = results.get("data") or {}, score_tables.folds_of(results)
     users = f"{count(data.get('users'))} people took part"
     rest = f", {count(data['newcomers'])} did not" if data.get("newcomers") else ""
     if folds:
         users, rest = f"{count(data.get('newcomers'))} people were withheld in one of {folds} folds each", ""
     heading = f"The data: in {shorten(data.get('name', 'this corpus'))}, {users}{rest}"
-    return Section("data", "Data", heading, tables=(facts.data_table(results),))
+    return Section("data", "Data", heading, tables=(run_metadata.data_table(results),))
 
 
 def _runs(results: Mapping[str, Any]) -> Section:
-    tables = (facts.runs_table(results), facts.versions_table(results), *facts.settings_tables(results))
+    tables = (
+        run_metadata.runs_table(results),
+        run_metadata.versions_table(results),
+        *run_metadata.settings_tables(results),
+    )
     return Section("runs", "How it was run", "How it was run", tables=tables)

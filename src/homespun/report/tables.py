@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from homespun.report import outcomes
-from homespun.report.cells import Cell, Table
+from homespun.report import score_tables
 from homespun.report.differences import difference_table
-from homespun.report.samples import sample_tables
+from homespun.report.few_shot import sample_tables
 from homespun.report.sections import report_title, sections, subtitle
+from homespun.report.table_model import Cell, Table
 
 WIDEST = 5  # columns for which a terminal has room
 
@@ -20,7 +20,7 @@ def central_tables(results: Mapping[str, Any]) -> list[tuple[str, Table]]:
     """The tables that answer how well it went, by title: all, by number of own samples, and differences."""
     differences = difference_table(results)
     return [
-        (report_title(results), outcomes.main_table(results)),
+        (report_title(results), score_tables.main_table(results)),
         *((made.caption or "Newcomers", made) for made in sample_tables(results)),
         *([(differences.caption, differences)] if differences else []),
     ]

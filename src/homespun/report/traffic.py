@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
-from homespun.report.cells import MISSING, Column, Table, count, mean, shorten, table
-from homespun.report.outcomes import title_of
+from homespun.report.score_tables import title_of
+from homespun.report.table_model import MISSING, Column, Table, count, mean, shorten, table
 
 ROLES = ("federated", "keyed", "statistics", "private")
 MEANINGS = {

@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from homespun.report.cells import (
+from homespun.report.score_tables import folds_of, seeds_of, title_of
+from homespun.report.table_model import (
     MISSING,
     Column,
     Table,
@@ -18,7 +19,6 @@ from homespun.report.cells import (
     spread_text,
     table,
 )
-from homespun.report.outcomes import folds_of, seeds_of, title_of
 from homespun.report.traffic import pooled
 
 _ELSEWHERE = {"seed", "fold"}  # which differ from run to run of one configuration

@@ -23,9 +23,9 @@ from homespun.personalization.generation import (
     find_voice,
     language_model_of,
 )
-from homespun.report.cells import Column, table
+from homespun.report.continuation_tables import NEVER_USED, NOBODY_SAID_THIS, setting_text
+from homespun.report.table_model import Column, table
 from homespun.report.tables import markdown_table
-from homespun.report.voices import NEVER_USED, NOBODY_SAID_THIS, setting_text
 from homespun.runs.run import Run
 from homespun.runs.settings import RunSettings
 from homespun.runs.training import reopen, separate_settings

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import plotly.graph_objects as go
 
-from homespun.report.canvas import GROUP_COLORS, OTHER_COLOR, Key, Plot, empty_figure, plain
-from homespun.report.cells import count, finite, shorten
-from homespun.report.outcomes import first_of_several, title_of
+from homespun.report.figure_style import GROUP_COLORS, OTHER_COLOR, Key, Plot, empty_figure, plain
+from homespun.report.score_tables import first_of_several, title_of
+from homespun.report.table_model import count, finite, shorten
 
 MARKS: tuple[Literal["dot", "ring"], ...] = ("dot", "ring")
 NAMED = len(MARKS) * len(GROUP_COLORS)  # so many groups or labels have a mark of their own, the others are grey

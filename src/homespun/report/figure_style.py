@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import plotly.graph_objects as go
 
-from homespun.report.cells import Metric, shorten
+from homespun.report.table_model import Metric, shorten
 
 CONFIGURATION_COLORS = (
     "#2563c9", "#d98200", "#0f8f6f", "#b0418f", "#6f52c4", "#a3542c", "#1192b8", "#5f6b7a",

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from homespun.report.cells import MISSING, PERPLEXITY, Cell, Column, Table, mark_best, table
-from homespun.report.outcomes import (
+from homespun.report.score_tables import (
     CONTROLS,
     IN_CONTEXT,
     control_summaries,
@@ -21,6 +20,7 @@ from homespun.report.outcomes import (
     summaries,
     title_of,
 )
+from homespun.report.table_model import MISSING, PERPLEXITY, Cell, Column, Table, mark_best, table
 
 SAME = "same"  # for a model that own samples do not change
 EIGHTY = "80 of 100 users"  # without the tenth that fares best and the one that fares worst

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from homespun.report.cells import (
+from homespun.report.table_model import (
     ACCURACY,
     F1,
     Cell,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from homespun.report.cells import Cell, Column, Table, shorten, table
+from homespun.report.table_model import Cell, Column, Table, shorten, table
 
 NEVER_USED = "never used"
 NOBODY_SAID_THIS = "Drawn from the model: nobody said this."

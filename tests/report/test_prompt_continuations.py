@@ -10,7 +10,7 @@ from spoken_corpus import train_small, write_corpus
 from homespun.core.errors import SettingsError, UnknownNameError
 from homespun.core.settings import parse
 from homespun.experiments.experiment import Experiment, with_settings
-from homespun.report.showcase import check_showcase, print_showcase, showcase, showcase_markdown
+from homespun.report.prompt_continuations import check_showcase, print_showcase, showcase, showcase_markdown
 from homespun.runs.evaluate import adapted_from, evaluate, evaluate_adapted
 
 
