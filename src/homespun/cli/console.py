@@ -263,4 +263,4 @@ def _loss(event: RoundRecord) -> str:
 
 def _scored(event: Evaluated) -> str:
     metric, value = event.evaluation.headline
-    return "" if isnan(value) else f"{metric} {metric_named(metric).said(value)} after round {event.round}"
+    return "" if isnan(value) else f"{metric} {metric_named(metric).text_with_unit(value)} after round {event.round}"

@@ -225,7 +225,7 @@ def evaluate(
     out.print(
         table(
             f"{folder}, {part} part, after round {round}",
-            ("", metric.column(metric.title), "user mean", "worst tenth", "users"),
+            ("", metric.heading(metric.title), "user mean", "worst tenth", "users"),
             rows,
         )
     )

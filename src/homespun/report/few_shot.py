@@ -1,4 +1,4 @@
-"""What own samples bring: to newcomers, and to participants who adapt at home."""
+"""Scores by number of the user's own samples: for newcomers, and for participants who adapt locally."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import numpy as np
 from homespun.report.score_tables import (
     CONTROLS,
     IN_CONTEXT,
+    all_user_values,
     control_summaries,
     folds_of,
-    joined_values,
     metric_of,
-    middle,
-    over_seeds,
+    seed_note,
     summaries,
+    summary_mean,
     title_of,
 )
-from homespun.report.table_model import MISSING, PERPLEXITY, Cell, Column, Table, mark_best, table
+from homespun.report.table_model import MISSING, PERPLEXITY, Cell, Column, Table, make_table, mark_best
 
-SAME = "same"  # for a model that own samples do not change
-EIGHTY = "80 of 100 users"  # without the tenth that fares best and the one that fares worst
+SAME = "same"  # for a model that does not adapt to samples
+MIDDLE_80 = "80 of 100 users"  # without the best and the worst tenth
 
 
 @dataclass(frozen=True)
-class People:
-    """Whose samples they are, under which names a summary has what they reach, and what to compare it with."""
+class EvaluatedUsers:
+    """Users who adapt a model: their title, their part of a summary, and the reference to compare their scores with."""
 
     title: str
     part: str
@@ -38,36 +38,36 @@ class People:
     captioned: bool = True  # one of several tables
 
 
-KNOWN = People(
+KNOWN = EvaluatedUsers(
     "Known users",
     part="adapted",
-    about="of people who took part in training and adapt at home to so many new utterances of their own",
+    about="of users who took part in training, after adapting locally to this many new utterances of their own",
     reference=CONTROLS["untouched"],
 )
-WITHHELD = People(
+WITHHELD = EvaluatedUsers(
     "Withheld users",
     part="newcomers",
-    about="of people who never took part in training, personalized at home from so many utterances of their own",
+    about="of users who never took part in training, after adapting locally to this many utterances of their own",
     reference=CONTROLS["untouched"],
 )
-NEWCOMERS = People(
+NEWCOMERS = EvaluatedUsers(
     "Newcomers",
     part="newcomers",
-    about="of people who never took part in training, personalized at home from so many examples of their own",
+    about="of users who never took part in training, after adapting locally to this many examples of their own",
     reference="Participants",
     samples="Own examples",
     captioned=False,
 )
 
 
-def people_of(results: Mapping[str, Any]) -> tuple[People, ...]:
+def evaluated_users(results: Mapping[str, Any]) -> tuple[EvaluatedUsers, ...]:
     """For text, known and withheld users; for labels, newcomers."""
     return (KNOWN, WITHHELD) if metric_of(results) == PERPLEXITY else (NEWCOMERS,)
 
 
 @dataclass(frozen=True)
-class Line:
-    """What one configuration reaches by number of own samples: a column of a table, a line of a figure."""
+class ScoreCurve:
+    """One configuration's scores by number of own samples: a column of a table, a line of a figure."""
 
     key: str
     title: str
@@ -77,22 +77,22 @@ class Line:
         return self.found.get(number) or {}
 
 
-def lines(results: Mapping[str, Any], people: People) -> list[Line]:
-    """Of every configuration that can serve these people."""
-    reached = summaries(results, people.part)
+def score_curves(results: Mapping[str, Any], users: EvaluatedUsers) -> list[ScoreCurve]:
+    """The scores of every configuration that was evaluated on these users."""
+    reached = summaries(results, users.part)
     made = []
     for key, found in reached.items():
         title, summary = title_of(results, key), results["configurations"][key]["summary"]
-        if people is KNOWN and not found and any(reached.values()):
-            found = {"0": summary["test"]}  # nothing to adapt: they have what training gave them
+        if users is KNOWN and not found and any(reached.values()):
+            found = {"0": summary["test"]}  # nothing to adapt: the score after training
         if found:
-            made.append(Line(key, title, found))
+            made.append(ScoreCurve(key, title, found))
     return made
 
 
-def context_lines(results: Mapping[str, Any], people: People) -> list[Line]:
-    """The control that needs no training: the base model with so many own sentences in its context."""
-    if people is KNOWN:
+def in_context_curves(results: Mapping[str, Any], users: EvaluatedUsers) -> list[ScoreCurve]:
+    """The control that needs no training: the base model with the user's own sentences in its context."""
+    if users is KNOWN:
         summary = (results.get("controls") or {}).get("summary") or {}
         found = {name.removeprefix("in_context_"): one for name, one in summary.items() if name.startswith("in_con")}
     else:
@@ -100,134 +100,148 @@ def context_lines(results: Mapping[str, Any], people: People) -> list[Line]:
         found = dict(first.get("newcomers_in_context") or {})
     if not found:
         return []
-    return [Line("", IN_CONTEXT, {"0": reference(results, people, next(iter(results["configurations"]))), **found})]
+    return [
+        ScoreCurve(
+            "", IN_CONTEXT, {"0": reference_summary(results, users, next(iter(results["configurations"]))), **found}
+        )
+    ]
 
 
-def counts(shown: Sequence[Line]) -> list[str]:
+def sample_counts(shown: Sequence[ScoreCurve]) -> list[str]:
     """Numbers of own samples, ascending, `all` last."""
-    found = {number for line in shown for number in line.found}
+    found = {number for curve in shown for number in curve.found}
     return sorted(found, key=lambda text: (not text.isdigit(), int(text) if text.isdigit() else 0, text))
 
 
-def unchanged(line: Line, numbers: Sequence[str]) -> bool:
-    """Whether own samples make no difference: only zero of them was tried, of several."""
-    return list(line.found) == ["0"] and list(numbers) != ["0"]
+def ignores_samples(curve: ScoreCurve, numbers: Sequence[str]) -> bool:
+    """Whether a model does not adapt: others were evaluated with several numbers of samples, this one only with 0."""
+    return list(curve.found) == ["0"] and list(numbers) != ["0"]
 
 
-def reference(results: Mapping[str, Any], people: People, key: str) -> Mapping[str, Any]:
-    """What a configuration is compared with: the pre-trained model, or those who did take part."""
+def reference_summary(results: Mapping[str, Any], users: EvaluatedUsers, key: str) -> Mapping[str, Any]:
+    """The summary to compare a configuration with: the base model's, or the participants'."""
     summary = results["configurations"][key]["summary"]
-    if people is KNOWN:
+    if users is KNOWN:
         return control_summaries(results).get("untouched") or {}
-    return summary.get("newcomers_untouched" if people is WITHHELD else "test") or {}
+    return summary.get("newcomers_untouched" if users is WITHHELD else "test") or {}
 
 
-def sample_tables(results: Mapping[str, Any]) -> list[Table]:
-    found = [sample_table(results, people) for people in people_of(results)]
+def few_shot_tables(results: Mapping[str, Any]) -> list[Table]:
+    found = [few_shot_table(results, users) for users in evaluated_users(results)]
     return [made for made in found if made is not None]
 
 
-def sample_table(results: Mapping[str, Any], people: People) -> Table | None:
-    """The number of own samples against what people reach with it."""
-    shown, metric = lines(results, people), metric_of(results)
+def few_shot_table(results: Mapping[str, Any], users: EvaluatedUsers) -> Table | None:
+    """A row for each number of own samples, a column for each configuration."""
+    shown, metric = score_curves(results, users), metric_of(results)
     if not shown:
         return None
-    controls = context_lines(results, people)
-    rows = [[Cell(number), *_row(results, [*shown, *controls], number)] for number in counts(shown)]
-    compared = [reference(results, people, line.key or shown[0].key).get("value") for line in (*shown, *controls)]
-    rows.append([Cell(people.reference), *(Cell(metric.spread(value)) for value in compared)])
-    named = [line.title for line in (*shown, *controls)]
-    columns = [Column(people.samples), *(Column(metric.column(title), number=True) for title in named)]
-    caption = people.title if people.captioned else ""
-    return table(columns, rows, caption=caption, note=_note(results, people, shown))
+    controls = in_context_curves(results, users)
+    rows = [[Cell(number), *_row(results, [*shown, *controls], number)] for number in sample_counts(shown)]
+    compared = [
+        reference_summary(results, users, curve.key or shown[0].key).get("value") for curve in (*shown, *controls)
+    ]
+    rows.append([Cell(users.reference), *(Cell(metric.mean_and_std(value)) for value in compared)])
+    named = [curve.title for curve in (*shown, *controls)]
+    columns = [Column(users.samples), *(Column(metric.heading(title), number=True) for title in named)]
+    caption = users.title if users.captioned else ""
+    return make_table(columns, rows, caption=caption, note=_note(results, users, shown))
 
 
-def configuration_table(results: Mapping[str, Any], people: People) -> Table | None:
-    """The same the other way round, for many configurations: a row for each, the base model's first."""
-    shown = lines(results, people)
+def configuration_table(results: Mapping[str, Any], users: EvaluatedUsers) -> Table | None:
+    """The transposed table, for many configurations: a row for each, the base model first."""
+    shown = score_curves(results, users)
     if not shown:
         return None
-    numbers = counts(shown)
-    shown = [_untouched(results, people, shown[0].key), *context_lines(results, people), *shown]
+    numbers = sample_counts(shown)
+    shown = [_base_model_curve(results, users, shown[0].key), *in_context_curves(results, users), *shown]
     columns = [_row(results, shown, number) for number in numbers]
-    rows = zip([Cell(line.title) for line in shown], *columns, strict=True)
-    return table([Column("Configuration"), *(Column(number, number=True) for number in numbers)], rows)
+    rows = zip([Cell(curve.title) for curve in shown], *columns, strict=True)
+    return make_table([Column("Configuration"), *(Column(number, number=True) for number in numbers)], rows)
 
 
-def _untouched(results: Mapping[str, Any], people: People, key: str) -> Line:
-    return Line("", people.reference, {"0": reference(results, people, key)})
+def _base_model_curve(results: Mapping[str, Any], users: EvaluatedUsers, key: str) -> ScoreCurve:
+    return ScoreCurve("", users.reference, {"0": reference_summary(results, users, key)})
 
 
-def served_table(results: Mapping[str, Any], people: People) -> Table | None:
-    """How users fare one by one with all samples of their own; the base model untouched comes first."""
-    shown, metric = lines(results, people), metric_of(results)
+def user_range_table(results: Mapping[str, Any], users: EvaluatedUsers) -> Table | None:
+    """The distribution over users with all of their own samples; the base model comes first."""
+    shown, metric = score_curves(results, users), metric_of(results)
     if not shown:
         return None
-    most, base = counts(shown)[-1], _untouched(results, people, shown[0].key)
-    values = [_base_values(results, people, shown[0].key), *(_values_at(results, people, line.key) for line in shown)]
-    found = [line.at(most) or line.at("0") for line in (base, *shown)]
+    most, base = sample_counts(shown)[-1], _base_model_curve(results, users, shown[0].key)
+    values = [
+        _base_model_values(results, users, shown[0].key),
+        *(_values_at(results, users, curve.key) for curve in shown),
+    ]
+    found = [curve.at(most) or curve.at("0") for curve in (base, *shown)]
 
     def cells(column: str) -> list[Cell]:
-        texts = [Cell(metric.spread(one.get(column))) for one in found]
-        return mark_best(texts, [middle(one, column) for one in found], metric)
+        texts = [Cell(metric.mean_and_std(one.get(column))) for one in found]
+        return mark_best(texts, [summary_mean(one, column) for one in found], metric)
 
     between = [" to ".join(map(metric.text, np.quantile(some, [0.1, 0.9]))) if some else MISSING for some in values]
-    names = [line.title for line in (base, *shown)]
-    columns = [Column("Configuration"), *(Column(name, number=True) for name in ("User mean", EIGHTY, "Worst tenth"))]
-    return table(columns, zip(names, cells("user_mean"), between, cells("user_worst_tenth"), strict=True))
+    names = [curve.title for curve in (base, *shown)]
+    columns = [
+        Column("Configuration"),
+        *(Column(name, number=True) for name in ("User mean", MIDDLE_80, "Worst tenth")),
+    ]
+    return make_table(columns, zip(names, cells("user_mean"), between, cells("user_worst_tenth"), strict=True))
 
 
-def _values_at(results: Mapping[str, Any], people: People, key: str) -> list[float]:
-    """Every user's own value with all samples, all runs together; where samples change nothing, the one they have."""
+def _values_at(results: Mapping[str, Any], users: EvaluatedUsers, key: str) -> list[float]:
+    """Each user's value with all samples, all runs together; for a model that does not adapt, the value as trained."""
     runs = results["configurations"][key]["runs"]
-    each = [run.get(people.part) or {} for run in runs]
-    return joined_values([one.get("all") or one.get("0") or run["test"] for one, run in zip(each, runs, strict=True)])
+    each = [run.get(users.part) or {} for run in runs]
+    return all_user_values([one.get("all") or one.get("0") or run["test"] for one, run in zip(each, runs, strict=True)])
 
 
-def _base_values(results: Mapping[str, Any], people: People, key: str) -> list[float]:
-    if people is KNOWN:
-        return joined_values([run.get("untouched") for run in (results.get("controls") or {}).get("runs") or []])
-    return joined_values([run.get("newcomers_untouched") for run in results["configurations"][key]["runs"]])
+def _base_model_values(results: Mapping[str, Any], users: EvaluatedUsers, key: str) -> list[float]:
+    if users is KNOWN:
+        return all_user_values([run.get("untouched") for run in (results.get("controls") or {}).get("runs") or []])
+    return all_user_values([run.get("newcomers_untouched") for run in results["configurations"][key]["runs"]])
 
 
-def _row(results: Mapping[str, Any], shown: Sequence[Line], number: str) -> list[Cell]:
-    metric, numbers = metric_of(results), counts(shown)
+def _row(results: Mapping[str, Any], shown: Sequence[ScoreCurve], number: str) -> list[Cell]:
+    metric, numbers = metric_of(results), sample_counts(shown)
 
-    def cell(line: Line) -> Cell:
-        if number in line.found:
-            return Cell(metric.spread(line.at(number).get("value")))
-        return Cell(SAME if unchanged(line, numbers) else MISSING)
+    def cell(curve: ScoreCurve) -> Cell:
+        if number in curve.found:
+            return Cell(metric.mean_and_std(curve.at(number).get("value")))
+        return Cell(SAME if ignores_samples(curve, numbers) else MISSING)
 
-    means = [middle(line.at("0" if unchanged(line, numbers) else number)) for line in shown]
-    return mark_best([cell(line) for line in shown], means, metric)
+    means = [summary_mean(curve.at("0" if ignores_samples(curve, numbers) else number)) for curve in shown]
+    return mark_best([cell(curve) for curve in shown], means, metric)
 
 
-def _note(results: Mapping[str, Any], people: People, shown: Sequence[Line]) -> str:
-    served = {line.key for line in shown}
+def _note(results: Mapping[str, Any], users: EvaluatedUsers, shown: Sequence[ScoreCurve]) -> str:
+    served = {curve.key for curve in shown}
     lacking = [title_of(results, key) for key in results.get("configurations", {}) if key not in served]
-    folds, same = folds_of(results), any(unchanged(line, counts(shown)) for line in shown)
+    folds, same = folds_of(results), any(ignores_samples(curve, sample_counts(shown)) for curve in shown)
     parts = [
-        f"Test {metric_of(results).title} {people.about}; the shared model does not change and nothing is sent. "
-        f"What is tested is the same in every row{_but_the_last(people)}. The best value of a row is bold.",
-        f"Each of {folds} folds withholds others; their newcomers count together."
-        if folds and folds > 1 and people is not KNOWN
+        f"Test {metric_of(results).title} {users.about}. The shared model does not change and nothing is uploaded. "
+        f"All rows use the same test examples{_but_the_last(users)}. The best value of a row is bold.",
+        f"Each of {folds} folds withholds different users; the newcomers of all folds are pooled."
+        if folds and folds > 1 and users is not KNOWN
         else "",
-        _about_context(results, people),
-        f"“{SAME.capitalize()}”: there is nothing to personalize, so own samples change nothing." if same else "",
-        f"Not tried with newcomers: {', '.join(lacking)}." if lacking else "",
-        over_seeds(results),
+        _about_context(results, users),
+        f"“{SAME.capitalize()}”: there is nothing to personalize, so the number of samples makes no difference."
+        if same
+        else "",
+        f"Not evaluated on newcomers: {', '.join(lacking)}." if lacking else "",
+        seed_note(results),
     ]
     return " ".join(part for part in parts if part)
 
 
-def _about_context(results: Mapping[str, Any], people: People) -> str:
-    if not context_lines(results, people):
+def _about_context(results: Mapping[str, Any], users: EvaluatedUsers) -> str:
+    if not in_context_curves(results, users):
         return ""
     return (
-        f"“{IN_CONTEXT}”: a control without any training. The same sentences that the others adapt to stand before "
-        "every utterance, as many of the last ones as the model can read."
+        f"“{IN_CONTEXT}”: a control without any training. The sentences that the others adapt to are placed before "
+        "every utterance, as many of the last ones as fit into the model's context."
     )
 
 
-def _but_the_last(people: People) -> str:
-    return " but the last, which is the result of those who did take part" if people is NEWCOMERS else ""
+def _but_the_last(users: EvaluatedUsers) -> str:
+    return " except the last, which is the result of the participants" if users is NEWCOMERS else ""

@@ -1,9 +1,9 @@
-"""The same opening continued by one person in every setting, and by several people in one (FedPerC's table 4)."""
+"""The same prompt continued by one user in every context, and by several users in one (FedPerC's table 4)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,31 +23,31 @@ from homespun.personalization.generation import (
     find_voice,
     language_model_of,
 )
-from homespun.report.continuation_tables import NEVER_USED, NOBODY_SAID_THIS, setting_text
-from homespun.report.table_model import Column, table
+from homespun.report.continuation_tables import GENERATED_NOTICE, NEVER_USED, context_text
+from homespun.report.table_model import Column, make_table
 from homespun.report.tables import markdown_table
 from homespun.runs.run import Run
 from homespun.runs.settings import RunSettings
 from homespun.runs.training import reopen, separate_settings
 from homespun.system.terminal import Terminal
 
-PEOPLE = 3  # others who continue the same opening
+OTHER_USERS = 3  # who continue the same prompt
 WIDTH = 80
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One continuation."""
+class Continuation:
+    """A prompt and the text that one user's model generates after it."""
 
-    opening: str
+    prompt: str
     user: str
     context: str
-    used: bool  # whether the corpus has examples of this person in this context
-    text: str  # what follows the opening
+    used: bool  # whether the corpus has examples of this user in this context
+    text: str  # what follows the prompt
 
     @property
-    def setting(self) -> str:
-        return setting_text(self.context, used=self.used)
+    def context_text(self) -> str:
+        return context_text(self.context, used=self.used)
 
 
 def showcase(
@@ -58,32 +58,32 @@ def showcase(
     people: Sequence[str] | None = None,
     context: str | None = None,
     **sampling: Any,
-) -> list[Sample]:
-    """For every opening: `person` in every context, then each of `people` in one.
+) -> list[Continuation]:
+    """Continue each prompt of `openings` as `person` in every context, then as each of `people` in one context.
 
-    Left out, the person is the first participant who never used one of the contexts, the people are the first
-    others, and the context is the one that the person uses most.
+    By default, the person is the first participant who has a context without examples, the people are the first other
+    participants, and the context is the person's most frequent one.
     """
     language_model_of(run)
     settings = parse(Sampling, sampling, where="sampling")
     names = run.federation.contexts
-    one = _first_with_a_new_context(run) if person is None else find_person(run, person)
+    one = _first_with_an_unused_context(run) if person is None else find_person(run, person)
     others = _first_others(run, one) if people is None else [find_person(run, name) for name in people]
-    shared = _usual_context(run, one) if context is None else find_context(run, context)
-    pairs = [(one, place) for place in range(max(len(names), 1))] + [(other, shared or 0) for other in others]
-    samples = []
+    shared = _most_frequent_context(run, one) if context is None else find_context(run, context)
+    pairs = [(one, index) for index in range(max(len(names), 1))] + [(other, shared or 0) for other in others]
+    generated = []
     done = counted(run.progress, "continuations", total=len(openings) * len(pairs))
-    for opening in openings:
-        for user, place in each(pairs, done):
-            voice = find_voice(run, user=user, context=names[place] if names else None)
-            used = not names or bool(_uses(run, user)[place])
-            for text in continuations(voice, opening, settings):
-                samples.append(Sample(opening, user, names[place] if names else "", used, text))
-    return samples
+    for prompt in openings:
+        for user, index in each(pairs, done):
+            voice = find_voice(run, user=user, context=names[index] if names else None)
+            used = not names or bool(_examples_by_context(run, user)[index])
+            for text in continuations(voice, prompt, settings):
+                generated.append(Continuation(prompt, user, names[index] if names else "", used, text))
+    return generated
 
 
 def check_showcase(experiment: Experiment) -> None:
-    """Find a wrong name or a wrong way to draw before training, not after it."""
+    """Find an unknown name or a wrong sampling option before training, not after it."""
     asked = experiment.showcase
     if asked is None:
         return
@@ -100,8 +100,8 @@ def check_showcase(experiment: Experiment) -> None:
         match_name(asked.context, federation.contexts, kind="context", where="showcase")
 
 
-def experiment_showcase(experiment: Experiment, folder: Path, *, progress: Show = silent) -> list[Sample]:
-    """What a finished experiment was asked to show, of its first seed; nothing if it was not asked."""
+def experiment_showcase(experiment: Experiment, folder: Path, *, progress: Show = silent) -> list[Continuation]:
+    """The showcase of a finished experiment, from its first seed; empty if the experiment has no showcase."""
     asked = experiment.showcase
     if asked is None:
         return []
@@ -111,16 +111,19 @@ def experiment_showcase(experiment: Experiment, folder: Path, *, progress: Show 
         )
 
 
-def showcase_results(experiment: Experiment, samples: Sequence[Sample]) -> dict[str, Any]:
-    """The samples as `results.json` has them."""
+def showcase_results(experiment: Experiment, shown: Sequence[Continuation]) -> dict[str, Any]:
+    """The continuations in the form that `results.json` stores."""
     if experiment.showcase is None:
         return {}
-    shown = {"configuration": experiment.showcase.configuration, "samples": [asdict(sample) for sample in samples]}
-    return {"showcase": shown}
+    samples = [
+        {"opening": one.prompt, "user": one.user, "context": one.context, "used": one.used, "text": one.text}
+        for one in shown
+    ]
+    return {"showcase": {"configuration": experiment.showcase.configuration, "samples": samples}}
 
 
-def _uses(run: Run, user: str) -> np.ndarray:
-    """How many examples of a participant are in each context; of somebody who never took part, none are known."""
+def _examples_by_context(run: Run, user: str) -> np.ndarray:
+    """How many examples a participant has in each context; zeros for a user who never took part."""
     count = max(len(run.federation.contexts), 1)
     if user not in run.federation.users:
         return np.zeros(count, dtype=np.int64)
@@ -128,44 +131,45 @@ def _uses(run: Run, user: str) -> np.ndarray:
     return np.zeros(count, dtype=np.int64) if found is None else np.bincount(found, minlength=count)
 
 
-def _first_with_a_new_context(run: Run) -> str:
+def _first_with_an_unused_context(run: Run) -> str:
     users = run.federation.users
-    return next((user for user in users if not _uses(run, user).all()), users[0])
+    return next((user for user in users if not _examples_by_context(run, user).all()), users[0])
 
 
 def _first_others(run: Run, person: str) -> list[str]:
-    return [user for user in run.federation.users[: PEOPLE + 1] if user != person][:PEOPLE]
+    return [user for user in run.federation.users[: OTHER_USERS + 1] if user != person][:OTHER_USERS]
 
 
-def _usual_context(run: Run, person: str) -> int:
-    return int(_uses(run, person).argmax())
+def _most_frequent_context(run: Run, user: str) -> int:
+    return int(_examples_by_context(run, user).argmax())
 
 
-def showcase_table(samples: Sequence[Sample], *, opening: str) -> Table:
-    """The samples of one opening, for a terminal of 80 columns."""
+def showcase_table(shown: Sequence[Continuation], *, prompt: str) -> Table:
+    """The continuations of one prompt, for a terminal of 80 columns."""
     made = Table(
-        title=f"{opening} ...", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), width=WIDTH
+        title=f"{prompt} ...", title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0), width=WIDTH
     )
-    for name, widest in (("who", 20), ("setting", 16), ("continues", None)):
+    for name, widest in (("user", 20), ("context", 16), ("continuation", None)):
         made.add_column(name, overflow="fold", max_width=widest, vertical="top")
-    for sample in samples:
-        if sample.opening == opening:
-            setting = sample.context if sample.used else f"{sample.context}\n({NEVER_USED})"
-            made.add_row(sample.user, setting, " ".join(sample.text.split()))
+    for one in shown:
+        if one.prompt == prompt:
+            context = one.context if one.used else f"{one.context}\n({NEVER_USED})"
+            made.add_row(one.user, context, " ".join(one.text.split()))
     return made
 
 
-def print_showcase(samples: Sequence[Sample], console: Terminal | None = None) -> None:
-    """One table for every opening."""
-    # names and texts are data: square brackets in them are no markup
+def print_showcase(shown: Sequence[Continuation], console: Terminal | None = None) -> None:
+    """Print one table for each prompt."""
+    # Names and texts are data: square brackets in them are not markup.
     console = console or Terminal(highlight=False, markup=False)
-    for opening in dict.fromkeys(sample.opening for sample in samples):
-        console.print(showcase_table(samples, opening=opening))
+    for prompt in dict.fromkeys(one.prompt for one in shown):
+        console.print(showcase_table(shown, prompt=prompt))
         console.print()
-    if samples:
-        console.print(NOBODY_SAID_THIS)
+    if shown:
+        console.print(GENERATED_NOTICE)
 
 
-def showcase_markdown(samples: Sequence[Sample]) -> str:
-    rows = [(one.user, one.setting, one.opening, " ".join(one.text.split())) for one in samples]
-    return markdown_table(table([Column(name) for name in ("who", "setting", "opening", "continues")], rows)) + "\n"
+def showcase_markdown(shown: Sequence[Continuation]) -> str:
+    rows = [(one.user, one.context_text, one.prompt, " ".join(one.text.split())) for one in shown]
+    columns = [Column(name) for name in ("User", "Context", "Prompt", "Continuation")]
+    return markdown_table(make_table(columns, rows)) + "\n"

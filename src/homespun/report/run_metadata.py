@@ -1,4 +1,4 @@
-"""What it was done with: data, settings, seeds, versions."""
+"""Metadata of the runs: data, settings, seeds, versions."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from homespun.report.table_model import (
     MISSING,
     Column,
     Table,
-    count,
+    count_text,
     finite,
+    make_table,
     mean,
-    percent,
+    mean_std_text,
+    percent_text,
     shorten,
-    spread_text,
-    table,
 )
-from homespun.report.traffic import pooled
+from homespun.report.traffic import is_pooled
 
-_ELSEWHERE = {"seed", "fold"}  # which differ from run to run of one configuration
+_ELSEWHERE = {"seed", "fold"}  # these differ between the runs of one configuration
 
 
 def sampled_users(results: Mapping[str, Any]) -> str:
-    """Says so where an evaluation looked at some users only; empty where it looked at all."""
+    """How many users were sampled for evaluation; empty if all were evaluated."""
     everyone = finite((results.get("data") or {}).get("users"))
     for configuration in results.get("configurations", {}).values():
         at_most = finite((configuration["runs"][0].get("run") or {}).get("evaluate_users"))
         if everyone is not None and at_most is not None and everyone > at_most:
-            return f"{count(at_most)} of {count(everyone)} users, sampled"
+            return f"{count_text(at_most)} of {count_text(everyone)} users, sampled"
     return ""
 
 
 def data_table(results: Mapping[str, Any]) -> Table:
     data = results.get("data") or {}
     seen = data.get("check") or {}
-    inspected = f" (from {count(seen.get('inspected_users'))} users, sampled)" if seen.get("sampled") else ""
+    inspected = f" (from {count_text(seen.get('inspected_users'))} users, sampled)" if seen.get("sampled") else ""
     per_user, folds = seen.get("examples_per_user") or {}, folds_of(results)
     facts = [
         ("Corpus", shorten(data.get("name", MISSING))),
@@ -45,29 +45,29 @@ def data_table(results: Mapping[str, Any]) -> Table:
         ("Settings", _value(data.get("settings") or None)),
         ("Columns", _value(data.get("columns") or None)),
         ("Fingerprint", shorten(data.get("fingerprint", MISSING), 17)),
-        ("Participants of the first fold" if folds else "Participants", count(data.get("users"))),
-        ("Newcomers, never in training", count(data.get("newcomers"))),
-        *([("Folds, each with other newcomers", count(folds))] if folds else []),
-        ("Evaluated", sampled_users(results) or "all users with examples to spare"),
-        ("Tested", _tested(results)),
-        ("Examples", count(seen.get("examples")) + inspected),
+        ("Participants of the first fold" if folds else "Participants", count_text(data.get("users"))),
+        ("Newcomers, never in training", count_text(data.get("newcomers"))),
+        *([("Folds, each with different newcomers", count_text(folds))] if folds else []),
+        ("Evaluated", sampled_users(results) or "all users with enough examples"),
+        ("Tested on", _tested(results)),
+        ("Examples", count_text(seen.get("examples")) + inspected),
         ("Examples per user", _quantiles(per_user)),
         *_labels(data),
         *_contexts(data),
-        ("Users with too few examples to be evaluated", count(seen.get("users_without_evaluation"))),
+        ("Users with too few examples to be evaluated", count_text(seen.get("users_without_evaluation"))),
         ("Users left out", _left_out(seen.get("left_out_users"))),
         ("Examples left out", _left_out(seen.get("left_out_examples"))),
         *_characters(seen),
     ]
     note = " ".join(shorten(line, 400) for line in seen.get("policy") or [])
-    return table([Column("What"), Column("Value", number=True)], facts, note=note)
+    return make_table([Column("Property"), Column("Value", number=True)], facts, note=note)
 
 
 def _tested(results: Mapping[str, Any]) -> str:
-    """On whom and what the first configuration was tested; a language model needs four tokens to an utterance."""
+    """Users and examples in the first configuration's test; a language model skips utterances below four tokens."""
     for configuration in results.get("configurations", {}).values():
         found = configuration["runs"][0].get("test") or {}
-        return f"{count(found.get('users'))} users with {count(found.get('examples'))} examples"
+        return f"{count_text(found.get('users'))} users with {count_text(found.get('examples'))} examples"
     return MISSING
 
 
@@ -75,8 +75,8 @@ def _characters(seen: Mapping[str, Any]) -> list[tuple[str, str]]:
     if not seen.get("characters"):  # images
         return []
     return [
-        ("Characters", count(seen.get("characters"))),
-        ("Distinct characters", count(seen.get("distinct_characters"))),
+        ("Characters", count_text(seen.get("characters"))),
+        ("Distinct characters", count_text(seen.get("distinct_characters"))),
     ]
 
 
@@ -86,9 +86,9 @@ def _labels(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     if not labels:
         return [("Labels", "none")]
     return [
-        ("Labels", count(labels)),
-        ("Share of the most frequent label, %", percent(seen.get("majority_label_share"))),
-        ("Share of a user's own most frequent label, %", percent(seen.get("own_majority_share"))),
+        ("Labels", count_text(labels)),
+        ("Share of the most frequent label, %", percent_text(seen.get("majority_label_share"))),
+        ("Share of a user's own most frequent label, %", percent_text(seen.get("own_majority_share"))),
     ]
 
 
@@ -96,19 +96,20 @@ def _contexts(data: Mapping[str, Any]) -> list[tuple[str, str]]:
     if not data.get("contexts"):
         return [("Contexts", "none")]
     several = (data.get("check") or {}).get("users_with_several_contexts")
-    return [("Contexts", count(data["contexts"])), ("Users with several contexts", count(several))]
+    return [("Contexts", count_text(data["contexts"])), ("Users with several contexts", count_text(several))]
 
 
 def _quantiles(found: Mapping[str, Any]) -> str:
     if not found:
         return MISSING
-    return f"median {count(found.get('median'))}, from {count(found.get('min'))} to {count(found.get('max'))}"
+    median, low, high = (count_text(found.get(name)) for name in ("median", "min", "max"))
+    return f"median {median}, from {low} to {high}"
 
 
 def _left_out(found: Mapping[str, Any] | None) -> str:
     if not found:
         return "0"
-    return ", ".join(f"{count(number)} ({shorten(reason)})" for reason, number in found.items())
+    return ", ".join(f"{count_text(number)} ({shorten(reason)})" for reason, number in found.items())
 
 
 def runs_table(results: Mapping[str, Any]) -> Table:
@@ -116,35 +117,35 @@ def runs_table(results: Mapping[str, Any]) -> Table:
     for key, configuration in results.get("configurations", {}).items():
         rounds = [entry for run in configuration["runs"] for entry in run.get("rounds") or []]
         seconds = configuration["summary"].get("seconds_per_round") or {}
-        middle, around = finite(seconds.get("mean")), finite(seconds.get("std"))
+        average, std = finite(seconds.get("mean")), finite(seconds.get("std"))
         rows.append([
             title_of(results, key),
             shorten(configuration.get("method", MISSING)),
-            count(configuration["summary"].get("rounds")),
-            count(mean(entry["clients"] for entry in rounds)),
-            spread_text(middle, around, digits=3),
+            count_text(configuration["summary"].get("rounds")),
+            count_text(mean(entry["clients"] for entry in rounds)),
+            mean_std_text(average, std, digits=3),
         ])  # fmt: skip
     columns = [
         Column("Configuration"),
         Column("Method"),
         Column("Rounds", number=True),
-        Column("Clients a round", number=True),
-        Column("Seconds a round", number=True),
+        Column("Clients per round", number=True),
+        Column("Seconds per round", number=True),
     ]
-    central = any(pooled(configuration) for configuration in results.get("configurations", {}).values())
-    note = "Central training has one client, the server; its round is an epoch." if central else ""
-    return table(columns, rows, caption="Runs", note=note)
+    central = any(is_pooled(configuration) for configuration in results.get("configurations", {}).values())
+    note = "Central training has one client, the server; each of its rounds is an epoch." if central else ""
+    return make_table(columns, rows, caption="Runs", note=note)
 
 
 def versions_table(results: Mapping[str, Any]) -> Table:
     rows = [[shorten(name), shorten(found)] for name, found in (results.get("versions") or {}).items()]
     rows.append(["seeds", ", ".join(str(seed) for seed in seeds_of(results)) or MISSING])
     rows.append(["schema of results.json", shorten(results.get("schema", MISSING))])
-    return table([Column("What"), Column("Version", number=True)], rows, caption="Versions and seeds")
+    return make_table([Column("Component"), Column("Version", number=True)], rows, caption="Versions and seeds")
 
 
 def settings_tables(results: Mapping[str, Any]) -> list[Table]:
-    """Settings in which configurations differ, side by side; then those they share."""
+    """The settings in which configurations differ, side by side; then the settings that they share."""
     resolved = {key: _settings(found["runs"][0]) for key, found in results.get("configurations", {}).items()}
     names = list(dict.fromkeys(name for settings in resolved.values() for name in settings))
     values = {name: [settings.get(name, MISSING) for settings in resolved.values()] for name in names}
@@ -153,15 +154,17 @@ def settings_tables(results: Mapping[str, Any]) -> list[Table]:
     found = []
     if differing:
         columns = [Column("Setting"), *(Column(title_of(results, key), number=True) for key in resolved)]
-        found.append(table(columns, differing, caption="Settings that differ"))
+        found.append(make_table(columns, differing, caption="Settings that differ"))
     if shared:
-        caption = "Settings, all the same" if len(resolved) > 1 else "Settings"
-        found.append(table([Column("Setting"), Column("Value", number=True)], shared, caption=caption, folded=True))
+        caption = "Settings shared by all configurations" if len(resolved) > 1 else "Settings"
+        found.append(
+            make_table([Column("Setting"), Column("Value", number=True)], shared, caption=caption, folded=True)
+        )
     return found
 
 
 def _settings(run: Mapping[str, Any]) -> dict[str, str]:
-    """Of the run and of the method: the two may use one word (`epochs`) for different things."""
+    """Settings of run and method, each with a prefix: both may use one name (`epochs`) with different meanings."""
     of_run = {f"run.{name}": _value(value) for name, value in (run.get("run") or {}).items() if name not in _ELSEWHERE}
     return of_run | {f"method.{shorten(name)}": _value(value) for name, value in (run.get("settings") or {}).items()}
 
