@@ -20,12 +20,12 @@ TITLES = {
 def difference_table(results: Mapping[str, Any]) -> Table | None:
     """Relative difference in perplexity from each of the others; None if the metric is not perplexity."""
     rows = _others(results)
-    shown = [who for who in TITLES if any(one.get(who) for _, one in rows)]
+    shown = [part for part in TITLES if any(one.get(part) for _, one in rows)]
     if not shown:
         return None
     ours = title_of(results, results["differences"]["ours"])
-    columns = [Column(f"{ours} against"), *(Column(f"{TITLES[who]}, %", number=True) for who in shown)]
-    cells = [[Cell(title), *(_cell(one.get(who)) for who in shown)] for title, one in rows]
+    columns = [Column(f"{ours} against"), *(Column(f"{TITLES[part]}, %", number=True) for part in shown)]
+    cells = [[Cell(title), *(_cell(one.get(part)) for part in shown)] for title, one in rows]
     note = (
         f"How much higher (+) or lower (−, better) the perplexity of {ours} is, in percent, and in brackets the 95 % "
         "bootstrap interval over users: users are drawn with replacement, each with all utterances of all runs. The "
@@ -40,7 +40,7 @@ def unadapted_table(results: Mapping[str, Any]) -> Table | None:
     """All own samples against the others without adaptation; None if no configuration was evaluated this way."""
     found = (results.get("differences") or {}).get("unadapted") or {}
     rows = [
-        [Cell(title_of(results, key)), *(_cell(one.get(who)) for who in ("adapted", "newcomers"))]
+        [Cell(title_of(results, key)), *(_cell(one.get(part)) for part in ("adapted", "newcomers"))]
         for key, one in found.items()
         if any(one.values())
     ]
@@ -60,18 +60,18 @@ def unadapted_table(results: Mapping[str, Any]) -> Table | None:
 
 def own_samples_table(results: Mapping[str, Any]) -> Table | None:
     """The effect of own samples, in percent of perplexity; None if no configuration was evaluated this way."""
-    shown = [(who, few) for who in ("adapted", "newcomers") for few in FEW]
+    shown = [(part, few) for part in ("adapted", "newcomers") for few in FEW]
     rows = [
-        [Cell(title_of(results, key)), *(_cell((one.get(who) or {}).get(few)) for who, few in shown)]
+        [Cell(title_of(results, key)), *(_cell((one.get(part) or {}).get(few)) for part, few in shown)]
         for key, one in (results.get("from_samples") or {}).items()
-        if any((one.get(who) or {}).get(few) for who, few in shown)
+        if any((one.get(part) or {}).get(few) for part, few in shown)
     ]
     if not rows:
         return None
     titles = {"adapted": "Known users", "newcomers": "Withheld users"}
     columns = [
         Column("Configuration"),
-        *(Column(f"{titles[who]}, {MANY} against {few}, %", number=True) for who, few in shown),
+        *(Column(f"{titles[part]}, {MANY} against {few}, %", number=True) for part, few in shown),
     ]
     note = (
         f"How much higher (+) or lower (−, better) the perplexity with {MANY} own samples is than with fewer, in "
@@ -117,12 +117,12 @@ def difference_sentences(results: Mapping[str, Any]) -> list[str]:
         0: "is not distinguishable from {} (interval includes zero)",
     }
     sentences = []
-    for who in ("adapted", "newcomers"):
-        sides = [(f"“{title}”", _side(one.get(who))) for title, one in _others(results)]
+    for part in ("adapted", "newcomers"):
+        sides = [(f"“{title}”", _side(one.get(part))) for title, one in _others(results)]
         others = {side: ", ".join(title for title, found in sides if found == side) for side in verdicts}
         parts = [verdict.format(others[side]) for side, verdict in verdicts.items() if others[side]]
         if parts:
-            sentences.append(f"{TITLES[who]}: {ours} {'; '.join(parts)}.")
+            sentences.append(f"{TITLES[part]}: {ours} {'; '.join(parts)}.")
     return sentences
 
 

@@ -154,7 +154,7 @@ def _table(table: Table) -> str:
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
     whole = f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>"
     inside = f'<div class="scroll">{whole}</div>{note}'
-    if table.folded:
+    if table.collapsed:
         return f"<details><summary>{escape(table.caption)}</summary>{inside}</details>"
     return (f"<h3>{escape(table.caption)}</h3>" if table.caption else "") + inside
 

@@ -169,13 +169,13 @@ def _name_rows(figure: go.Figure, names: Sequence[str]) -> None:
     """Label the rows from top to bottom. Positions are numbers, because two rows may have the same name."""
     figure.update_yaxes(
         tickvals=list(range(len(names))),
-        ticktext=[_folded(name) for name in names],
+        ticktext=[_on_two_lines(name) for name in names],
         range=[len(names) - 0.45, -0.55],
         showgrid=False,
     )
 
 
-def _folded(name: str) -> str:
+def _on_two_lines(name: str) -> str:
     """A long name on two lines, to leave room for the data on a narrow screen."""
     words = plotly_text(name, 36).split(" ")
     if len(words) < 2 or len(name) < 14:

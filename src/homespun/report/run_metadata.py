@@ -36,9 +36,9 @@ def sampled_users(results: Mapping[str, Any]) -> str:
 
 def data_table(results: Mapping[str, Any]) -> Table:
     data = results.get("data") or {}
-    seen = data.get("check") or {}
-    inspected = f" (from {count_text(seen.get('inspected_users'))} users, sampled)" if seen.get("sampled") else ""
-    per_user, folds = seen.get("examples_per_user") or {}, folds_of(results)
+    check = data.get("check") or {}
+    inspected = f" (from {count_text(check.get('inspected_users'))} users, sampled)" if check.get("sampled") else ""
+    per_user, folds = check.get("examples_per_user") or {}, folds_of(results)
     facts = [
         ("Corpus", shorten(data.get("name", MISSING))),
         ("Source", shorten(data.get("source", MISSING))),
@@ -50,16 +50,16 @@ def data_table(results: Mapping[str, Any]) -> Table:
         *([("Folds, each with different newcomers", count_text(folds))] if folds else []),
         ("Evaluated", sampled_users(results) or "all users with enough examples"),
         ("Tested on", _tested(results)),
-        ("Examples", count_text(seen.get("examples")) + inspected),
+        ("Examples", count_text(check.get("examples")) + inspected),
         ("Examples per user", _quantiles(per_user)),
         *_labels(data),
         *_contexts(data),
-        ("Users with too few examples to be evaluated", count_text(seen.get("users_without_evaluation"))),
-        ("Users left out", _left_out(seen.get("left_out_users"))),
-        ("Examples left out", _left_out(seen.get("left_out_examples"))),
-        *_characters(seen),
+        ("Users with too few examples to be evaluated", count_text(check.get("users_without_evaluation"))),
+        ("Users left out", _left_out(check.get("left_out_users"))),
+        ("Examples left out", _left_out(check.get("left_out_examples"))),
+        *_characters(check),
     ]
-    note = " ".join(shorten(line, 400) for line in seen.get("policy") or [])
+    note = " ".join(shorten(line, 400) for line in check.get("policy") or [])
     return make_table([Column("Property"), Column("Value", number=True)], facts, note=note)
 
 
@@ -71,24 +71,24 @@ def _tested(results: Mapping[str, Any]) -> str:
     return MISSING
 
 
-def _characters(seen: Mapping[str, Any]) -> list[tuple[str, str]]:
-    if not seen.get("characters"):  # images
+def _characters(check: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if not check.get("characters"):  # images
         return []
     return [
-        ("Characters", count_text(seen.get("characters"))),
-        ("Distinct characters", count_text(seen.get("distinct_characters"))),
+        ("Characters", count_text(check.get("characters"))),
+        ("Distinct characters", count_text(check.get("distinct_characters"))),
     ]
 
 
 def _labels(data: Mapping[str, Any]) -> list[tuple[str, str]]:
-    seen = data.get("check") or {}
-    labels = seen.get("labels", len(data.get("labels") or []))
+    check = data.get("check") or {}
+    labels = check.get("labels", len(data.get("labels") or []))
     if not labels:
         return [("Labels", "none")]
     return [
         ("Labels", count_text(labels)),
-        ("Share of the most frequent label, %", percent_text(seen.get("majority_label_share"))),
-        ("Share of a user's own most frequent label, %", percent_text(seen.get("own_majority_share"))),
+        ("Share of the most frequent label, %", percent_text(check.get("majority_label_share"))),
+        ("Share of a user's own most frequent label, %", percent_text(check.get("own_majority_share"))),
     ]
 
 
@@ -158,7 +158,7 @@ def settings_tables(results: Mapping[str, Any]) -> list[Table]:
     if shared:
         caption = "Settings shared by all configurations" if len(resolved) > 1 else "Settings"
         found.append(
-            make_table([Column("Setting"), Column("Value", number=True)], shared, caption=caption, folded=True)
+            make_table([Column("Setting"), Column("Value", number=True)], shared, caption=caption, collapsed=True)
         )
     return found
 

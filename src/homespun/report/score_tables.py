@@ -194,7 +194,7 @@ def user_quantile_table(results: Mapping[str, Any]) -> Table:
     ]
     order = "from best to worst served" if metric.lower_is_better else "from worst to best served"
     note = f"Percentiles over users, {order}; the users of all runs together."
-    return make_table(columns, rows, caption=f"Distribution of {metric.title} over users", note=note, folded=True)
+    return make_table(columns, rows, caption=f"Distribution of {metric.title} over users", note=note, collapsed=True)
 
 
 def similarity_table(results: Mapping[str, Any]) -> Table | None:

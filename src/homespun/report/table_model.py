@@ -83,7 +83,7 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     caption: str = ""
     note: str = ""
-    folded: bool = False  # collapsed in the page: long, and of interest to few
+    collapsed: bool = False  # in the page: long, and of interest to few
 
 
 def make_table(
@@ -92,10 +92,10 @@ def make_table(
     *,
     caption: str = "",
     note: str = "",
-    folded: bool = False,
+    collapsed: bool = False,
 ) -> Table:
     made = tuple(tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row) for row in rows)
-    return Table(tuple(columns), made, caption=caption, note=note, folded=folded)
+    return Table(tuple(columns), made, caption=caption, note=note, collapsed=collapsed)
 
 
 def finite(value: Any) -> float | None:
