@@ -32,8 +32,8 @@ ZERO_OUT = (
     "several seeds, the largest is shown."
 )
 UNNOISED = (
-    "Epsilon covers the shared model and nothing else on this page: scores, curves, projections, counts of examples and "
-    "the data's fingerprint are computed from users' data without noise and must not be released."
+    "Epsilon covers the shared model and nothing else on this page: scores, curves, projections, counts of examples "
+    "and the data's fingerprint are computed from users' data without noise and must not be released."
 )
 NOISED = (
     "Noise is added to every released number, including keyed rows that no client used; without noise, a sum would "
