@@ -35,7 +35,7 @@ from homespun.data.federation import Examples, Federation
 from homespun.engines.client import Client
 from homespun.engines.sequential import narrow, train_alone
 from homespun.engines.stacked import predict_together, work_together
-from homespun.report.cells import MISSING, Column, Table, byte_text, table
+from homespun.report.table_model import MISSING, Column, Table, byte_text, make_table
 from homespun.runs.training import load
 from homespun.system.json_files import SCHEMA, versions
 from homespun.system.method_loading import load_method, method_module
@@ -261,8 +261,8 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
         "included."
     )
     return [
-        table(columns, [[*name, *row] for name, row in zip(names, times, strict=True)], note=time_note),
-        table(
+        make_table(columns, [[*name, *row] for name, row in zip(names, times, strict=True)], note=time_note),
+        make_table(
             [
                 Column("Memory"),
                 *(Column(title, number=True) for title in ("private", "per context", "one person", "shared")),

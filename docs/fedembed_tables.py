@@ -1,7 +1,7 @@
-"""FedEmbed's tables 2 to 5: what was measured here beside what the paper says.
+"""FedEmbed's tables 2 to 5: our measurements next to the paper's values.
 
-An experiment NAME has its imbalanced twin NAME-imbalanced, and in each a configuration KEY (no privacy) and its twin
-KEY-private (Gaussian noise).
+An experiment NAME has an imbalanced counterpart NAME-imbalanced. In each, a configuration KEY (no privacy) has a
+counterpart KEY-private (Gaussian noise).
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from homespun.experiments.spending import together
-from homespun.report.cells import MISSING, Cell, Column, Table, mean, table
+from homespun.experiments.spending import total_privacy_cost
 from homespun.report.groups import by_share, share_scores
-from homespun.report.outcomes import title_of
+from homespun.report.score_tables import title_of
+from homespun.report.table_model import MISSING, Cell, Column, Table, make_table, mean
 
 PRIVATE = "-private"
 PRIVACY = {"": "none", PRIVATE: "Gaussian"}
 
-# Tables 2 and 3: balanced none and Gaussian, imbalanced none and Gaussian
+# Tables 2 and 3: balanced without and with noise, imbalanced without and with noise
 SCORES = {
     "mnist": {
         "fedrep": (0.78, 0.51, 0.78, 0.53),
@@ -106,7 +106,7 @@ def spread_of(results: Mapping[str, Any] | None, key: str, places: Sequence[int]
     return share_scores(found["runs"], places or [int(place) for place in found["runs"][0]["test"]["group_f1"]])
 
 
-def beside(spread: Mapping[str, Any], papers: float | None) -> str:
+def with_paper_value(spread: Mapping[str, Any], papers: float | None) -> str:
     here = MISSING if spread["mean"] is None else f"{spread['mean']:.2f}"
     here += "" if spread["std"] is None else f" ± {spread['std']:.2f}"
     return f"{here} ({MISSING if papers is None else f'{papers:.2f}'})"
@@ -118,13 +118,13 @@ def scores(name: str, balanced: Mapping[str, Any], imbalanced: Mapping[str, Any]
     for key in keys_of(balanced):
         papers = SCORES[name].get(key, (None,) * 4)
         cells = [
-            beside(spread_of(results, key + twin), papers[2 * place + other])
+            with_paper_value(spread_of(results, key + twin), papers[2 * place + other])
             for place, results in enumerate((balanced, imbalanced))
             for other, twin in enumerate(PRIVACY)
         ]
         rows.append([Cell(title_of(balanced, key)), *map(Cell, cells)])
     headings = [f"{data}, {privacy}" for data in ("Balanced", "Imbalanced") for privacy in PRIVACY.values()]
-    return table([Column("Method"), *(Column(heading, number=True) for heading in headings)], rows)
+    return make_table([Column("Method"), *(Column(heading, number=True) for heading in headings)], rows)
 
 
 def shares(name: str, imbalanced: Mapping[str, Any], twin: str) -> Table:
@@ -134,15 +134,15 @@ def shares(name: str, imbalanced: Mapping[str, Any], twin: str) -> Table:
     for key in keys_of(imbalanced):
         papers = BY_SHARE[name][twin].get(key, (None,) * len(places))
         cells = [
-            beside(spread_of(imbalanced, key + twin, some), paper)
+            with_paper_value(spread_of(imbalanced, key + twin, some), paper)
             for some, paper in zip(places.values(), papers, strict=True)
         ]
         rows.append([Cell(title_of(imbalanced, key)), *map(Cell, cells)])
-    return table([Column("Method"), *(Column(f"{share} of users", number=True) for share in places)], rows)
+    return make_table([Column("Method"), *(Column(f"{share} of users", number=True) for share in places)], rows)
 
 
 def privacy_text(results: Mapping[str, Any]) -> str:
-    """What the private configurations cost, from the runs themselves."""
+    """The privacy cost of the private configurations, from their runs."""
     found = {
         (
             round(private["epsilon"], 2),
@@ -160,26 +160,30 @@ def privacy_text(results: Mapping[str, Any]) -> str:
     )
 
 
-def together_text(*several: Mapping[str, Any] | None) -> str:
-    """What private runs cost together, of one configuration, of each table and of all: the same images are in all."""
+def total_privacy_cost_text(*several: Mapping[str, Any] | None) -> str:
+    """The total privacy cost of the private runs of one configuration, of one table and of all tables."""
     found = [results for results in several if results is not None]
     runs = [[run for one in results["configurations"].values() for run in one["runs"]] for results in found]
     first = [one["runs"] for key, one in found[0]["configurations"].items() if key.endswith(PRIVATE)][:1]
     sets = [*first, runs[0], *([[run for some in runs for run in some]] if len(runs) > 1 else [])]
-    costs = [cost for some in sets if (cost := together(some, users=found[0]["data"]["users"])) and cost["runs"] > 1]
+    costs = [
+        cost
+        for some in sets
+        if (cost := total_privacy_cost(some, users=found[0]["data"]["users"])) and cost["runs"] > 1
+    ]
     if not costs:
         return ""
     said = ", ".join(dict.fromkeys(f"{cost['runs']} runs {cost['epsilon']:.1f}" for cost in costs))
-    return f" Together they cost more, since the same images are in all of them: {said}."
+    return f" Together they cost more, since all of them use the same images: {said}."
 
 
 def clip_text(clip: Mapping[str, float]) -> str:
-    """The clip norm, and of which parameters where it is not of all together."""
+    """The clip norm, with the parameters it applies to unless it applies to all together."""
     return ", ".join(f"{norm:g}" if names == "*" else f"{norm:g} for {names}" for names, norm in clip.items())
 
 
 def seconds_text(results: Mapping[str, Any]) -> str:
-    """The mean over rounds and seeds, by configuration without noise."""
+    """Mean seconds per round, over rounds and seeds, of each configuration without noise."""
     return "; ".join(
         f"{title_of(results, key)} "
         f"{mean(entry['seconds'] for run in results['configurations'][key]['runs'] for entry in run['rounds']):.1f}"

@@ -1,7 +1,7 @@
-"""Figures of a documentation page as SVG files: learning curves, and maps of users' vectors.
+"""Figures of a documentation page as SVG files: learning curves, and projections of users' vectors.
 
-`docs/generate.py` writes them to `docs/figures` from the results of a finished comparison. A report has the same
-figures to hover over; a page wants a file that any viewer of Markdown shows.
+`docs/generate.py` writes them to `docs/figures` from the results of a finished comparison. A report has interactive
+versions; a page needs files that every Markdown viewer shows.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from homespun.report.canvas import GROUP_COLORS, OTHER_COLOR
-from homespun.report.outcomes import metric_of
+from homespun.report.figure_style import GROUP_COLORS, OTHER_COLOR
+from homespun.report.score_tables import metric_of
 
 LINE_COLORS = ("#1f6fb4", "#d1622b", "#3a8f4d", "#8a57a8", "#b8860b", "#666666")
 WIDTH, HEIGHT, MARGIN = 720, 380, 56
-PANEL = 340  # width and height of one map
+PANEL = 340  # width and height of one projection
 NAMED = 6  # groups or labels that have a colour
 
 
@@ -34,10 +34,10 @@ def _svg(width: int, height: int, parts: Sequence[str]) -> str:
 
 
 def curves(results: Mapping[str, Any]) -> str:
-    """The metric on the evaluation part by epoch: each configuration's mean over seeds thick, every seed thin."""
+    """The metric on the evaluation part by epoch: thick lines are means over seeds, thin lines single seeds."""
     metric = metric_of(results)
     drawn = [
-        (one["title"], [[(p["epoch"], metric.shown(p["value"])) for p in run["curve"]] for run in one["runs"]])
+        (one["title"], [[(p["epoch"], metric.scaled(p["value"])) for p in run["curve"]] for run in one["runs"]])
         for one in results["configurations"].values()
     ]
     points = [point for _, runs in drawn for run in runs for point in run]
@@ -56,24 +56,24 @@ def curves(results: Mapping[str, Any]) -> str:
 
     parts = [
         f'<path d="M{MARGIN} {MARGIN}V{HEIGHT - MARGIN}H{WIDTH - MARGIN}" fill="none" stroke="#888"/>',
-        _text(MARGIN, MARGIN - 30, metric.column(f"Evaluation {metric.title}")),
+        _text(MARGIN, MARGIN - 30, metric.heading(f"Evaluation {metric.title}")),
         _text(WIDTH - MARGIN, HEIGHT - MARGIN + 32, "epochs", anchor="end"),
         *(_text(MARGIN - 6, up(y) + 4, f"{y:.0f}", anchor="end") for y in (low, high)),
         *(_text(across(x), HEIGHT - MARGIN + 16, f"{x:g}", anchor="middle") for x in (0, most)),
     ]
-    for place_of, (title, runs) in enumerate(drawn):
-        color = LINE_COLORS[place_of % len(LINE_COLORS)]
+    for index, (title, runs) in enumerate(drawn):
+        color = LINE_COLORS[index % len(LINE_COLORS)]
         parts += [line(run, color, 1, 0.35) for run in runs]
         shared = min(map(len, runs))
         parts.append(line([tuple(np.mean([run[at] for run in runs], axis=0)) for at in range(shared)], color, 2.5, 1))
-        x = MARGIN + place_of * (WIDTH - 2 * MARGIN) / len(drawn)
+        x = MARGIN + index * (WIDTH - 2 * MARGIN) / len(drawn)
         parts.append(f'<rect x="{x:.1f}" y="{MARGIN - 20}" width="14" height="4" fill="{color}"/>')
         parts.append(_text(x + 18, MARGIN - 14, title, size=11))
     return _svg(WIDTH, HEIGHT, parts)
 
 
 def maps(results: Mapping[str, Any]) -> str:
-    """t-SNE of the first seed's user vectors, a panel for every configuration that has some; coloured by the rate
+    """t-SNE of the first seed's user vectors, with a panel for every configuration that has them; coloured by the rate
     of positives, the known group or the most frequent label."""
     first = {one["title"]: one["runs"][0].get("maps") for one in results["configurations"].values()}
     found = [(title, drawn) for title, drawn in first.items() if drawn]
@@ -89,7 +89,7 @@ def maps(results: Mapping[str, Any]) -> str:
             f'<circle cx="{left + 16 + x * (PANEL - 32):.1f}" cy="{36 + y * (PANEL - 52):.1f}" r="3.2" fill="{color}"/>'
             for (x, y), color in zip(scaled.tolist(), colors, strict=True)
         ]
-    for number, (name, color) in enumerate(legend):  # the last panel's: all are of the same people
+    for number, (name, color) in enumerate(legend):  # of the last panel: all show the same users
         x, y = 16 + 110 * number, PANEL + 12
         parts.append(f'<circle cx="{x}" cy="{y - 4}" r="4" fill="{color}"/>')
         parts.append(_text(x + 8, y, name[:14], size=11))
@@ -97,7 +97,7 @@ def maps(results: Mapping[str, Any]) -> str:
 
 
 def _colors(drawn: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, str]]]:
-    """A colour for every user, and what the colours mean."""
+    """A colour for each user, and the legend."""
     rates = drawn.get("positive_rate")
     if rates:  # the paper's figure 4
         known = [rate for rate in rates if rate is not None]

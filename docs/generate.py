@@ -2,15 +2,14 @@
 
     python docs/generate.py docs/methods/furl.md docs/methods/fedperc.md
 
-`<!-- results: NAME -->` takes the tables of the comparison NAME; `<!-- preferences: NAME -->` FedEmbed's tables of
-fedembed-NAME and fedembed-NAME-imbalanced; `<!-- curves: NAME -->` and `<!-- maps: NAME -->` a figure, which is written
-to `docs/figures`. All of them read the record `docs/results/NAME.json`; without one, the folder `runs/NAME` of a
-finished `homespun compare experiments/NAME.toml`. The record comes first, so that each page can be written again from
-the repository alone: `python docs/records.py keep NAME` brings a record up to date.
+`<!-- results: NAME -->` inserts the tables of the comparison NAME; `<!-- preferences: NAME -->` inserts FedEmbed's
+tables of fedembed-NAME and fedembed-NAME-imbalanced; `<!-- curves: NAME -->` and `<!-- maps: NAME -->` insert a figure,
+which is written to `docs/figures`. All of them read the record `docs/results/NAME.json` or, if there is none, the
+folder `runs/NAME` of a finished `homespun compare experiments/NAME.toml`. Records take precedence, so that each page
+can be regenerated from the repository alone; `python docs/records.py keep NAME` updates a record.
 
-`<!-- samples: NAME -->` takes a few texts from the runs themselves, and `<!-- bench: NAME -->` the tables of
-`runs/bench-NAME.json`. What is not here stays as the page has it; where the page has nothing yet, a line says how to
-run it.
+`<!-- samples: NAME -->` inserts text generated from the runs, and `<!-- bench: NAME -->` the tables of
+`runs/bench-NAME.json`. If the input is missing, the page keeps its content; an empty block gets the command to run.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from homespun.core.settings import stored_settings
 from homespun.experiments.experiment import Draw, run_folder
 from homespun.experiments.results import RESULTS_FILE, read_results
 from homespun.privacy.settings import Privacy
-from homespun.report.cells import PERPLEXITY, Column, Table, mean, table
 from homespun.report.differences import (
     difference_sentences,
     difference_table,
@@ -34,16 +32,17 @@ from homespun.report.differences import (
     personal_table,
     unadapted_table,
 )
+from homespun.report.few_shot import KNOWN, WITHHELD, configuration_table, user_range_table
 from homespun.report.groups import assignment_table
-from homespun.report.outcomes import folds_of, metric_of, over_seeds, seeds_of
-from homespun.report.samples import KNOWN, WITHHELD, configuration_table, served_table
+from homespun.report.score_tables import folds_of, metric_of, seed_note, seeds_of
+from homespun.report.table_model import PERPLEXITY, Column, Table, make_table, mean
 from homespun.report.tables import central_tables, escape, markdown_table
-from homespun.report.traffic import together_text
+from homespun.report.traffic import total_privacy_cost_text
 from homespun.runs.vault import VAULT_FILE
 from homespun.system.json_files import read_json
 from homespun.system.method_loading import method_module
 
-sys.path.insert(0, str(Path(__file__).parent))  # its neighbours, from wherever it is started
+sys.path.insert(0, str(Path(__file__).parent))  # import neighbouring scripts from any working directory
 import fedembed_tables
 import figures
 import records
@@ -53,8 +52,8 @@ MARKED = re.compile(
 )
 RUNS, FIGURES = Path("runs"), Path("docs/figures")
 NOT_RUN = "Not run yet"
-OPENINGS = ("We must", "I think")  # the paper's
-RUN_SETTINGS = ("cohort", "withheld", "evaluate_users", "evaluate_examples")  # that a reader wants to know
+PROMPTS = ("We must", "I think")  # the paper's
+RUN_SETTINGS = ("cohort", "withheld", "evaluate_users", "evaluate_examples")  # that are always shown
 CURVE_ROUNDS = (2, 4, 6, 10, 16, 24, 40)
 SAMPLING = {"max_tokens": 24, "top_p": 0.9, "seed": 0}
 
@@ -72,8 +71,8 @@ def results_of(name: str) -> str:
     results = comparison(name)
     text = metric_of(results) == PERPLEXITY
     parts = [*language_parts(results), settings_text(results)] if text else label_parts(results)
-    spent = [escape(made)] if (made := together_text(results)) else []
-    return "\n\n".join([*parts, *spent, about(results)])
+    spent = [escape(made)] if (made := total_privacy_cost_text(results)) else []
+    return "\n\n".join([*parts, *spent, provenance_text(results)])
 
 
 def label_parts(results: Mapping[str, Any]) -> list[str]:
@@ -91,7 +90,7 @@ def label_parts(results: Mapping[str, Any]) -> list[str]:
 
 
 def curve_table(results: Mapping[str, Any]) -> Table | None:
-    """How fast each configuration learns; None where the evaluation part was not looked at often enough to tell."""
+    """The evaluation metric by round; None if the runs were not evaluated at all of these rounds."""
     metric = metric_of(results)
     runs = [run for configuration in results["configurations"].values() for run in configuration["runs"]]
     shown = sorted(set(CURVE_ROUNDS).intersection(*({entry["round"] for entry in run["curve"]} for run in runs)))
@@ -103,21 +102,21 @@ def curve_table(results: Mapping[str, Any]) -> Table | None:
         means = [mean(curve[found]["value"] for curve in curves) for found in shown]
         rows.append([configuration["title"], *map(metric.text, means)])
     columns = [Column("Configuration"), *(Column(f"Round {found}", number=True) for found in shown)]
-    return table(columns, rows, caption=metric.column(f"Evaluation {metric.title} on the way"))
+    return make_table(columns, rows, caption=metric.heading(f"Evaluation {metric.title} during training"))
 
 
 def language_parts(results: Mapping[str, Any]) -> list[str]:
-    """The FedPerC paper's tables 1 and 2, then how users fare one by one, and the differences."""
+    """The FedPerC paper's tables 1 and 2, then the distribution over users, and the differences."""
     parts = []
-    for number, people in enumerate((KNOWN, WITHHELD), start=1):
-        reached, served = configuration_table(results, people), served_table(results, people)
+    for number, users in enumerate((KNOWN, WITHHELD), start=1):
+        reached, served = configuration_table(results, users), user_range_table(results, users)
         if reached is None or served is None:
-            parts.append(f"**Table {number}, {people.title.lower()}**: nobody was tried.")
+            parts.append(f"**Table {number}, {users.title.lower()}**: not evaluated.")
             continue
         parts += [
-            f"**Table {number}, {people.title.lower()}**: perplexity by number of own samples. {over_seeds(results)}",
+            f"**Table {number}, {users.title.lower()}**: perplexity by number of own samples. {seed_note(results)}",
             markdown_table(reached),
-            "Their users one by one, with all own samples:",
+            "Distribution over users, with all own samples:",
             markdown_table(served),
         ]
     differences = difference_table(results)
@@ -131,7 +130,7 @@ def language_parts(results: Mapping[str, Any]) -> list[str]:
 
 
 def settings_text(results: Mapping[str, Any]) -> str:
-    """How it was run: what is not as the methods' papers have it."""
+    """The settings of each configuration that are not the method's defaults, and the main settings of the run."""
     lines = []
     for configuration in results["configurations"].values():
         first = configuration["runs"][0]
@@ -145,17 +144,17 @@ def settings_text(results: Mapping[str, Any]) -> str:
         everything = {**run, **sampler, **private_settings(first), **changed}
         named = ", ".join(f"{name} {value}" for name, value in everything.items() if value is not None)
         lines.append(f"- {escape(configuration['title'])}: {escape(named)}.")
-    return "\n".join(["Settings, where they are not the defaults:", "", *lines])
+    return "\n".join(["Main settings of the runs, and settings that are not the default:", "", *lines])
 
 
 def epochs_text(runs: Sequence[Mapping[str, Any]]) -> str:
-    """How often training examples were used, of runs that may differ in who takes part."""
+    """The number of epochs, as a range: runs may have different participants."""
     lengths = sorted({f"{run['curve'][-1]['epoch']:.2g}" for run in runs if run["curve"]}, key=float)
     return f"{' to '.join(dict.fromkeys([*lengths[:1], *lengths[-1:]]))} epochs" if lengths else "epochs not recorded"
 
 
 def private_settings(run: Mapping[str, Any]) -> dict[str, Any]:
-    """What was asked of privacy, with its delta: an epsilon without one says little."""
+    """Privacy settings that are not the default, and always delta: epsilon means little without it."""
     asked = run["run"].get("privacy")
     if not asked:
         return {}
@@ -167,7 +166,7 @@ def private_settings(run: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def about(results: Mapping[str, Any]) -> str:
+def provenance_text(results: Mapping[str, Any]) -> str:
     folds = folds_of(results)
     seeds = len(seeds_of(results))
     runs = f"{seeds} {'seeds' if seeds > 1 else 'seed'}" + (f" of {folds} folds" if folds else "")
@@ -180,9 +179,9 @@ def versions_text(found: Mapping[str, Any]) -> str:
 
 
 def samples_of(name: str) -> str | None:
-    """Table 4: the first configuration's first run continues the same openings as several people; None if another
-    machine has it."""
-    from homespun.report.showcase import showcase, showcase_markdown
+    """Table 4: several users of the first configuration's first run continue the same prompts; None if the run was
+    trained on another machine."""
+    from homespun.report.prompt_continuations import showcase, showcase_markdown
     from homespun.runs.training import reopen
 
     results = comparison(name)
@@ -193,7 +192,7 @@ def samples_of(name: str) -> str | None:
     if not (place / VAULT_FILE).exists():
         return None
     with reopen(place) as run:
-        samples = showcase(run, OPENINGS, **SAMPLING)
+        samples = showcase(run, PROMPTS, **SAMPLING)
     how = ", ".join(f"{setting} {value}" for setting, value in SAMPLING.items())
     return f"{showcase_markdown(samples)}\n{escape(configuration['title'])}, {draw}; sampled with {escape(how)}."
 
@@ -203,34 +202,34 @@ def bench_file(name: str) -> Path:
 
 
 def bench_of(name: str) -> str:
-    found = read_json(bench_file(name), missing=f"{bench_file(name)}: not here")
+    found = read_json(bench_file(name), missing=f"{bench_file(name)}: no such file")
     parts = [f"{markdown_table(made)}\n\n{escape(made.note)}" for made in tables_of(name, found)]
     return "\n\n".join([*parts, versions_text(found)])
 
 
 def preferences_of(name: str) -> str:
-    """FedEmbed's tables, the paper's numbers in brackets."""
+    """FedEmbed's tables, with the paper's numbers in brackets."""
     twin = f"fedembed-{name}-imbalanced"
     balanced, imbalanced = comparison(f"fedembed-{name}"), comparison(twin) if is_here(twin) else None
     tables = {"mnist": (2, 4), "voices": (3, 5)}[name]
     parts = [
-        f"**Table {tables[0]}**: macro-F1, the mean over sub-populations; in brackets the paper's. "
-        + over_seeds(balanced),
+        f"**Table {tables[0]}**: macro-F1, averaged over sub-populations; the paper's value in brackets. "
+        + seed_note(balanced),
         markdown_table(fedembed_tables.scores(name, balanced, imbalanced)),
         f"Gaussian: {fedembed_tables.privacy_text(balanced) or 'not run'}."
-        + fedembed_tables.together_text(balanced, imbalanced),
-        f"Seconds a round, one processor of a busy machine: {fedembed_tables.seconds_text(balanced)}.",
+        + fedembed_tables.total_privacy_cost_text(balanced, imbalanced),
+        f"Seconds per round on one core of a busy machine: {fedembed_tables.seconds_text(balanced)}.",
     ]
     if imbalanced is not None:
         for other, privacy in fedembed_tables.PRIVACY.items():
             parts += [
-                f"**Table {tables[1]}, {privacy}**: by the share of users that a sub-population has, imbalanced.",
+                f"**Table {tables[1]}, {privacy}**: macro-F1 by the sub-population's share of users, imbalanced.",
                 markdown_table(fedembed_tables.shares(name, imbalanced, other)),
             ]
     assigned = assignment_table(balanced)
     if assigned is not None:
         parts += [f"**{assigned.caption}**, balanced", markdown_table(assigned), escape(assigned.note)]
-    return "\n\n".join([*parts, settings_text(balanced), about(balanced)])
+    return "\n\n".join([*parts, settings_text(balanced), provenance_text(balanced)])
 
 
 def curves_of(name: str) -> str:
@@ -238,15 +237,15 @@ def curves_of(name: str) -> str:
 
 
 def maps_of(name: str) -> str | None:
-    """None if there is no map: another machine has the run, and its record was kept for a page without a map."""
+    """None if the record has no projection: records keep it only for pages that show it."""
     results = comparison(name)
     if not any(one["runs"][0].get("maps") for one in results["configurations"].values()):
         return None
-    return figure(f"{name}-maps", figures.maps(results), "Users' own vectors in the plane, by t-SNE")
+    return figure(f"{name}-maps", figures.maps(results), "t-SNE projection of users' vectors")
 
 
 def figure(name: str, svg: str, described: str) -> str:
-    """Write a figure and give the line that shows it."""
+    """Write a figure and return the Markdown line that shows it."""
     FIGURES.mkdir(parents=True, exist_ok=True)
     (FIGURES / f"{name}.svg").write_text(svg, encoding="utf-8")
     return f"![{described}](../figures/{name}.svg)"
@@ -273,7 +272,7 @@ def filled(match: re.Match[str]) -> str:
     if made is not None:
         return f"{marker}{made}\n{end}"
     if found.strip() and not found.startswith(NOT_RUN):
-        print(f"{name}: not run here, the page keeps its {kind}", file=sys.stderr)
+        print(f"{name}: no results found, the page keeps its {kind}", file=sys.stderr)
         return match[0]
     return f"{marker}{NOT_RUN}: `{command}`\n{end}"
 

@@ -1,6 +1,6 @@
-"""The file of a record: all runs of one comparison as one JSON file, `docs/results/NAME.json`.
+"""The record file of a comparison: all its runs in one JSON file, `docs/results/NAME.json`.
 
-Runs of a comparison are alike, so each value is written once for all runs that share it:
+The runs of a comparison are similar, so each value is written once for all runs that share it:
 
     900                                    every run has this value
     {"by configuration": [900, 90]}        one value for each configuration
@@ -10,9 +10,9 @@ Runs of a comparison are alike, so each value is written once for all runs that 
 The order is that of the lists `configurations` and `draws` in the same file. Rounds and curves are tables with a column
 for each name: a list has one value per round, anything else is the value of all rounds.
 
-Why this form: it is an eleventh of the size of one `results.json` per run, and still plain JSON with one value per
-line, so that `git diff`, `grep` and `jq` work on it, which they do not on a compressed file. The same runs always give
-the same bytes: order is kept, and nothing depends on time or place.
+This format takes an eleventh of the space of one `results.json` per run. It is still plain JSON with one value per
+line, so that `git diff`, `grep` and `jq` work on it, unlike on a compressed file. The same runs always give the same
+bytes: the order is kept, and nothing depends on the time or the machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from homespun.system.disk import write_whole
 from homespun.system.json_files import SCHEMA, read_json, without_nan
 
 BY_CONFIGURATION, BY_DRAW, BY_RUN = "by configuration", "by draw", "by run"
-TABLES = ("rounds", "curve")  # of a run: lists of entries that are alike
+TABLES = ("rounds", "curve")  # of a run: lists of entries with the same keys
 LINE = 100  # characters of a value that stays on one line
 
 Run: TypeAlias = tuple[str, str]  # configuration and draw
@@ -36,11 +36,11 @@ Run: TypeAlias = tuple[str, str]  # configuration and draw
 
 @dataclass(frozen=True)
 class Record:
-    """What is kept of a comparison. Data and controls depend on the draw alone."""
+    """The kept part of a comparison. Data and controls depend only on the draw."""
 
     name: str
     titles: Mapping[str, str]  # by configuration
-    draws: Sequence[str]  # named as the folders of runs are: seed-0, seed-0-fold-1
+    draws: Sequence[str]  # named like the run folders: seed-0, seed-0-fold-1
     runs: Mapping[Run, Mapping[str, Any]]
     versions: Mapping[Run, Mapping[str, str]]
     data: Mapping[str, Mapping[str, Any]]  # by draw
@@ -51,10 +51,10 @@ class Record:
 
 def write_record(path: Path, record: Record) -> Path:
     def table(cells: Mapping[Run, Any]) -> Any:
-        return folded([[cells.get((key, draw)) for draw in record.draws] for key in record.titles])
+        return deduplicated([[cells.get((key, draw)) for draw in record.draws] for key in record.titles])
 
     def row(cells: Mapping[str, Any]) -> Any:
-        return folded([[cells.get(draw) for draw in record.draws]])
+        return deduplicated([[cells.get(draw) for draw in record.draws]])
 
     content = {
         "schema": SCHEMA,
@@ -97,22 +97,22 @@ def read_record(path: Path) -> Record:
         raise RunError(f"{path}: not a record ({error!r}). Take the file from git again.") from None
 
 
-def folded(table: Sequence[Sequence[Any]]) -> Any:
-    """Values by configuration and draw, each written once for all runs that share it."""
+def deduplicated(table: Sequence[Sequence[Any]]) -> Any:
+    """Values by configuration and draw, with each written once for all runs that share it."""
     cells = [cell for row in table for cell in row]
     if _same(cells):
         return _plain(cells[0])
     if all(isinstance(cell, Mapping) and list(cell) == list(cells[0]) for cell in cells):
-        return {key: folded([[cell[key] for cell in row] for row in table]) for key in cells[0]}
+        return {key: deduplicated([[cell[key] for cell in row] for row in table]) for key in cells[0]}
     if _same(table):
         return {BY_DRAW: table[0]}
     if all(map(_same, table)) or any(isinstance(cell, Mapping) for cell in cells):
-        return {BY_CONFIGURATION: [folded([row]) for row in table]}
+        return {BY_CONFIGURATION: [deduplicated([row]) for row in table]}
     return {BY_RUN: table}
 
 
 def value_at(value: Any, configuration: int, draw: int) -> Any:
-    """The value of one run: the inverse of `folded`."""
+    """The value of one run: the inverse of `deduplicated`."""
     if not isinstance(value, Mapping):
         return value
     if BY_CONFIGURATION in value:
@@ -125,7 +125,7 @@ def value_at(value: Any, configuration: int, draw: int) -> Any:
 
 
 def as_columns(entries: Sequence[Any]) -> Any:
-    """Entries with the same names as one table, with as many rows as it says."""
+    """Entries with the same keys as a table of columns and the number of its rows."""
     return {"count": len(entries), "columns": _column(entries) if entries else {}}
 
 
@@ -149,7 +149,7 @@ def as_entries(table: Mapping[str, Any]) -> list[Any]:
 
 
 def as_lines(value: Any, indent: str = "") -> str:
-    """JSON that is short and can still be compared line by line."""
+    """Compact JSON that can still be compared line by line."""
     short = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     nested = isinstance(value, list) and any(isinstance(item, list | dict) and len(str(item)) > LINE for item in value)
     if len(short) <= LINE or not (isinstance(value, Mapping) or nested):
@@ -166,12 +166,12 @@ def _with_tables(run: Mapping[str, Any], change: Any) -> dict[str, Any]:
 
 
 def _same(values: Sequence[Any]) -> bool:
-    """As JSON, where 1, 1.0 and true are three values."""
+    """Whether all values are equal as JSON, where 1, 1.0 and true are different."""
     return len({json.dumps(value) for value in values}) == 1
 
 
 def _plain(value: Any) -> Any:
-    """A value that `value_at` gives back as it is."""
+    """A value that `value_at` returns unchanged."""
     if isinstance(value, Mapping):
         if value.keys() & {BY_CONFIGURATION, BY_DRAW, BY_RUN}:
             raise RunError(f"a record cannot hold the key {', '.join(value)}: rename it where it comes from.")

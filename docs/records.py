@@ -1,13 +1,13 @@
-"""Keep the numbers behind the pages, one file for each comparison, and take them up again.
+"""Records of the results behind the pages, one file for each comparison.
 
     python docs/records.py keep fedembed-mnist    runs/fedembed-mnist -> docs/results/fedembed-mnist.json
-    python docs/records.py lay fedembed-mnist     and back: `homespun compare` then trains only what is missing
-    python docs/records.py controls fedperc-sotu  work out the controls of language anew: they need no trained model
+    python docs/records.py lay fedembed-mnist     the reverse: `homespun compare` then trains only the missing runs
+    python docs/records.py controls fedperc-sotu  recompute the controls of language runs, without a trained model
 
-`keep` takes the finished runs, and `docs/generate.py` writes pages straight from the records. A record has what pages
-and `homespun compare` need of each run's `results.json`. It has no summaries, which are computed again; no values of
-single users where no table needs them; no digits beyond the seventh; and not where the corpus lay. Each run says itself
-which run it is: `homespun compare` refuses any other than the run asked for. `docs/record_file.py` has the format.
+`keep` records the finished runs, and `docs/generate.py` writes pages from the records. A record has the part of each
+run's `results.json` that pages and `homespun compare` need. It omits summaries, which are recomputed; values of single
+users that no table needs; digits after the seventh; and the path of the corpus. Each run has its identity:
+`homespun compare` rejects a run that is not the requested one. `docs/record_file.py` describes the format.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from homespun.experiments.experiment import Draw, Experiment, open_configuration
 from homespun.experiments.results import RESULTS_FILE, assemble, read_results, write_results
 from homespun.runs.controls import IN_CONTEXT, evaluate_controls, newcomer_controls
 
-sys.path.insert(0, str(Path(__file__).parent))  # its neighbours, from wherever it is started
+sys.path.insert(0, str(Path(__file__).parent))  # import neighbouring scripts from any working directory
 from record_file import Record, Run, read_record, write_record
 
 RUNS, RECORDS, EXPERIMENTS, PAGES = Path("runs"), Path("docs/results"), Path("experiments"), Path("docs/methods")
 ROUND = ("clients", "seconds", "down_bytes", "up_bytes")
 POINT = ("round", "epoch", "value")
 EVALUATION = ("metric", "value", "loss", "users", "examples", "user_mean", "user_worst_tenth")
-OF_TEXTS = ("user_values", "user_loss", "user_tokens")  # what differences and their intervals are computed from
+OF_TEXTS = ("user_values", "user_loss", "user_tokens")  # differences and their intervals are computed from these
 MAP = ("tsne", "group", "label", "positive_rate")
 
 
@@ -40,9 +40,9 @@ def record_file(name: str) -> Path:
 
 
 def keep(name: str) -> int:
-    """Write the finished runs of a comparison into its record, beside those it has already; how many they are.
+    """Add the finished runs of a comparison to its record; returns their number.
 
-    What the experiment's file does not ask for any more is left out.
+    Runs that the experiment file no longer contains are removed.
     """
     experiment = read_experiment(EXPERIMENTS / f"{name}.toml")
     titles = {key: one.title or key for key, one in experiment.configurations.items()}
@@ -66,7 +66,7 @@ def keep(name: str) -> int:
 
 
 def lay(name: str) -> int:
-    """Put every run where `homespun compare` looks for it, unless something is there; how many were put there."""
+    """Write every run to the folder where `homespun compare` looks for it, unless it exists; returns their number."""
     record, laid = read_record(record_file(name)), 0
     for (key, draw), run in record.runs.items():
         place = RUNS / name / "runs" / key / draw
@@ -86,7 +86,7 @@ def lay(name: str) -> int:
 
 
 def comparison(name: str) -> dict[str, Any]:
-    """What `homespun compare` had as the results of this comparison, computed from its record."""
+    """The results of `homespun compare`, computed from the record."""
     record = read_record(record_file(name))
     _require_all_runs(record)
     configurations = {}
@@ -100,14 +100,14 @@ def comparison(name: str) -> dict[str, Any]:
 
 
 def controls(name: str) -> int:
-    """Write the controls of every draw into its runs, trained by whichever machine: they are of the base model and the
-    corpus alone. The number of runs."""
+    """Recompute the controls of every run, which depend only on the base model and the corpus; returns the number of
+    runs."""
     experiment, record = read_experiment(EXPERIMENTS / f"{name}.toml"), read_record(record_file(name))
     known_draws = {draw for _, draw in record.runs}
     found = {draw.folder: _controls(experiment, draw) for draw in experiment.draws if draw.folder in known_draws}
     for draw, (known, _) in found.items():
         if record.controls[draw]["untouched"]["user_tokens"] != known["untouched"]["user_tokens"]:
-            sys.exit(f"{name}, {draw}: it was scored on other tokens than these. Is the corpus another one?")
+            sys.exit(f"{name}, {draw}: the record was scored on other tokens. Has the corpus changed?")
     runs = {(key, draw): {**run, **_of_newcomers(found[draw][1])} for (key, draw), run in record.runs.items()}
     known_of = {draw: _short_controls(known) for draw, (known, _) in found.items()}
     write_record(record_file(name), replace(record, runs=runs, controls=known_of))
@@ -115,7 +115,7 @@ def controls(name: str) -> int:
 
 
 def _finished(experiment: Experiment) -> dict[Run, dict[str, Any]]:
-    """The results of every finished run that the experiment asks for."""
+    """The results of every finished run of the experiment."""
     places = {
         (key, draw.folder): run_folder(RUNS / experiment.name, key, draw)
         for key in experiment.configurations
@@ -125,7 +125,7 @@ def _finished(experiment: Experiment) -> dict[Run, dict[str, Any]]:
 
 
 def _joined(before: Record, new: Record) -> Record:
-    """The new one, with what only the earlier one has."""
+    """The new record, with the runs that only the earlier one has."""
 
     def wanted(found: Mapping[Run, Any]) -> dict[Run, Any]:
         return {run: one for run, one in found.items() if run[0] in new.titles and run[1] in new.draws}
@@ -149,7 +149,7 @@ def _only(configurations: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_draw(found: Iterable[tuple[Run, Any]]) -> dict[str, Any]:
-    """Of the first configuration that has the draw, as `homespun compare` takes it."""
+    """The entry of each draw, from the first configuration that has it, as in `homespun compare`."""
     made: dict[str, Any] = {}
     for (_, draw), one in found:
         made.setdefault(draw, one)
@@ -157,7 +157,7 @@ def _by_draw(found: Iterable[tuple[Run, Any]]) -> dict[str, Any]:
 
 
 def _maps(name: str, found: Mapping[Run, Mapping[str, Any]], *, first: str) -> dict[str, Any]:
-    """Of the first draw, if a page shows them."""
+    """Projections of the first draw, if a page shows them."""
     if not any(f"<!-- maps: {name} -->" in page.read_text(encoding="utf-8") for page in PAGES.glob("*.md")):
         return {}
     drawn = {key: _only(configurations).get("maps") for (key, draw), configurations in found.items() if draw == first}
@@ -165,7 +165,7 @@ def _maps(name: str, found: Mapping[Run, Mapping[str, Any]], *, first: str) -> d
 
 
 def _similarity(name: str) -> list[Any]:
-    """Of users' vectors, which only the machine that trained the runs can compute."""
+    """Similarity of users' vectors, which only the machine that trained the runs can compute."""
     found = read_results(RUNS / name) if (RUNS / name / RESULTS_FILE).exists() else {}
     return rounded(found.get("similarity") or [])
 
@@ -180,7 +180,7 @@ def _require_all_runs(record: Record) -> None:
 
 
 def _data(record: Record) -> dict[str, Any]:
-    """As `experiment.collect` has it: the newcomers of a seed's folds are different people."""
+    """The data as in `experiment.collect`: the newcomers of a seed's folds are different users."""
     runs = [record.runs[next(iter(record.titles)), draw] for draw in record.draws]
     one, folds = record.data[record.draws[0]], [run["fold"] for run in runs if run["seed"] == runs[0]["seed"]]
     if folds == [None]:
@@ -190,7 +190,7 @@ def _data(record: Record) -> dict[str, Any]:
 
 
 def _all_versions(record: Record) -> dict[str, str]:
-    """Those that the runs were trained with, not those of this machine."""
+    """The versions that the runs were trained with, not those of this machine."""
     found: dict[str, dict[str, None]] = {}
     for versions in record.versions.values():
         for key, value in versions.items():
@@ -199,7 +199,7 @@ def _all_versions(record: Record) -> dict[str, str]:
 
 
 def _controls(experiment: Experiment, draw: Draw) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of participants and of newcomers."""
+    """Controls of participants and of newcomers."""
     first, federation = next(iter(experiment.configurations.values())), experiment.data.load()
     with tempfile.TemporaryDirectory() as folder:
         run = open_configuration(experiment, first, federation, place=Path(folder), draw=draw)
@@ -213,28 +213,28 @@ def _of_newcomers(new: Mapping[str, Any]) -> dict[str, Any]:
     in_context = {
         count.removeprefix(IN_CONTEXT): _evaluation(one) for count, one in new.items() if count.startswith(IN_CONTEXT)
     }
-    untouched = new.get("untouched")
-    found = {"newcomers_untouched": untouched and _evaluation(untouched), "newcomers_in_context": in_context}
+    base_model = new.get("untouched")
+    found = {"newcomers_untouched": base_model and _evaluation(base_model), "newcomers_in_context": in_context}
     return rounded(found)
 
 
 def shortened(run: Mapping[str, Any]) -> dict[str, Any]:
-    """A run without what no page needs."""
+    """A run without the parts that no page needs."""
 
     def each(part: str, *more: str) -> Any:
         found = run.get(part)
         return found and {count: _evaluation(one, *more) for count, one in found.items()}
 
-    untouched = run.get("newcomers_untouched")
+    base_model = run.get("newcomers_untouched")
     changed = {
         "rounds": [{part: entry[part] for part in ROUND} for entry in run["rounds"]],
         "curve": [{part: entry[part] for part in POINT} for entry in run["curve"]],
         "eval": _evaluation(run["eval"]),
         "test": _evaluation(run["test"], "group_f1"),
         "adapted": each("adapted"),
-        # the newcomers of several folds are one evaluation, from each of them
+        # the newcomers of several folds are evaluated together, user by user
         "newcomers": each("newcomers", "user_values"),
-        "newcomers_untouched": untouched and _evaluation(untouched),
+        "newcomers_untouched": base_model and _evaluation(base_model),
         "newcomers_in_context": each("newcomers_in_context"),
         "personal": each("personal"),
     }
@@ -251,7 +251,7 @@ def _evaluation(found: Mapping[str, Any], *more: str) -> dict[str, Any]:
 
 
 def rounded(value: Any, digits: int = 7) -> Any:
-    """So many digits of every number, all of them in what says which run it is, four of a time; of paths the name."""
+    """Round numbers to `digits`, but times to four digits and the run's identity not at all; shorten paths to names."""
     if isinstance(value, Mapping):
         exact = {"identity": 17, "run": 17, "seconds": 4}
         return {key: rounded(inner, exact.get(key, digits)) for key, inner in value.items()}
@@ -268,7 +268,7 @@ def main() -> None:
         sys.exit(__doc__)
     for name in sys.argv[2:]:
         if not (RUNS / name if sys.argv[1] == "keep" else record_file(name)).exists():
-            sys.exit(f"{name}: nothing of that name to {sys.argv[1]}")
+            sys.exit(f"{name}: nothing with this name to {sys.argv[1]}")
         try:
             print(f"{name}: {todo[sys.argv[1]](name)} runs")
         except HomespunError as error:

@@ -2,7 +2,7 @@
 
     python docs/settings.py
 
-The tables come from the classes that check settings; a test demands that the page is current.
+The tables are generated from the settings classes; a test checks that the page is up to date.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from homespun.runs.settings import RunSettings
 from homespun.system.method_loading import available_methods
 
 PAGE = Path(__file__).with_suffix(".md")
-OPENING = """\
+INTRODUCTION = """\
 # Settings
 
 `homespun settings METHOD` and `homespun data settings CORPUS` print these tables, with `--json` for programs. This page
 is generated: `python docs/settings.py`.
 
-Give a setting to `homespun train` as `--set NAME=VALUE`, in the table `settings` of an experiment, or by name in
-Python: `train("furl", federation, lr=0.1)`. Settings of a corpus are `--data-set NAME=VALUE`, or in Python
-`load("dialects", users=200)`. Values are TOML; text needs no quotes. A dot leads into a group:
+Pass a setting to `homespun train` as `--set NAME=VALUE`, in the table `settings` of an experiment, or as a keyword
+argument in Python: `train("furl", federation, lr=0.1)`. Pass settings of a corpus as `--data-set NAME=VALUE`, or in
+Python as `load("dialects", users=200)`. Values are TOML; text needs no quotes. A dot selects a setting of a group:
 `--set privacy.epsilon=8`.
 
 "Paper" is the value that the method's paper states. Where the default differs, the method's page says why.
@@ -36,13 +36,13 @@ Python: `train("furl", federation, lr=0.1)`. Settings of a corpus are `--data-se
 
 
 def page() -> str:
-    return OPENING + "".join(f"{line}\n" for line in _sections())
+    return INTRODUCTION + "".join(f"{line}\n" for line in _sections())
 
 
 def _sections() -> Iterator[str]:
     every = described(RunSettings)
     run = [one for one in every if not one.name.startswith("privacy.")]
-    yield from _section("Runs", run, note="Methods may have other defaults, which stand with the method.")
+    yield from _section("Runs", run, note="A method may have other defaults; they are listed with the method.")
     privacy = [one for one in every if one.name.startswith("privacy.")]
     yield from _section("Differential privacy", privacy, note="Settings of a run; see [privacy](privacy.md).")
     for name in available_methods():

@@ -1,11 +1,11 @@
-"""Who was put where, and how well every sub-population is served."""
+"""Assignments of users to heads or clusters, and the score of each sub-population."""
 
 import numpy as np
 import pytest
 from sklearn.decomposition import PCA
 
-from homespun.analysis.assignments import assignments, recovered
-from homespun.analysis.projections import map_users
+from homespun.analysis.assignments import assignments, purity
+from homespun.analysis.projections import project_users
 from homespun.data import load_federation
 from homespun.data.splits import sample_users
 from homespun.evaluation.classification import LabelScoring, summarize
@@ -15,12 +15,12 @@ from homespun.runs.training import train, user_vectors
 
 
 def test_f1_by_hand():
-    """Of class 1: 2 right, 1 missed, 1 wrongly claimed; of class 0 the same. A constant answer has a third."""
+    """Class 1: 2 true positives, 1 miss, 1 false positive; class 0 the same. A constant prediction scores a third."""
     assert macro_f1(np.array([2, 2]), np.array([2, 2])) == pytest.approx(2 / 3)
     assert macro_f1(np.array([0, 1]), np.array([1, 1])) == pytest.approx(1 / 3)
-    assert macro_f1(np.array([0, 1]), np.array([0, 0])) == 0.5  # a class that nobody has or says
-    truth, said = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 0, 1, 1, 1, 0])
-    counted = LabelScoring(2).counts(truth, np.eye(2)[said], groups=np.empty(0))
+    assert macro_f1(np.array([0, 1]), np.array([0, 0])) == 0.5  # a class that is neither true nor predicted
+    truth, predicted = np.array([0, 0, 0, 1, 1, 1]), np.array([0, 0, 1, 1, 1, 0])
+    counted = LabelScoring(2).counts(truth, np.eye(2)[predicted], groups=np.empty(0))
     assert counted["true_positives"].tolist() == counted["confused"].tolist() == [2, 2]
 
 
@@ -32,46 +32,46 @@ def test_a_small_sub_population_counts_as_much_as_a_large_one():
     assert summarize([np.array([0, 1])], [right], classes=2).headline == ("auc", 1.0)
 
 
-def test_recovered_is_the_share_with_their_own():
-    assert recovered(np.array([[5, 0, 1], [1, 3, 0]])) == 0.9
+def test_purity_is_the_share_in_the_most_frequent_sub_population():
+    assert purity(np.array([[5, 0, 1], [1, 3, 0]])) == 0.9
 
 
 @pytest.fixture(scope="module")
-def people():
+def federation():
     return load_federation("digits", settings={"users": 40})
 
 
-def test_who_is_told_everybodys_type_puts_everybody_right(people):
-    with train("fedembed", people, assignment="type", rounds=1, cohort=4, workers=0) as run:
+def test_a_method_that_is_given_the_types_assigns_all_users_correctly(federation):
+    with train("fedembed", federation, assignment="type", rounds=1, cohort=4, workers=0) as run:
         found = assignments(run)
     assert found["recovered"] == 1.0 and found["how"] == "by the method"
     assert np.array_equal(np.array(found["counts"]), 4 * np.eye(10))
 
 
-def test_embeddings_that_choose_no_head_are_clustered_afterwards(people):
-    with train("preference", people, embedding=True, rounds=1, cohort=4, workers=0) as run:
+def test_embeddings_that_choose_no_head_are_clustered_afterwards(federation):
+    with train("preference", federation, embedding=True, rounds=1, cohort=4, workers=0) as run:
         found = assignments(run)
     assert found["how"] == "by k-means afterwards"
     assert np.array(found["counts"]).shape == (10, 10) and np.array(found["counts"]).sum() == 40
 
 
-def test_users_whom_nothing_is_tested_on_are_left_out():
+def test_users_without_test_examples_are_left_out():
     few = load_federation("dialects", settings={"users": 12, "examples": 2})
     with train("pfedkm", few, of="furl", clusters=3, rounds=1, workers=0) as run:
         assert assignments(run) is None
 
 
-def test_a_map_of_embeddings_has_no_head_beside_them(people):
-    with train("fedembed", people, assignment="personal", rounds=1, cohort=4, workers=0) as run:
-        drawn = map_users(run)
+def test_a_projection_of_embeddings_excludes_personal_heads(federation):
+    with train("fedembed", federation, assignment="personal", rounds=1, cohort=4, workers=0) as run:
+        drawn = project_users(run)
         vectors = user_vectors(run, range(40), only=["user.embedding"])
     spread = PCA(n_components=2, random_state=0).fit_transform(vectors)
     order = np.argsort(sample_users(run.federation, at_most=40, seed=0))
     assert np.allclose(np.abs(np.array(drawn["pca"])[order]), np.abs(spread), atol=1e-3)
 
 
-def test_without_embeddings_nobody_is_put_anywhere(people):
-    with train("preference", people, rounds=1, cohort=4, workers=0) as run:
+def test_without_embeddings_users_are_not_assigned(federation):
+    with train("preference", federation, rounds=1, cohort=4, workers=0) as run:
         assert assignments(run) is None
 
 
@@ -90,7 +90,7 @@ def results():
     }
 
 
-def test_tables_by_size_and_who_was_put_together():
+def test_tables_by_size_and_of_assignments():
     assert by_share(results()) == {"50 %": [0], "25 %": [1, 2]}
     found = share_table(results())
     assert [[cell.text for cell in row] for row in found.rows] == [
@@ -105,13 +105,13 @@ def test_tables_by_size_and_who_was_put_together():
     assert np.allclose(plot.figure.data[0].z, [[100, 0], [0, 100], [100 / 3, 200 / 3]])
 
 
-def test_where_all_are_of_one_size_there_is_no_table():
+def test_without_differences_in_size_there_is_no_table():
     found = results()
     found["data"]["groups"] = {"a": 4, "b": 4, "c": 4}
     assert share_table(found) is None
 
 
-def test_sizes_that_read_alike_share_a_column():
+def test_sizes_displayed_equal_share_a_column():
     found = results()
     found["data"]["groups"] = {"a": 201, "b": 100, "c": 99}
     assert by_share(found) == {"50 %": [0], "25 %": [1, 2]}

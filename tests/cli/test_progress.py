@@ -13,7 +13,7 @@ from homespun.experiments.experiment import Experiment, collect, train_all
 from homespun.experiments.results import single_results
 from homespun.methods import furl
 from homespun.report.html import write_report
-from homespun.report.showcase import showcase
+from homespun.report.prompt_continuations import showcase
 from homespun.runs.evaluate import own_samples
 
 SIZES = {**furl.SMALL, "personalize_epochs": 1, "cohort": 3, "withheld": 0.4, "workers": 0}

@@ -1,4 +1,4 @@
-"""Pages take their tables from finished experiments, always the same, and lose none."""
+"""Pages get their tables from finished experiments, deterministically, and lose none."""
 
 import importlib.util
 import json
@@ -21,7 +21,7 @@ NOT_RUN = "Not run yet: `homespun compare experiments/some.toml`\n"
 
 @pytest.fixture
 def generate(monkeypatch):
-    """Write a page and give back what it came to."""
+    """Generate a page and return its text."""
     spec = importlib.util.spec_from_file_location("docs_generate", FILE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -51,11 +51,11 @@ def run_experiment(folder):
     write_results(folder / "runs" / "some", collect(experiment, folder / "runs" / "some"))
 
 
-def test_what_was_not_run_says_how_and_what_the_page_has_stays(generate, capsys):
+def test_without_results_a_page_keeps_its_content_or_shows_the_command(generate, capsys):
     assert generate(PAGE.format("", "")) == PAGE.format(NOT_RUN, NOT_RUN)
     assert generate(PAGE.format(NOT_RUN, NOT_RUN)) == PAGE.format(NOT_RUN, NOT_RUN)
     assert generate(PAGE.format("A table.\n", "")) == PAGE.format("A table.\n", NOT_RUN)
-    assert "some: not run here, the page keeps its results" in capsys.readouterr().err
+    assert "some: no results found, the page keeps its results" in capsys.readouterr().err
 
 
 def test_tables_and_samples_of_an_experiment(generate, tmp_path):
@@ -65,20 +65,20 @@ def test_tables_and_samples_of_an_experiment(generate, tmp_path):
     lines = page.splitlines()
     at = lines.index("| Configuration | 0 | 1 | 5 | 15 | all |")
     assert [line.split(" | ")[0] for line in lines[at + 2 : at + 5]] == [
-        "| Base model untouched", "| Base model, own sentences in context", "| Ours\\_\\*",
+        "| Base model", "| Base model, own sentences in context", "| Ours\\_\\*",
     ]  # fmt: skip
     assert page.count("| Configuration | User mean | 80 of 100 users | Worst tenth |") == 2
     assert "**Table 2, withheld users**" in page and "| Ours\\_\\* against | Known users, as trained, % |" in page
-    assert "the interval is" not in page  # of four people there is none
-    assert "**What own samples change**" in page and "- Ours\\_\\*: rounds 1 (" in page
-    assert "**How much is personal**" in page and "| Base model, 15 own sentences in context |" in page
+    assert "(interval " not in page  # four users are too few for one
+    assert "**Effect of own samples**" in page and "- Ours\\_\\*: rounds 1 (" in page
+    assert "**Contribution of private parameters**" in page and "| Base model, 15 own sentences in context |" in page
     assert "2 participants, 20 examples, 1 seed of 2 folds; python" in page
     samples = page[page.index("<!-- samples") :]
     assert "Old samples" not in samples and "| We must |" in samples and "| I think |" in samples
     assert "Ours\\_\\*, seed 0, fold 0; sampled with" in samples
     drawn = generate("<!-- curves: some -->\n<!-- end -->\n<!-- maps: some -->\nAn old map.\n<!-- end -->\n")
     assert "![Learning curves on the evaluation part](../figures/some-curves.svg)" in drawn
-    assert "An old map." in drawn  # of two people there is none
+    assert "An old map." in drawn  # two users are too few for one
     svg = Path("docs/figures/some-curves.svg").read_text()
     assert svg.count("<polyline") == 2 * (2 + 1)  # two folds and their mean, of two configurations
     assert "Not run yet" not in page and page.startswith("Before.") and page.endswith("After.\n")
@@ -130,7 +130,7 @@ def preferences(name, scores):
     }
 
 
-def test_fedembeds_tables_stand_beside_the_papers(generate):
+def test_fedembeds_tables_show_the_papers_values(generate):
     import fedembed_tables  # docs/generate.py has put its folder on the path
 
     balanced, imbalanced = preferences("fedembed-voices", [0.6, 0.7, 0.8]), preferences("other", [0.9, 0.4, 0.6])
@@ -142,10 +142,10 @@ def test_fedembeds_tables_stand_beside_the_papers(generate):
     assert fedembed_tables.privacy_text(balanced) == (
         "epsilon 7.99 at delta 1e-05 for one run (noise 0.77 times the clip norm, clip 1)"
     )
-    assert fedembed_tables.together_text(balanced, imbalanced) == (
-        " Together they cost more, since the same images are in all of them: 2 runs 10.7, 4 runs 15.0."
+    assert fedembed_tables.total_privacy_cost_text(balanced, imbalanced) == (
+        " Together they cost more, since all of them use the same images: 2 runs 10.7, 4 runs 15.0."
     )
-    assert fedembed_tables.together_text({**balanced, "configurations": {}}, None) == ""
+    assert fedembed_tables.total_privacy_cost_text({**balanced, "configurations": {}}, None) == ""
     by_size = imbalanced | {"data": {"groups": {"a": 20, "b": 8, "c": 4}}}
     found = fedembed_tables.shares("voices", by_size, "")
     assert [cell.text for cell in found.rows[0]] == [
@@ -154,19 +154,19 @@ def test_fedembeds_tables_stand_beside_the_papers(generate):
 
 
 @pytest.mark.parametrize("page", sorted((FILE.parent / "methods").glob("*.md")), ids=lambda page: page.stem)
-def test_a_page_is_what_its_records_say(generate, monkeypatch, page):
+def test_a_page_matches_its_records(generate, monkeypatch, page):
     """`python docs/generate.py` on a fresh clone changes no page and no figure."""
     import records  # docs/generate.py has put its folder on the path
 
     monkeypatch.setattr(records, "RECORDS", FILE.parent / "results")
     before = page.read_text(encoding="utf-8")
-    assert generate(before) == before, f"{page.name} is not what its records say: run docs/generate.py on it"
+    assert generate(before) == before, f"{page.name} does not match its records: run docs/generate.py on it"
     for drawn in Path("docs/figures").glob("*.svg"):
         assert drawn.read_bytes() == (FILE.parent / "figures" / drawn.name).read_bytes(), drawn.name
 
 
-def test_every_table_has_a_record_or_says_that_it_has_none():
-    """A number on a page comes from a record in the repository, or the page says so just before the table."""
+def test_every_table_has_a_record_or_a_note_that_it_has_none():
+    """The numbers of a page come from a record in the repository, or a note before the table says that they do not."""
     pages = sorted((FILE.parent / "methods").glob("*.md"))
     for page in pages:
         text = page.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`homespun bench passes`: every method does the same work, and memory is what the parameters take."""
+"""`homespun bench passes`: all methods do the same work, and memory is the size of the parameters."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ def found(tmp_path_factory):
     return run_workload("passes", rounds=3, settings={"base": str(base), "length": 8})
 
 
-def test_every_pass_of_every_method_is_timed(found):
+def test_every_step_of_every_method_is_timed(found):
     assert "passes" in workloads()
     rows = [(one["title"], one["features"], tuple(one["passes"])) for one in found["methods"]]
     whole = ("update", "round", "adapt", "test")
@@ -41,7 +41,7 @@ def test_every_pass_of_every_method_is_timed(found):
     assert found["wall_ratio"] > 0 and json.dumps(found)
 
 
-def test_memory_is_what_the_parameters_take(found):
+def test_memory_is_the_size_of_the_parameters(found):
     held = {one["title"]: one["memory"] for one in found["methods"]}
     head = len(make_tokenizer()) * VECTOR
     contexts = 2  # Coolidge, the third to have a turn, wrote and spoke
@@ -76,7 +76,7 @@ def test_the_tables(found):
     assert module.milliseconds({"median_s": 0.02, "low_s": 0.02, "high_s": 0.02}) == "20.0"  # of one round
 
 
-def test_features_are_forgotten_only_where_computing_them_counts():
+def test_features_are_dropped_only_where_computing_them_is_timed():
     module = load_workload("passes")
     reader = Reader(start=0, positions=8, kept={b"text": torch.zeros(2, 4)}, kept_bytes=36)
     built = SimpleNamespace(model=SimpleNamespace(reader=reader))
@@ -86,13 +86,13 @@ def test_features_are_forgotten_only_where_computing_them_counts():
     assert (len(reader.kept), reader.kept_bytes) == (0, 0)
 
 
-def test_the_spread_is_the_middle_half():
+def test_the_spread_is_the_interquartile_range():
     module = load_workload("passes")
     assert module.spread([3.0]) == {"median_s": 3.0, "low_s": 3.0, "high_s": 3.0}
     assert module.spread([1.0, 2.0, 3.0, 4.0, 5.0]) == {"median_s": 3.0, "low_s": 2.0, "high_s": 4.0}
 
 
-def test_an_unknown_setting_is_refused():
+def test_an_unknown_setting_is_rejected():
     with pytest.raises(SettingsError, match=r"unknown setting 'bse'\. Did you mean 'base'"):
         run_workload("passes", rounds=1, settings={"bse": "tiny"})
 
@@ -100,7 +100,7 @@ def test_an_unknown_setting_is_refused():
 @pytest.mark.system
 @pytest.mark.parametrize("workload", ["w3", "w3-clipped"])
 def test_the_two_sides_of_w3_take_the_same_steps(workload, monkeypatch):
-    """On a small cohort; `measure` itself raises where what is shared differs."""
+    """On a small cohort; `measure` raises if the shared parameters differ."""
     module = load_workload(workload)
     monkeypatch.setattr(sys.modules["reference_w3"], "COHORT", 12)
     found = module.measure(rounds=1)

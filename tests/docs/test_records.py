@@ -1,4 +1,4 @@
-"""Records of finished runs: from one machine to another, and back into a comparison."""
+"""Records of finished runs: moved to another machine, and back into a comparison."""
 
 import importlib.util
 import json
@@ -31,7 +31,7 @@ def base():
 
 
 def experiment(**settings):
-    """Written to its file, where records look for it."""
+    """An experiment, written to the file that records read."""
     values = {"rounds": 1, "workers": 0, "withheld": 0.5, "base_model": base(), **SMALL, **settings}
     lines = [
         "folds = 2",
@@ -45,7 +45,7 @@ def experiment(**settings):
     return read_experiment(Path("experiments/some.toml"))
 
 
-def test_kept_and_laid_again_nothing_is_trained_twice(records):
+def test_runs_restored_from_a_record_are_not_trained_again(records):
     made, folder = experiment(), Path("runs/some")
     trained = []
 
@@ -58,7 +58,7 @@ def test_kept_and_laid_again_nothing_is_trained_twice(records):
     assert records.keep("some") == 4
     text = Path("docs/results/some.json").read_text(encoding="utf-8")
     assert str(Path.cwd()) not in text and '"pca"' not in text
-    assert records.lay("some") == 0  # what is there stays
+    assert records.lay("some") == 0  # existing folders are kept
 
     shutil.rmtree(folder)
     assert records.lay("some") == 4
@@ -75,7 +75,7 @@ def test_kept_and_laid_again_nothing_is_trained_twice(records):
     assert records.keep("some") == 4
     assert Path("docs/results/some.json").read_text(encoding="utf-8") == text  # the same runs, the same bytes
     assert records.controls("some") == 4
-    assert Path("docs/results/some.json").read_text(encoding="utf-8") == text  # nothing about them has changed
+    assert Path("docs/results/some.json").read_text(encoding="utf-8") == text  # recomputed without a change
     copied = experiment(base_model=shutil.copytree(base(), "other-place"))
     train_all(copied, folder, following)  # the same base model under another name
     with pytest.raises(RunError, match=r"method_settings\.lr: 0\.05 in the folder, 0\.5 asked for"):
@@ -83,7 +83,7 @@ def test_kept_and_laid_again_nothing_is_trained_twice(records):
 
 
 def run_of(value, seed=0, **more):
-    """A run with the least that a record keeps, and something that it does not."""
+    """A run with the minimum that a record keeps, and values that it omits."""
     evaluation = {"metric": "accuracy", "value": value, "auc": 0.5, "user_values": [1 / 3]}
     entry = {
         "clients": 2,
@@ -101,7 +101,7 @@ def run_of(value, seed=0, **more):
 
 
 def write_run(key, run):
-    """Where `homespun compare` has it."""
+    """Write a run to the folder that `homespun compare` uses."""
     place = Path(f"runs/some/runs/{key}/seed-{run['seed']}")
     place.mkdir(parents=True, exist_ok=True)
     single = {
@@ -123,7 +123,7 @@ def write_experiment(*keys, seeds=(0, 1)):
     Path("experiments/some.toml").write_text("\n".join(lines), encoding="utf-8")
 
 
-def test_what_no_page_needs_is_left_out(records):
+def test_values_that_no_page_needs_are_omitted(records):
     write_experiment("one", seeds=[0])
     write_run("one", run_of(0.12345678))
     assert records.keep("some") == 1
@@ -141,7 +141,7 @@ def test_what_no_page_needs_is_left_out(records):
     assert found.maps == {}
 
 
-def test_a_map_is_kept_for_the_page_that_shows_it(records):
+def test_a_projection_is_kept_for_the_page_that_shows_it(records):
     write_experiment("one")
     for seed in (0, 1):
         write_run("one", run_of(0.5, seed))
@@ -163,7 +163,7 @@ def test_a_map_is_kept_for_the_page_that_shows_it(records):
     assert [run["eval"]["value"] for run in found.runs.values()] == [0.5, 0.75]
 
 
-def test_runs_are_added_and_those_of_no_use_leave(records):
+def test_runs_are_added_and_obsolete_ones_removed(records):
     write_experiment("one", "two")
     write_run("one", run_of(0.5))
     assert records.keep("some") == 1
@@ -181,7 +181,7 @@ def test_runs_are_added_and_those_of_no_use_leave(records):
     assert list(found.runs) == [("two", "seed-1")] and found.titles == {"two": "two"}
 
 
-def test_what_was_begun_here_goes_on_and_what_is_not_there_is_said(records, monkeypatch):
+def test_a_started_run_is_kept_and_a_missing_name_is_reported(records, monkeypatch):
     write_experiment("no-seed-decay", seeds=[0])
     write_run("no-seed-decay", run_of(0.5))
     records.keep("some")
@@ -192,7 +192,7 @@ def test_what_was_begun_here_goes_on_and_what_is_not_there_is_said(records, monk
     monkeypatch.setattr(records, "assemble", lambda title, data, **more: {"schema": 1})
     assert records.lay("some") == 1 and (begun / "results.json").exists()
     monkeypatch.setattr("sys.argv", ["records.py", "keep", "sum"])
-    with pytest.raises(SystemExit, match="sum: nothing of that name to keep"):
+    with pytest.raises(SystemExit, match="sum: nothing with this name to keep"):
         records.main()
 
 
@@ -209,12 +209,12 @@ def test_a_value_is_written_once_for_the_runs_that_share_it(records):
         '{"by configuration": [{"by draw": [null, {"a": 1}]}, {"b": 1}]}': [[None, {"a": 1}], [{"b": 1}, {"b": 1}]],
     }
     for text, table in tables.items():
-        folded = record_file.folded(table)
+        folded = record_file.deduplicated(table)
         assert json.dumps(folded) == text
         found = [[record_file.value_at(folded, place, draw) for draw in (0, 1)] for place in (0, 1)]
         assert json.dumps(found) == json.dumps(table)
     with pytest.raises(RunError, match="cannot hold the key by draw"):
-        record_file.folded([[{"by draw": 1}]])
+        record_file.deduplicated([[{"by draw": 1}]])
     for entries in (
         [],
         [{"a": 1}],

@@ -154,7 +154,7 @@ def test_report_again(run):
         (["train", "furl", "--rounds", "1", "--epochs", "2"], "give either --rounds or --epochs"),
         (["train", "./missing.py"], "no method file"),
         (["evaluate", "nowhere"], "no run here"),
-        (["report", "nowhere"], "no results.json here"),
+        (["report", "nowhere"], "no results.json in this folder"),
         (["vault", "list", "nowhere"], "no run here"),
         (["bench", "w9"], "no workload 'w9'"),
         (["compare", "nowhere.toml"], "no experiment file"),

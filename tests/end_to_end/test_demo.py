@@ -12,7 +12,7 @@ import pytest
 from language_models import write_gpt2
 
 from homespun.experiments.experiment import check_settings, read_experiment
-from homespun.report.showcase import check_showcase
+from homespun.report.prompt_continuations import check_showcase
 
 TINY = {
     "rounds": 1, "cohort": 2, "local_steps": 1, "personalize_steps": 1, "batch": 2, "length": 8, "workers": 0,
@@ -42,7 +42,7 @@ def test_it_compares_shows_and_reports(tmp_path):
     assert trained == [
         "FedPerC", "Context alone", "One prefix for all", "Each user alone", "Split-Learning", "Meta-Learning",
     ]  # fmt: skip
-    assert all(says in shown for says in ("Known users", "Withheld users", "(never used)", "nobody said this"))
+    assert all(says in shown for says in ("Known users", "Withheld users", "(never used)", "no user said this"))
     assert max(map(len, shown.splitlines()[6:-1])) <= 80  # between progress and the report's path
     found = json.loads((tmp_path / "demo" / "results.json").read_text())
     assert found["showcase"]["configuration"] == "fedperc"
@@ -52,5 +52,5 @@ def test_it_compares_shows_and_reports(tmp_path):
         ("Ronald Reagan", "written", False),
         ("Woodrow Wilson", "spoken", True),
     ]
-    assert 'id="voices"' in (tmp_path / "demo" / "report.html").read_text()
+    assert 'id="continuations"' in (tmp_path / "demo" / "report.html").read_text()
     assert "Ronald Reagan | written (never used)" in (tmp_path / "demo" / "report.md").read_text()

@@ -1,4 +1,4 @@
-"""Several configurations, seeds and folds side by side."""
+"""Comparisons of several configurations, seeds and folds."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from language_models import write_gpt2
 from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
-from homespun.analysis.projections import fewest_coordinates, known_of, map_users
+from homespun.analysis.projections import known_attributes, project_users, reduce_dimensions
 from homespun.core.errors import RunError, SettingsError
 from homespun.data.federation import Examples
 from homespun.data.source import DataSettings
@@ -65,14 +65,14 @@ def a_run(losses, *, seed=0, adapted=None, **more):
     }  # fmt: skip
 
 
-def test_without_folds_a_run_lies_where_it_always_did(tmp_path):
+def test_run_folders_with_and_without_folds(tmp_path):
     assert experiment(seeds=(3, 4)).draws == [Draw(3), Draw(4)]
     assert run_folder(tmp_path, "furl", Draw(3)) == tmp_path / "runs" / "furl" / "seed-3"
     assert run_folder(tmp_path, "furl", Draw(3, 0)) == tmp_path / "runs" / "furl" / "seed-3-fold-0"
     assert by_seed([3, 3, 4], "abc") == [["a", "b"], ["c"]]
 
 
-def test_a_finished_run_is_shown_only_for_what_it_is(tmp_path):
+def test_a_finished_run_is_reused_only_if_it_is_the_requested_one(tmp_path):
     made = experiment()
     train_all(made, tmp_path, Silent())
     written = (run_folder(tmp_path, "furl", made.draws[0]) / "results.json").stat().st_mtime_ns
@@ -87,11 +87,11 @@ def test_a_finished_run_is_shown_only_for_what_it_is(tmp_path):
 
     longer = made.model_copy(update={"settings": {**made.settings, "rounds": 2}})
     train_all(longer, tmp_path, Silent())
-    with pytest.raises(RunError, match="this run has 2 rounds, and 1 are asked for"):
+    with pytest.raises(RunError, match="this run has 2 rounds, but 1 are requested"):
         train_all(made, tmp_path, Silent())
 
 
-def test_a_run_of_another_machine_needs_only_its_results(tmp_path):
+def test_a_run_from_another_machine_needs_only_its_results(tmp_path):
     made, shown = experiment(seeds=(0, 1)), Silent()
     train_all(made.model_copy(update={"seeds": (0,)}), tmp_path / "there", shown)
     place = run_folder(tmp_path / "here", "furl", Draw(0))
@@ -118,7 +118,7 @@ def test_a_run_of_another_machine_needs_only_its_results(tmp_path):
             train_all(other, tmp_path / "here", shown)
 
 
-def test_how_alike_two_configurations_are_is_spearmans_correlation_of_distances(tmp_path, monkeypatch):
+def test_similarity_is_spearmans_correlation_of_distances(tmp_path, monkeypatch):
     made = experiment()
     (furl,) = made.configurations.values()
     pair = {"one": furl, "other": furl.model_copy(update={"settings": {**furl.settings, "user_dim": 3}})}
@@ -136,7 +136,7 @@ def test_how_alike_two_configurations_are_is_spearmans_correlation_of_distances(
     assert abs(found["correlation"]) < 1 and len(loads) == 1
 
 
-def test_fold_after_fold_everybody_is_withheld_once(tmp_path):
+def test_over_the_folds_each_user_is_withheld_once(tmp_path):
     chosen, shown = experiment(seeds=(0, 1), folds=3), Silent()
     train_all(chosen, tmp_path, shown)
     assert shown.titles[:2] == ["furl, seed 0, fold 0", "furl, seed 0, fold 1"]
@@ -164,28 +164,28 @@ def test_fold_after_fold_everybody_is_withheld_once(tmp_path):
     assert len(shown.titles) == 6  # nothing is trained again
 
 
-def test_a_fold_too_many_is_found_before_the_first_trains(tmp_path):
+def test_too_many_folds_are_rejected_before_training(tmp_path):
     with pytest.raises(SettingsError, match="there is no fold 3"):
         train_all(experiment(folds=4), tmp_path, Silent())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_differences_are_over_users_of_all_seeds():
-    people = [{"participants": [0, 1, 2, 5]}, {"participants": [1, 2, 3, 5]}]
+    positions = [{"participants": [0, 1, 2, 5]}, {"participants": [1, 2, 3, 5]}]
     losses = np.array([10.0, 20.0, 30.0, 40.0])
-    ours = [a_run(losses, seed=seed, positions=people[seed], adapted=losses - 2) for seed in (0, 1)]
-    theirs = [a_run(losses + 1, seed=seed, positions=people[seed]) for seed in (0, 1)]
+    ours = [a_run(losses, seed=seed, positions=positions[seed], adapted=losses - 2) for seed in (0, 1)]
+    theirs = [a_run(losses + 1, seed=seed, positions=positions[seed]) for seed in (0, 1)]
     controls = [{"untouched": evaluation(losses)}] * 2
     found = differences({"ours": ours, "theirs": theirs}, controls)
     test = found["configurations"]["theirs"]["test"]
-    # Everybody has 0.1 less per token, so the interval has no width.
+    # Every user has 0.1 less per token, so the interval has no width.
     assert test["users"] == 5
     assert [test[name] for name in ("percent", "low", "high")] == pytest.approx([100 * (math.exp(-0.1) - 1)] * 3)
-    # Theirs does not adapt, and has what training gave it: 0.3 less per token.
+    # Theirs does not adapt and is compared as trained: 0.3 less per token.
     assert found["configurations"]["theirs"]["adapted"]["percent"] == pytest.approx(100 * (math.exp(-0.3) - 1))
     assert found["controls"]["untouched"]["test"]["percent"] == 0.0
     assert found["controls"]["untouched"]["newcomers"] is None
-    # Against theirs as training left it, 0.3 less too; against what homes make of it, 0.3 more
+    # Against theirs as trained, also 0.3 less; against theirs after adaptation, 0.3 more.
     adapting = [{**run, "adapted": {"0": run["test"], "all": evaluation(losses - 5)}} for run in theirs]
     found = differences({"ours": ours, "theirs": adapting}, controls)
     assert found["unadapted"]["theirs"]["adapted"]["percent"] == pytest.approx(100 * (math.exp(-0.3) - 1))
@@ -193,19 +193,19 @@ def test_differences_are_over_users_of_all_seeds():
     assert found["unadapted"]["theirs"]["newcomers"] is None
 
 
-def test_what_own_samples_change_is_within_a_configuration():
+def test_the_effect_of_own_samples_is_within_a_configuration():
     losses = np.array([10.0, 20.0, 30.0, 40.0, 50.0])
     by_count = {"0": evaluation(losses), "1": evaluation(losses + 1), "15": evaluation(losses - 1)}
     runs = [{**a_run(losses), "newcomers": by_count}]
     found = from_samples({"ours": runs})["ours"]
-    # Ten tokens each: with 15 samples 0.1 less a token than with none, and 0.2 less than with one.
+    # Ten tokens each: with 15 samples 0.1 less per token than with 0, and 0.2 less than with 1.
     for few, less in (("0", 0.1), ("1", 0.2)):
         percent = [found["newcomers"][few][name] for name in ("percent", "low", "high")]
         assert percent == pytest.approx([100 * (math.exp(-less) - 1)] * 3)
-    assert found["adapted"] == {"0": None, "1": None}  # nobody did
+    assert found["adapted"] == {"0": None, "1": None}  # not evaluated
 
 
-def test_what_was_not_scored_on_the_same_tokens_is_not_compared():
+def test_scores_on_different_tokens_are_not_compared():
     other = a_run([1.0, 2.0])
     other["test"] = {**other["test"], "user_tokens": [10, 11]}
     controls = [{"untouched": evaluation([1.0, 2.0])}]
@@ -216,7 +216,7 @@ def test_what_was_not_scored_on_the_same_tokens_is_not_compared():
 
 
 class Unlabelled:
-    """Two people and a context; no labels."""
+    """Two users and two contexts; no labels."""
 
     labels, contexts = (), ("spoken", "written")
 
@@ -227,14 +227,14 @@ class Unlabelled:
         return None
 
 
-def test_without_labels_the_context_is_known():
-    assert known_of(Unlabelled(), [0, 1]) == {
+def test_attributes_without_labels_have_the_context():
+    assert known_attributes(Unlabelled(), [0, 1]) == {
         "group": [None, None], "label": None, "context": [None, "written"], "positive_rate": None,
     }  # fmt: skip
 
 
 def utterances(path):
-    """Three people who wrote twenty utterances each, at home and at work, without labels."""
+    """Three users with twenty utterances each, in the contexts home and work, without labels."""
     lines = [
         {"user": user, "text": f"{user} says what the people ask {place}", "context": ("home", "work")[place % 2]}
         for user in ("ann", "bob", "cem")
@@ -253,7 +253,7 @@ def test_a_language_model_from_training_to_report(tmp_path):
     with prepare("fedperc", data.load(), folder=tmp_path / "run", settings=settings) as run:
         for _ in training(run):
             pass
-        assert map_users(run) is None  # two participants
+        assert project_users(run) is None  # two participants
         found = single_results(run, data, title="fedperc")
     only = found["configurations"]["fedperc"]
     known, new = (only["runs"][0]["positions"][who] for who in ("participants", "newcomers"))
@@ -266,11 +266,11 @@ def test_a_language_model_from_training_to_report(tmp_path):
     assert found["data"]["check"]["users_with_several_contexts"] == 2
 
 
-def test_points_in_many_dimensions_keep_their_distances_in_few():
+def test_reducing_dimensions_preserves_distances():
     points = np.random.default_rng(0).normal(size=(4, 50)).astype(np.float32)
-    turned = fewest_coordinates(points)
+    turned = reduce_dimensions(points)
     assert turned.shape == (4, 4)
     apart = [np.linalg.norm(some[:, None] - some[None], axis=-1) for some in (points, turned)]
     np.testing.assert_allclose(*apart, atol=1e-5)
     few = points[:, :3]
-    assert fewest_coordinates(few) is few
+    assert reduce_dimensions(few) is few

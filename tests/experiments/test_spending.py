@@ -1,10 +1,10 @@
-"""What the private runs of a comparison cost together."""
+"""The total privacy cost of the private runs of a comparison."""
 
 import sys
 
 import pytest
 
-from homespun.experiments.spending import together
+from homespun.experiments.spending import total_privacy_cost
 from homespun.privacy.accounting import Release, epsilon
 
 
@@ -18,16 +18,16 @@ def run(*, releases=40, noise_multiplier=0.7689014, rate=0.1, delta=1e-5, cohort
 
 def test_five_seeds_at_epsilon_8_cost_16_9_and_55_runs_74_5():
     """The figures of MNIST's table: nine methods and two variants, five seeds, 40 rounds with a tenth of the users."""
-    five = together([*[run()] * 5, {"privacy": None}], users=9000)
+    five = total_privacy_cost([*[run()] * 5, {"privacy": None}], users=9000)
     assert (five["runs"], five["runs_without_privacy"], five["delta"]) == (5, 1, 1e-5)
     assert five["epsilon"] == five["epsilon_pld"] < five["epsilon_rdp"]
     assert five["epsilon"] == pytest.approx(16.865, abs=0.005)
-    assert together([run()] * 55, users=9000)["epsilon"] == pytest.approx(74.52, abs=0.01)
+    assert total_privacy_cost([run()] * 55, users=9000)["epsilon"] == pytest.approx(74.52, abs=0.01)
 
 
-def test_one_run_costs_what_it_says_and_none_nothing():
-    assert together([run()], users=9000)["epsilon"] == 7.997595
-    assert together([{"privacy": None}, {}], users=9) is None
+def test_one_run_costs_its_own_epsilon_and_no_run_nothing():
+    assert total_privacy_cost([run()], users=9000)["epsilon"] == 7.997595
+    assert total_privacy_cost([{"privacy": None}, {}], users=9) is None
 
 
 @pytest.mark.parametrize(
@@ -40,15 +40,18 @@ def test_one_run_costs_what_it_says_and_none_nothing():
         ({"noise": "local", "counted_noise": 3.0}, 3.0),
     ],
 )
-def test_noise_of_earlier_results_is_counted_as_it_was(about, counted):
-    found = together([run(noise_multiplier=4.0, rate=1.0, releases=1, **about)] * 2, users=20)
+def test_noise_of_earlier_results_is_counted_as_in_their_run(about, counted):
+    found = total_privacy_cost([run(noise_multiplier=4.0, rate=1.0, releases=1, **about)] * 2, users=20)
     assert found["epsilon_rdp"] == epsilon({Release(1.0, counted): 2}, delta=1e-5, way="rdp")
 
 
-def test_deltas_that_differ_count_as_the_smallest():
-    assert together([run(releases=1, delta=delta) for delta in (1e-5, 1e-6)], users=9000)["delta"] == 1e-6
+def test_of_different_deltas_the_smallest_is_used():
+    assert total_privacy_cost([run(releases=1, delta=delta) for delta in (1e-5, 1e-6)], users=9000)["delta"] == 1e-6
 
 
-def test_without_the_library_that_counts_nothing_is_claimed(monkeypatch):
+def test_without_the_accounting_library_no_total_is_claimed(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    assert together([run(releases=3)] * 2, users=9000) is None and together([run()], users=9000) is not None
+    assert (
+        total_privacy_cost([run(releases=3)] * 2, users=9000) is None
+        and total_privacy_cost([run()], users=9000) is not None
+    )

@@ -1,4 +1,4 @@
-"""The TV set: who is kept, what an utterance is, and the same bytes every time."""
+"""The TV set: which users are kept, what an utterance is, and that the output is deterministic."""
 
 import gzip
 import json

@@ -64,7 +64,7 @@ def test_results_without_the_runs_they_sum_up(tmp_path):
     found = json.loads(CORPUS[0])
     found["configurations"]["global"]["runs"] = "none"
     (tmp_path / RESULTS_FILE).write_text(json.dumps(found))
-    with pytest.raises(RunError, match=r"no report can be made of it \(\w+Error"):
+    with pytest.raises(RunError, match=r"cannot make a report from it \(\w+Error"):
         rewrite_report(tmp_path)
 
 

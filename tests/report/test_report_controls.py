@@ -1,11 +1,11 @@
-"""A control that wins is seen to win, and every language report says how much is personal."""
+"""The report shows when a control wins, and what private parameters contribute."""
 
 from typing import Any
 
 from small_results import perplexity, text_results
 from test_report_tables import texts
 
-from homespun.report import outcomes, samples
+from homespun.report import few_shot, score_tables
 from homespun.report.differences import difference_table, personal_table
 from homespun.report.tables import markdown
 
@@ -25,7 +25,7 @@ def with_own_sentences() -> dict[str, Any]:
 
 
 def test_own_sentences_in_context_are_a_column_and_bold_where_they_are_best() -> None:
-    known, withheld = samples.sample_tables(with_own_sentences())
+    known, withheld = few_shot.few_shot_tables(with_own_sentences())
     assert known.columns[-1].title == "Base model, own sentences in context"
     assert [row[-1] for row in texts(known)] == [
         "62.00 ± 0.50", "55.00 ± 0.50", "51.00 ± 0.50", "41.00 ± 0.50", "–", "62.00 ± 0.50",
@@ -36,17 +36,17 @@ def test_own_sentences_in_context_are_a_column_and_bold_where_they_are_best() ->
 
 def test_the_result_says_that_a_control_is_ahead() -> None:
     found = with_own_sentences()
-    assert texts(outcomes.main_table(found))[-1][:2] == [
+    assert texts(score_tables.main_table(found))[-1][:2] == [
         "Control: base model, 15 own sentences in context", "41.00 ± 0.50",
     ]  # fmt: skip
-    said = "on the test set, more than the control “base model, 15 own sentences in context” (41.00)"
+    said = "on the test set, worse than the control “base model, 15 own sentences in context” (41.00)"
     assert said in markdown(found)
     compared = difference_table(found)
     assert compared is not None
     assert texts(compared)[-1] == ["Base model, 15 own sentences in context", "+21.95 [+15.00, +30.00]", "–", "–"]
 
 
-def test_how_much_is_personal() -> None:
+def test_contribution_of_private_parameters() -> None:
     found = with_own_sentences()
     assert personal_table(found) is None
     found["configurations"]["personal"]["summary"]["personal"] = {
@@ -63,4 +63,4 @@ def test_how_much_is_personal() -> None:
     assert texts(made) == [
         ["FedPerC", "50.00 ± 0.50", "51.00 ± 0.50", "53.00 ± 0.50", "+2.00 [+1.00, +3.00]", "+6.00 [−1.00, +9.00]"]
     ]
-    assert "### How much is personal" in markdown(found)
+    assert "### Contribution of private parameters" in markdown(found)

@@ -1,4 +1,4 @@
-"""The report's two files: no link is followed, and two reports at once do not break each other."""
+"""The report's two files: symbolic links are not followed, and concurrent writers do not interfere."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from homespun.report.html import write_report
 
 @pytest.fixture(autouse=True)
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To draw them takes longer than all the rest."""
+    """Drawing them takes longer than everything else."""
     monkeypatch.setattr(html, "plots", lambda _: {})
 
 
-def test_a_link_in_place_of_a_draft_is_not_written_through(tmp_path: Path) -> None:
+def test_a_symbolic_link_in_place_of_a_temporary_file_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     for name in ("report.md", "report.html"):
@@ -28,7 +28,7 @@ def test_a_link_in_place_of_a_draft_is_not_written_through(tmp_path: Path) -> No
     assert victim.read_text() == "precious"
 
 
-def test_two_reports_at_once_on_one_folder(tmp_path: Path) -> None:
+def test_concurrent_reports_in_one_folder(tmp_path: Path) -> None:
     failed: list[BaseException] = []
 
     def write() -> None:

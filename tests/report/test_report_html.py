@@ -1,4 +1,4 @@
-"""The page: whole, harmless, readable without a network, and with the numbers of the Markdown."""
+"""The page is complete, safe, readable offline, and has the same numbers as the Markdown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVIL = "</script><script>alert(1)</script>"
 
 @pytest.fixture(autouse=True)
 def small_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five megabytes of plotly.js in every page would make these tests slow, and prove nothing."""
+    """Five megabytes of plotly.js in every page would only make these tests slow."""
     monkeypatch.setattr(html, "get_plotlyjs", lambda: LIBRARY)
 
 
@@ -39,7 +39,7 @@ def figures(text: str) -> dict[str, Any]:
     return {name: json.loads(block) for name, block in blocks}
 
 
-def test_it_has_the_numbers_of_the_markdown() -> None:
+def test_it_has_the_same_numbers_as_the_markdown() -> None:
     rows = re.findall(r"<tr>(.*?)</tr>", usual(), re.DOTALL)
     cells = [[unescape(re.sub("<[^>]+>", "", cell)) for cell in re.findall(r"<t[dh].*?</t[dh]>", row)] for row in rows]
     lines = [line[2:-2] for line in markdown(results()).splitlines() if line.startswith("| ") and "---" not in line]
@@ -52,37 +52,37 @@ def test_the_best_value_is_bold_and_numbers_are_on_the_right() -> None:
     assert '<td class="number"><strong>62.41 ± 1.00</strong></td>' in usual()
 
 
-def test_every_section_and_figure_is_there() -> None:
+def test_every_section_and_figure_is_present() -> None:
     text = usual()
     assert re.findall(r'<section id="(\w+)">', text) == [
-        "result", "curves", "users", "newcomers", "maps", "homes", "data", "runs",
+        "result", "curves", "users", "newcomers", "projections", "communication", "data", "runs",
     ]  # fmt: skip
     assert list(figures(text)) == [
         "curves-0",
         "users-0",
         "newcomers-0",
-        "maps-0",
-        "maps-1",
-        "homes-0",
-        "homes-1",
+        "projections-0",
+        "projections-1",
+        "communication-0",
+        "communication-1",
     ]
     assert all(figure["data"] for figure in figures(text).values())
 
 
-def test_a_single_run_has_fewer() -> None:
+def test_a_single_run_has_fewer_sections() -> None:
     text = page(single())
-    assert re.findall(r'<section id="(\w+)">', text) == ["result", "curves", "users", "homes", "data", "runs"]
-    assert list(figures(text)) == ["curves-0", "users-0", "homes-0", "homes-1"]
+    assert re.findall(r'<section id="(\w+)">', text) == ["result", "curves", "users", "communication", "data", "runs"]
+    assert list(figures(text)) == ["curves-0", "users-0", "communication-0", "communication-1"]
 
 
-def test_it_says_never_uploaded_and_not_more() -> None:
+def test_it_claims_never_uploaded_and_nothing_stronger() -> None:
     text = unescape(usual())
     assert "'never uploaded', not 'cannot be inferred'" in text
     assert "docs/threat-model.md" in text
 
 
 def test_private_bytes_are_shown_as_zero() -> None:
-    texts = [trace["text"] for trace in figures(usual())["homes-1"]["data"] if trace["type"] == "scatter"]
+    texts = [trace["text"] for trace in figures(usual())["communication-1"]["data"] if trace["type"] == "scatter"]
     assert texts == [[" 1.0 kB", " 0 B", " 24 B", " 0 B"]] * 2
 
 
@@ -93,14 +93,14 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
     assert "default-src 'none'" in text
 
 
-def test_plotly_is_inside_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plotly_is_included_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(html, "get_plotlyjs", get_plotlyjs)
     text = page(results())
     assert text.count(get_plotlyjs()) == 1
-    assert text.count("<script>") == 2  # the library, and what draws
+    assert text.count("<script>") == 2  # the library, and the script that draws
 
 
-def test_text_from_the_data_does_no_harm() -> None:
+def test_text_from_the_data_is_escaped() -> None:
     clean = usual().count("<script")
     found = results()
     found["name"] = found["data"]["name"] = found["data"]["source"] = EVIL
@@ -116,12 +116,12 @@ def test_text_from_the_data_does_no_harm() -> None:
     assert "alert(1)" in text
     assert "<script>alert" not in text
     assert "<b>" not in text
-    maps = sum(name.startswith("maps-") for name in figures(text)) - 2
-    assert text.count("<script") == clean + maps  # only the added figures
+    added = sum(name.startswith("projections-") for name in figures(text)) - 2
+    assert text.count("<script") == clean + added  # only the added figures
     assert all("<b>x" not in json.dumps(figure) for figure in figures(text).values())
 
 
-def test_without_a_known_group_maps_show_the_rate_of_positives_or_the_label() -> None:
+def test_without_a_known_group_projections_show_the_rate_of_positives_or_the_label() -> None:
     found = results()
     run = found["configurations"]["personal"]["runs"][0]
     run["maps"] = {**a_map([None] * 4), "of": 1_000_000, "label": ["a", "b", "b", "a"]}
@@ -129,7 +129,7 @@ def test_without_a_known_group_maps_show_the_rate_of_positives_or_the_label() ->
     assert "most frequent label" in text
     assert "4 of 1,000,000 users, sampled" in text
     run["maps"]["positive_rate"] = [0.0, 0.5, None, 1.0]
-    unknown, known = figures(page(found))["maps-0"]["data"]
+    unknown, known = figures(page(found))["projections-0"]["data"]
     assert known["marker"]["color"] == [0.0, 50.0, 100.0]
     assert unknown["x"] == [2.0]
 
@@ -138,7 +138,7 @@ def test_more_than_twenty_groups_are_grey() -> None:
     found = results()
     found["configurations"]["personal"]["runs"][0]["maps"] = a_map([f"g{place}" for place in range(22)])
     text = page(found)
-    assert len(figures(text)["maps-0"]["data"]) == 21
+    assert len(figures(text)["projections-0"]["data"]) == 21
     assert "</span>other</li>" in text
 
 

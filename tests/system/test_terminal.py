@@ -13,7 +13,7 @@ from homespun import cli, load, train
 from homespun.cli.console import bar, table
 from homespun.core.spelling import harmless, readings
 from homespun.methods.furl import SMALL
-from homespun.report.showcase import Sample, print_showcase
+from homespun.report.prompt_continuations import Continuation, print_showcase
 from homespun.system.terminal import Terminal, say
 
 EVIL, SPELLED = "\x1b]0;owned\x07\x1b[2J", r"\x1b]0;owned\x07\x1b[2J"
@@ -61,7 +61,7 @@ def test_a_progress_bar_on_a_terminal():
 
 
 def test_a_showcase(capsys):
-    print_showcase([Sample(f"We {EVIL}", f"ada {EVIL}", f"spoken {EVIL}", True, f"must {EVIL}")])
+    print_showcase([Continuation(f"We {EVIL}", f"ada {EVIL}", f"spoken {EVIL}", True, f"must {EVIL}")])
     shown = capsys.readouterr().out
     assert "\x1b" not in shown and r"\x1b" in shown
 

@@ -1,1 +1,1 @@
-"""What a finished run learned about its users: projections of embeddings, assignments to heads."""
+"""Analysis of a finished run: projections of user embeddings, assignments of users to heads or clusters."""

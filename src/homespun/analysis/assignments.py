@@ -1,4 +1,4 @@
-"""Who was put where: users' known sub-populations against the heads or clusters they ended up with."""
+"""Users' known sub-populations against the heads or clusters that they were assigned to."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from homespun.data.splits import sample_users
 from homespun.runs.run import Run
 from homespun.runs.training import embeddings_of, user_vectors
 
-LARGEST_VECTOR = 1000  # numbers; users with larger ones (heads of their own) are not clustered
+LARGEST_VECTOR = 1000  # users with longer vectors, such as personal heads, are not clustered
 
 
 def assignments(run: Run) -> dict[str, Any] | None:
-    """Counts of users by sub-population and by head; where nobody chooses one, by clusters of their embeddings."""
+    """Counts of users by sub-population and head, or by cluster of embeddings if the method does not choose a head."""
     sampled = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
     if any(run.federation.group(position) is None for position in sampled):
         return None
@@ -34,15 +34,15 @@ def assignments(run: Run) -> dict[str, Any] | None:
     found = _chosen(run, positions) if chooses else _clustered(run, positions, clusters=len(names))
     if found is None:
         return None
-    how, places = found
-    counts = np.zeros((len(names), int(places.max()) + 1), dtype=np.int64)
-    for group, place in zip(groups, places, strict=True):
-        counts[names.index(str(group)), place] += 1
-    return {"how": how, "groups": names, "counts": counts.tolist(), "recovered": recovered(counts)}
+    how, assigned = found
+    counts = np.zeros((len(names), int(assigned.max()) + 1), dtype=np.int64)
+    for group, index in zip(groups, assigned, strict=True):
+        counts[names.index(str(group)), index] += 1
+    return {"how": how, "groups": names, "counts": counts.tolist(), "recovered": purity(counts)}
 
 
-def recovered(counts: np.ndarray) -> float:
-    """The share of users whose sub-population is the most frequent one in the place where they are."""
+def purity(counts: np.ndarray) -> float:
+    """The share of users whose sub-population is the most frequent one in their head or cluster."""
     return float(counts.max(axis=0).sum() / counts.sum())
 
 
@@ -51,23 +51,23 @@ def _chosen(run: Run, positions: list[int]) -> tuple[str, np.ndarray] | None:
     ((_, derive),) = run.method.model.derived.items()
     names = [run.federation.users[position] for position in positions]
     broadcast, private = run.state.broadcast(), run.clients.private(names, run.state.broadcast())
-    places = []
+    assigned = []
     with torch.no_grad():
         for name, position in zip(names, positions, strict=True):
             data = run.clients.encode(run.federation, position, "test")
-            places.append(int(derive(run.built.parameters(broadcast, private[name]), data)[0]))
-    return "by the method", np.array(places)
+            assigned.append(int(derive(run.built.parameters(broadcast, private[name]), data)[0]))
+    return "by the method", np.array(assigned)
 
 
 def _clustered(run: Run, positions: list[int], *, clusters: int) -> tuple[str, np.ndarray] | None:
     embeddings = embeddings_of(run)
-    if not embeddings or len(positions) < 2 * clusters:  # too few to tell anything
+    if not embeddings or len(positions) < 2 * clusters:  # too few to be meaningful
         return None
     vectors = user_vectors(run, positions, only=embeddings)
     if vectors is None or vectors.shape[1] > LARGEST_VECTOR:
         return None
-    from sklearn.cluster import KMeans  # takes a second, and only finished runs need it
+    from sklearn.cluster import KMeans  # slow to import, and only finished runs need it
 
     means = KMeans(n_clusters=clusters, n_init=10, random_state=run.settings.seed)
-    with threadpool_limits(limits=1):  # the same clusters, whatever the number of threads
+    with threadpool_limits(limits=1):  # the same clusters for any number of threads
         return "by k-means afterwards", means.fit_predict(vectors)

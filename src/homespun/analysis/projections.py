@@ -1,4 +1,4 @@
-"""Users' own vectors in the plane, for the report."""
+"""Two-dimensional projections of users' vectors, for the report."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from homespun.evaluation.metrics import majority
 from homespun.runs.run import Run
 from homespun.runs.training import embeddings_of, user_vectors
 
-MAPPED_USERS = 500  # at most so many points on a map
+MAX_PROJECTED_USERS = 500  # larger federations are sampled
 
 
-def map_users(run: Run) -> dict[str, Any] | None:
-    """Where they lie by PCA and t-SNE, with what is known to color them by."""
-    positions = sample_users(run.federation, at_most=MAPPED_USERS, seed=run.settings.seed)
-    vectors = user_vectors(run, positions, only=embeddings_of(run) or None)  # not with a head beside them
+def project_users(run: Run) -> dict[str, Any] | None:
+    """Project users' vectors by PCA and t-SNE; the result also has the attributes to colour them by."""
+    positions = sample_users(run.federation, at_most=MAX_PROJECTED_USERS, seed=run.settings.seed)
+    vectors = user_vectors(run, positions, only=embeddings_of(run) or None)  # embeddings without a personal head
     if vectors is None or len(vectors) < 5 or not np.ptp(vectors, axis=0).any():  # all at one point
         return None
     done = counted(run.progress, "map of users", total=1)
-    from sklearn.decomposition import PCA  # takes a second, and only finished runs need it
+    from sklearn.decomposition import PCA  # slow to import, and only finished runs need it
     from sklearn.manifold import TSNE
 
-    with threadpool_limits(limits=1):  # the same map, whatever the number of threads
-        vectors = fewest_coordinates(vectors)
+    with threadpool_limits(limits=1):  # the same projection for any number of threads
+        vectors = reduce_dimensions(vectors)
         perplexity = min(30.0, (len(vectors) - 1) / 3)
         flat = TSNE(perplexity=perplexity, random_state=run.settings.seed, init="pca").fit_transform(vectors)
         spread = PCA(n_components=min(2, vectors.shape[1]), random_state=0).fit_transform(vectors)
@@ -41,14 +41,14 @@ def map_users(run: Run) -> dict[str, Any] | None:
         "of": len(run.federation.users),
         "pca": np.round(spread, 4).tolist(),
         "tsne": np.round(flat, 4).tolist(),
-        **known_of(run.federation, positions),
+        **known_attributes(run.federation, positions),
     }
 
 
-def fewest_coordinates(vectors: np.ndarray) -> np.ndarray:
-    """The same points, turned so that they need no more coordinates than there are points; distances stay.
+def reduce_dimensions(vectors: np.ndarray) -> np.ndarray:
+    """Rotate the points so that they need no more coordinates than there are points; distances are preserved.
 
-    A head of one's own has millions of coordinates, over which a map of a dozen people would take half a minute.
+    A personal head has millions of coordinates: without this, projecting a dozen users would take half a minute.
     """
     if vectors.shape[1] <= len(vectors):
         return vectors
@@ -57,8 +57,8 @@ def fewest_coordinates(vectors: np.ndarray) -> np.ndarray:
     return directions * np.sqrt(squares.clip(min=0))
 
 
-def known_of(federation: Federation, positions: Sequence[int]) -> dict[str, Any]:
-    """A user's group, and their most frequent label and context; None for what the corpus does not have."""
+def known_attributes(federation: Federation, positions: Sequence[int]) -> dict[str, Any]:
+    """Each user's group and most frequent label and context; None for what the corpus does not have."""
     examples = [federation.examples(position) for position in positions]
     labels = [one.labels for one in examples]
     two = len(federation.labels) == 2

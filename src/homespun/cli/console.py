@@ -19,7 +19,7 @@ from homespun.cli import notices
 from homespun.core.progress import Progress
 from homespun.core.records import RoundRecord
 from homespun.core.spelling import harmless
-from homespun.report.cells import metric_named
+from homespun.report.table_model import metric_named
 from homespun.runs.run import Run
 from homespun.runs.training import Evaluated
 from homespun.system.terminal import Terminal, say
@@ -263,4 +263,4 @@ def _loss(event: RoundRecord) -> str:
 
 def _scored(event: Evaluated) -> str:
     metric, value = event.evaluation.headline
-    return "" if isnan(value) else f"{metric} {metric_named(metric).said(value)} after round {event.round}"
+    return "" if isnan(value) else f"{metric} {metric_named(metric).text_with_unit(value)} after round {event.round}"

@@ -113,7 +113,7 @@ def _finished_results(run: Any, place: Path) -> dict[str, Any] | None:
 
 def _show(found: Mapping[str, Any], report: Path, *, json_output: bool, samples: Sequence[Any] = ()) -> None:
     from homespun.cli.console import out, table
-    from homespun.report.showcase import print_showcase
+    from homespun.report.prompt_continuations import print_showcase
     from homespun.report.tables import plain_tables
 
     if json_output:
@@ -146,7 +146,7 @@ def _compare(experiment: Any, folder: Path, *, json_output: bool) -> None:
     from homespun.experiments.experiment import collect, train_all
     from homespun.experiments.results import write_results
     from homespun.report.html import write_report
-    from homespun.report.showcase import check_showcase, experiment_showcase, showcase_results
+    from homespun.report.prompt_continuations import check_showcase, experiment_showcase, showcase_results
 
     check_showcase(experiment)
     with Reporter(to_stderr=json_output) as reporter:
@@ -189,8 +189,8 @@ def evaluate(
     Example: homespun evaluate runs/furl-dialects
     """
     from homespun.cli.console import Reporter, out, table
-    from homespun.report.cells import metric_named
-    from homespun.report.outcomes import control_name
+    from homespun.report.score_tables import control_name
+    from homespun.report.table_model import metric_named
     from homespun.runs.controls import evaluate_controls
     from homespun.runs.evaluate import evaluate as evaluate_run
     from homespun.runs.evaluate import evaluate_newcomers
@@ -225,7 +225,7 @@ def evaluate(
     out.print(
         table(
             f"{folder}, {part} part, after round {round}",
-            ("", metric.column(metric.title), "user mean", "worst tenth", "users"),
+            ("", metric.heading(metric.title), "user mean", "worst tenth", "users"),
             rows,
         )
     )

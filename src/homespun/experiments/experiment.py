@@ -1,9 +1,9 @@
 """Several configurations on one corpus, over several seeds, side by side.
 
-An experiment is a small TOML file; the folder it runs into holds one run folder per configuration and
-seed, so a kill costs at most one round, and the same command goes on. With folds there is one per fold of
-a seed: fold after fold, everybody is withheld once. Runs may be trained on several machines: a run folder with nothing
-but its `results.json` is a finished one.
+An experiment is a small TOML file; its folder holds one run folder per configuration and seed, so a kill costs at most
+one round, and the same command resumes. With folds, there is one run folder per fold of a seed; over the folds, each
+user is withheld once. Runs may be trained on several machines: a run folder that has only a `results.json` counts as
+finished.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 import numpy as np
 from pydantic import Field, PositiveInt, StringConstraints, model_validator
 
-from homespun.analysis.projections import MAPPED_USERS
+from homespun.analysis.projections import MAX_PROJECTED_USERS
 from homespun.core.errors import RunError, SettingsError, nearest
 from homespun.core.method import Method
 from homespun.core.progress import Show, counted, each, silent
@@ -28,7 +28,7 @@ from homespun.data.federation import Federation
 from homespun.data.source import DataSettings
 from homespun.data.splits import sample_users, withhold
 from homespun.experiments.results import (
-    EVALUATED,
+    EVALUATION_SETTINGS,
     RESULTS_FILE,
     assemble,
     only_run,
@@ -46,10 +46,10 @@ from homespun.system.method_loading import method_module, settings_command
 from homespun.system.trust import named_by_user
 
 Event: TypeAlias = RoundRecord | Evaluated
-Following: TypeAlias = Callable[[Run, str], AbstractContextManager[Callable[[Event], None]]]
+Observer: TypeAlias = Callable[[Run, str], AbstractContextManager[Callable[[Event], None]]]
 
 
-# It becomes the name of a folder.
+# Also the name of a folder.
 ConfigurationName: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$")]
 
 
@@ -57,13 +57,13 @@ class Configuration(Settings):
     method: str
     """A method, or a .py file with one."""
     title: str = ""
-    """How tables call it. Empty: its name."""
+    """Title in tables. Empty: its name."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the method and of the run; `homespun settings METHOD` lists them."""
 
 
 class Draw(NamedTuple):
-    """What is random about a run: its seed and, with folds, who is withheld."""
+    """What is random about a run: its seed and, with folds, which users are withheld."""
 
     seed: int
     fold: int | None = None
@@ -81,20 +81,20 @@ class Draw(NamedTuple):
 
 
 class Showcase(Settings):
-    """Openings that people of one configuration continue; whoever is left out is chosen as `samples.showcase` says."""
+    """Prompts that users of one configuration continue; see `prompt_continuations.showcase` for the defaults."""
 
     configuration: str
     """The configuration whose first run is shown."""
     openings: tuple[str, ...] = Field(min_length=1)
-    """Texts to continue."""
+    """Prompts to continue."""
     person: str | None = None
-    """Who continues them in every context. Not set: the first participant who never used one of the contexts."""
+    """User who continues them in every context. Not set: the first participant who never used one of the contexts."""
     people: tuple[str, ...] | None = None
-    """Who continues them in one context. Not set: the first other participants."""
+    """Users who continue them in one context. Not set: the first other participants."""
     context: str | None = None
-    """That context. Not set: the one that the person uses most."""
+    """That context. Not set: the most frequent one of `person`."""
     sampling: dict[str, Any] = Field(default_factory=dict)
-    """How continuations are drawn."""
+    """Sampling options; see Continuations of a text."""
 
 
 class Experiment(Settings):
@@ -109,7 +109,7 @@ class Experiment(Settings):
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of every run."""
     configurations: dict[ConfigurationName, Configuration]
-    """What is compared, by name."""
+    """The configurations to compare, by name."""
     showcase: Showcase | None = None
     """Texts for the report, continued by users of one configuration."""
 
@@ -139,7 +139,7 @@ def read_experiment(path: Path) -> Experiment:
 
 
 def with_settings(experiment: Experiment, values: Mapping[str, Any]) -> Experiment:
-    """The experiment with these settings in every run, whatever its configurations say."""
+    """The experiment with these settings in every run; they override those of its configurations."""
     configurations = {
         name: one.model_copy(update={"settings": {**one.settings, **values}})
         for name, one in experiment.configurations.items()
@@ -151,11 +151,11 @@ def run_folder(folder: Path, configuration: str, draw: Draw) -> Path:
     return folder / "runs" / configuration / draw.folder
 
 
-def train_all(experiment: Experiment, folder: Path, following: Following, *, progress: Show = silent) -> None:
-    """Train whatever is not trained yet; afterwards `collect` has the numbers.
+def train_all(experiment: Experiment, folder: Path, observe: Observer, *, progress: Show = silent) -> None:
+    """Train all runs that are not finished; `collect` then returns the results.
 
-    `following(run, title)` is entered around each run's training and gives a function that is shown its events;
-    `progress` is called with how far long work of any run is.
+    `observe(run, title)` returns a context manager that is entered around each run's training and yields a function
+    that receives its events; `progress` receives the progress of long operations.
     """
     check_settings(experiment)
     federation = experiment.data.load()
@@ -164,7 +164,7 @@ def train_all(experiment: Experiment, folder: Path, following: Following, *, pro
         for name, configuration in experiment.configurations.items():
             place, title = run_folder(folder, name, draw), configuration.title or name
             shown = experiment.showcase and experiment.showcase.configuration == name and draw == experiment.draws[0]
-            # whoever is to be heard has to be trained here: a voice is in the vault
+            # a showcase needs the run's vault, so that run has to be trained here
             if not shown and _finished_elsewhere(experiment, configuration, federation, place=place, draw=draw):
                 continue
             with open_configuration(
@@ -172,7 +172,7 @@ def train_all(experiment: Experiment, folder: Path, following: Following, *, pro
             ) as run:
                 if _finished(run, place):
                     continue
-                with following(run, f"{title}, {draw}") as show:
+                with observe(run, f"{title}, {draw}") as show:
                     for event in training(run):
                         show(event)
                 write_results(place, single_results(run, experiment.data, title=title))
@@ -182,23 +182,23 @@ def train_all(experiment: Experiment, folder: Path, following: Following, *, pro
 def _finished_elsewhere(
     experiment: Experiment, configuration: Configuration, federation: Federation, *, place: Path, draw: Draw
 ) -> bool:
-    """Whether another machine trained it: its results are here, without a vault. They have to be what is asked for."""
+    """Whether another machine trained the run: results without a vault. They must be those of the requested run."""
     if (place / VAULT_FILE).exists() or not (place / RESULTS_FILE).exists():
         return False
     run = only_run(place)
     values, method_values = separate_settings(configuration.method, _settings(experiment, configuration, draw))
     settings = parse(RunSettings, values, where="run")
     method, _, _ = method_for(federation, settings, method=configuration.method, values=method_values)
-    # beside what makes it this run, how long it went on and whom it was tested with
-    more = ("rounds", "epochs", *EVALUATED)
+    # besides the identity of the run: its length and how it was evaluated
+    more = ("rounds", "epochs", *EVALUATION_SETTINGS)
     asked = {**identity_of(method, federation, settings), **settings.model_dump(mode="json", include=set(more))}
     kept = {**current_identity(run["identity"]), **{name: run["run"][name] for name in more}}
-    require_same_run(place, kept=_without_places(kept, method), asked=_without_places(asked, method))
+    require_same_run(place, kept=_without_artefact_paths(kept, method), asked=_without_artefact_paths(asked, method))
     return True
 
 
-def _without_places(identity: Mapping[str, Any], method: Method) -> dict[str, Any]:
-    """Where an artefact lies is each machine's own; its fingerprint says which one it is."""
+def _without_artefact_paths(identity: Mapping[str, Any], method: Method) -> dict[str, Any]:
+    """The path of an artefact differs between machines; its fingerprint identifies it."""
     settings, places = identity.get("method_settings"), {one.setting for one in method.artefacts}
     if not isinstance(settings, Mapping):
         return dict(identity)
@@ -206,19 +206,19 @@ def _without_places(identity: Mapping[str, Any], method: Method) -> dict[str, An
 
 
 def _finished(run: Run, place: Path) -> bool:
-    """Whether the run here is all that is asked for. One that went on for longer is no part of this comparison."""
+    """Whether the run is finished as requested. A run with more rounds is rejected."""
     if run.state.round > run.total_rounds:
         raise RunError(
-            f"{place}: this run has {run.state.round} rounds, and {run.total_rounds} are asked for. Ask for as many, "
-            "or name another --folder."
+            f"{place}: this run has {run.state.round} rounds, but {run.total_rounds} are requested. Request as many, "
+            "or choose another --folder."
         )
     if run.state.round < run.total_rounds or not (place / RESULTS_FILE).exists():
         return False
     kept = only_run(place)
-    if len(kept["rounds"]) != run.state.round:  # of an earlier end: the run was extended and then stopped
+    if len(kept["rounds"]) != run.state.round:  # outdated results: the run was extended and then stopped
         return False
-    # in another way: it is evaluated again, not trained
-    return all(kept["run"][name] == getattr(run.settings, name) for name in EVALUATED)
+    # if evaluated differently: evaluate again, without training
+    return all(kept["run"][name] == getattr(run.settings, name) for name in EVALUATION_SETTINGS)
 
 
 @named_by_user()
@@ -233,7 +233,7 @@ def check_settings(experiment: Experiment) -> None:
 
 
 def check_folds(experiment: Experiment, federation: Federation) -> None:
-    """The last fold is drawn before the first trains: one too many would be found hours later."""
+    """Draw the last fold before the first one trains: otherwise, too many folds would be noticed hours later."""
     if experiment.folds is None:
         return
     for configuration in experiment.configurations.values():
@@ -261,7 +261,7 @@ def _settings(experiment: Experiment, configuration: Configuration, draw: Draw) 
 
 
 def collect(experiment: Experiment, folder: Path, *, progress: Show = silent) -> dict[str, Any]:
-    """All runs of a finished experiment in one results object."""
+    """The results of all runs of a finished experiment in one object."""
     done = counted(progress, "reading results", total=len(experiment.configurations) * len(experiment.draws))
     configurations: dict[str, tuple[str, list[dict[str, Any]]]] = {}
     controls: list[dict[str, Any]] = []
@@ -276,7 +276,7 @@ def collect(experiment: Experiment, folder: Path, *, progress: Show = silent) ->
             if name == next(iter(experiment.configurations)):
                 controls.append(single["controls"]["runs"][0])
         configurations[name] = (configuration.title or name, runs)
-    data = first["data"] if experiment.folds is None else folded(experiment, folder)
+    data = first["data"] if experiment.folds is None else data_over_folds(experiment, folder)
     alike = similarities(experiment, folder, progress=progress)
     done = counted(progress, "differences", total=1)
     found = assemble(experiment.name, data, configurations=configurations, controls=controls)
@@ -284,31 +284,31 @@ def collect(experiment: Experiment, folder: Path, *, progress: Show = silent) ->
     return {**found, "similarity": alike}
 
 
-def folded(experiment: Experiment, folder: Path) -> dict[str, Any]:
-    """The data of a seed's folds together: the newcomers are those of all folds."""
+def data_over_folds(experiment: Experiment, folder: Path) -> dict[str, Any]:
+    """The data of all folds of a seed: the newcomers are those of all folds."""
     name, seed = next(iter(experiment.configurations)), experiment.seeds[0]
     of_each = [read_results(run_folder(folder, name, draw))["data"] for draw in experiment.draws if draw.seed == seed]
     return {**of_each[0], "newcomers": sum(data["newcomers"] for data in of_each), "folds": experiment.folds}
 
 
 def similarities(experiment: Experiment, folder: Path, *, progress: Show = silent) -> list[dict[str, Any]]:
-    """How alike the users' vectors of two configurations are: the rank correlation of pairwise distances."""
+    """Similarity of the users' vectors of each two configurations: the rank correlation of pairwise distances."""
     from scipy.spatial.distance import pdist
     from scipy.stats import rankdata
 
     found = []
-    federation: Federation | None = None  # one for all: to load it takes longer than to look at a run
-    draws = [draw for draw in experiment.draws if not draw.fold]  # one fold says it
+    federation: Federation | None = None  # loaded once: loading takes longer than reading a run
+    draws = [draw for draw in experiment.draws if not draw.fold]  # one fold is enough
     done = counted(progress, "comparing users' vectors", total=len(draws) * len(experiment.configurations))
     for draw in draws:
         ranks: dict[str, np.ndarray] = {}
         for name in each(experiment.configurations, done):
             kept = run_folder(folder, name, draw)
-            if not (kept / VAULT_FILE).exists():  # what was trained elsewhere stays there
+            if not (kept / VAULT_FILE).exists():  # trained on another machine
                 continue
             federation = experiment.data.load() if federation is None else federation
             with reopen(kept, federation=federation) as run:
-                positions = sample_users(run.federation, at_most=MAPPED_USERS, seed=draw.seed)
+                positions = sample_users(run.federation, at_most=MAX_PROJECTED_USERS, seed=draw.seed)
                 vectors = user_vectors(run, positions)
             if vectors is not None and len(vectors) > 2:
                 ranks[name] = rankdata(pdist(vectors))

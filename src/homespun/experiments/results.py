@@ -1,4 +1,4 @@
-"""`results.json`: all numbers of a finished run, or of several side by side."""
+"""`results.json`: all results of a finished run, or of a comparison of several."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from homespun.analysis.assignments import assignments
-from homespun.analysis.projections import map_users
+from homespun.analysis.projections import project_users
 from homespun.core.errors import RunError
 from homespun.data.check import check
 from homespun.data.federation import Federation
@@ -21,25 +21,31 @@ from homespun.data.splits import Fractions, Subset, original_name, sample_users
 from homespun.evaluation.differences import differences, from_samples, personal
 from homespun.evaluation.metrics import mean_and_deviation
 from homespun.evaluation.pooling import COLUMNS, averaged, joined
-from homespun.experiments.spending import together
+from homespun.experiments.spending import total_privacy_cost
 from homespun.runs.controls import evaluate_controls
 from homespun.runs.run import Run
 from homespun.runs.training import results
 from homespun.system.json_files import SCHEMA, read_json, versions, write_json
 
 RESULTS_FILE = "results.json"
-EVALUATED = ("evaluate_users", "evaluate_examples")  # how a run is tested
+EVALUATION_SETTINGS = ("evaluate_users", "evaluate_examples")  # how a run is tested
 COUNTED_USERS = 100_000  # sub-populations of larger corpora are not counted
 T = TypeVar("T")
 
 
 def single_results(run: Run, data: DataSettings, *, title: str) -> dict[str, Any]:
-    """`results.json` of one run: a comparison with one configuration and one seed."""
+    """The results of one run, in the form of a comparison with one configuration and one seed."""
     found = controls_of(run)
     drawn = {"seed": run.settings.seed, "fold": run.settings.fold}
-    one = {**results(run), **drawn, "positions": positions(run), "maps": map_users(run), "assigned": assignments(run)}
+    one = {
+        **results(run),
+        **drawn,
+        "positions": evaluated_positions(run),
+        "maps": project_users(run),
+        "assigned": assignments(run),
+    }
     described = {
-        **describe(run.federation, data, fractions=run.settings.fractions),
+        **describe_data(run.federation, data, fractions=run.settings.fractions),
         "newcomers": len(run.newcomers.users),
     }
     return assemble(title, described, configurations={run.method.name: (title, [one])}, controls=[found])
@@ -64,12 +70,12 @@ def assemble(
                 "title": title,
                 "method": runs[0]["method"],
                 "summary": summary(runs),
-                "privacy": together(runs, users=users),
+                "privacy": total_privacy_cost(runs, users=users),
                 "runs": runs,
             }
             for key, (title, runs) in configurations.items()
         },
-        "privacy": together([run for runs in runs_of.values() for run in runs], users=users),
+        "privacy": total_privacy_cost([run for runs in runs_of.values() for run in runs], users=users),
         "controls": {"runs": list(controls), "summary": control_summary(controls, seeds)},
         "differences": differences(runs_of, controls),
         "from_samples": from_samples(runs_of),
@@ -78,7 +84,7 @@ def assemble(
     }
 
 
-def describe(federation: Federation, data: DataSettings, *, fractions: Fractions) -> dict[str, Any]:
+def describe_data(federation: Federation, data: DataSettings, *, fractions: Fractions) -> dict[str, Any]:
     return {
         **data.model_dump(mode="json"),
         "name": original_name(federation),
@@ -92,12 +98,12 @@ def describe(federation: Federation, data: DataSettings, *, fractions: Fractions
 
 
 def groups_of(federation: Federation) -> dict[str, int] | None:
-    """How many users every known sub-population has; None where nobody's is known."""
+    """The number of users in each known sub-population; None if sub-populations are unknown."""
     users = len(federation.users)
     if not users or users > COUNTED_USERS or federation.group(0) is None:
         return None
     counts = Counter(str(federation.group(user)) for user in range(users))
-    # in the order of their numbers, where they have some
+    # in the order of the contexts, if the sub-populations are contexts
     names = federation.contexts if counts.keys() <= set(federation.contexts) else sorted(counts)
     return {name: counts[name] for name in names}
 
@@ -115,7 +121,7 @@ def _summarized(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def by_seed(seeds: Sequence[int], entries: Sequence[T]) -> list[list[T]]:
-    """One entry per run; the folds of a seed together."""
+    """Group the entries, one per run, by seed; the folds of a seed are together."""
     together: dict[int, list[T]] = {}
     for seed, entry in zip(seeds, entries, strict=True):
         together.setdefault(seed, []).append(entry)
@@ -123,10 +129,10 @@ def by_seed(seeds: Sequence[int], entries: Sequence[T]) -> list[list[T]]:
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Mean and standard deviation over seeds of what a table shows.
+    """Mean and standard deviation over seeds of the values that tables show.
 
     The folds of a seed share most participants, whose evaluations are averaged; their newcomers are different
-    people and count as one evaluation.
+    users and count as one evaluation.
     """
     seeds = by_seed([run["seed"] for run in runs], runs)
 
@@ -152,23 +158,23 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _seconds(rounds: Sequence[Mapping[str, Any]]) -> float:
-    """Of a round, on average; NaN for a private run, which does not say."""
+    """Mean seconds per round; NaN for a private run, which does not record them."""
     return float(np.mean([np.nan if entry["seconds"] is None else entry["seconds"] for entry in rounds]))
 
 
-def positions(run: Run) -> dict[str, list[int]] | None:
-    """Whom an evaluation by user is about, in its order, by position in the corpus; None for others.
+def evaluated_positions(run: Run) -> dict[str, list[int]] | None:
+    """Positions in the corpus of the users of an evaluation, in its order; None if it is not by user.
 
-    Seeds and folds withhold different people, so a place in an evaluation does not say who it is.
+    Seeds and folds withhold different users, so the index in an evaluation does not identify a user.
     """
     if not run.scoring.by_user:
         return None
 
-    def scored(people: Federation) -> list[int]:
-        chosen = sample_users(people, at_most=run.settings.evaluate_users, seed=run.settings.seed)
-        batches = {place: run.clients.encode(people, place, run.scoring.scored_part) for place in chosen}
+    def scored(federation: Federation) -> list[int]:
+        chosen = sample_users(federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
+        batches = {place: run.clients.encode(federation, place, run.scoring.scored_part) for place in chosen}
         able = [place for place, batch in batches.items() if len(next(iter(batch.values())))]
-        return [int(people.positions[place]) for place in able] if isinstance(people, Subset) else able
+        return [int(federation.positions[place]) for place in able] if isinstance(federation, Subset) else able
 
     return {"participants": scored(run.federation), "newcomers": scored(run.newcomers)}
 
@@ -190,11 +196,11 @@ def write_results(folder: Path, found: Mapping[str, Any]) -> Path:
 
 def read_results(folder: Path) -> dict[str, Any]:
     found = read_json(
-        folder / RESULTS_FILE, missing=f"{folder}: no {RESULTS_FILE} here. Train the run to its end first."
+        folder / RESULTS_FILE, missing=f"{folder}: no {RESULTS_FILE} in this folder. Train the run to its end first."
     )
     if not {"name", "data", "configurations", "controls"} <= found.keys():
         raise RunError(
-            f"{folder / RESULTS_FILE}: not the results of a run, or not all of them. Train it again to its end."
+            f"{folder / RESULTS_FILE}: not the results of a run, or incomplete. Train the run to its end again."
         )
     return found
 
@@ -203,12 +209,14 @@ def only_run(folder: Path) -> dict[str, Any]:
     """The results of the one run in this folder."""
     try:
         ((run,),) = (only["runs"] for only in read_results(folder)["configurations"].values())
-        whole = run["rounds"] and {"rounds", "epochs", *EVALUATED} <= run["run"].keys() and run["identity"].keys()
+        whole = (
+            run["rounds"] and {"rounds", "epochs", *EVALUATION_SETTINGS} <= run["run"].keys() and run["identity"].keys()
+        )
     except (AttributeError, KeyError, TypeError, ValueError):
         whole = False
     if not whole:
         raise RunError(
-            f"{folder / RESULTS_FILE}: not the results of one run, or those of an earlier homespun. Remove the file, "
-            "and they are worked out again."
+            f"{folder / RESULTS_FILE}: not the results of one run, or written by an earlier version of homespun. "
+            "Remove the file: it will be written again."
         )
     return run

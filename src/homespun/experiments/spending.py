@@ -1,4 +1,4 @@
-"""What the private runs of a comparison cost together: the same people's data are in all of them."""
+"""The total privacy cost of the private runs of a comparison, which all use the same users' data."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from homespun.core.errors import InputError
 from homespun.privacy.accounting import Bounds, Release, bounds
 
 
-def together(runs: Sequence[Mapping[str, Any]], *, users: int) -> dict[str, Any] | None:
-    """Epsilon of all private runs on one data set, from their results; None if there are none, or without the library
-    that counts. Where their deltas differ, it is for the smallest."""
+def total_privacy_cost(runs: Sequence[Mapping[str, Any]], *, users: int) -> dict[str, Any] | None:
+    """Epsilon of all private runs on one data set, from their results; None if there are none, or if the accounting
+    library is not installed. If their deltas differ, the smallest is used."""
     private = [run for run in runs if run.get("privacy")]
     if not private:
         return None
@@ -41,12 +41,12 @@ def together(runs: Sequence[Mapping[str, Any]], *, users: int) -> dict[str, Any]
 
 @lru_cache
 def _cost(spent: frozenset[tuple[Release, int]], delta: float) -> Bounds:
-    """Several configurations often cost the same, and it takes seconds."""
+    """Cached: several configurations often cost the same, and accounting takes seconds."""
     return bounds(dict(spent), delta=delta)
 
 
 def _release(run: Mapping[str, Any], *, users: int) -> Release:
-    """What a round was counted as. Earlier results say in clip norms alone how much noise there was."""
+    """The release that accounting uses for a round. Earlier results have only the noise multiplier, in clip norms."""
     privacy, settings = run["privacy"], run["run"]
     counted = privacy.get("counted_noise")
     if counted is None:

@@ -1,8 +1,8 @@
-"""What a finished run or comparison says of itself, from `results.json` alone.
+"""The report of a finished run or comparison, built from `results.json` alone.
 
-    outcomes, samples, differences, traffic, facts -> sections -> tables (Markdown)
-                                                               -> html (with the figures of plots and maps)
+    score_tables, few_shot, differences, traffic, run_metadata -> sections -> tables (Markdown)
+                                                                           -> html (with the figures of plots)
 
-Every table is built once, as data, so the page, the Markdown and the terminal show the same numbers.
-Nothing here trains, evaluates or opens a vault: a report can be made again from the file at any time.
+Each table is built once, as data, so that the HTML page, the Markdown and the terminal show the same numbers. Only
+`prompt_continuations` opens a run; everything else can be regenerated from the file at any time.
 """

@@ -1,4 +1,4 @@
-"""How the first configuration differs from every other one, with intervals over users."""
+"""Differences between the first configuration and every other one, with intervals over users."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from homespun.evaluation.differences import FEW, MANY
-from homespun.report.cells import MISSING, Cell, Column, Table, finite, table
-from homespun.report.outcomes import CONTROLS, metric_of, title_of
+from homespun.report.score_tables import CONTROLS, metric_of, title_of
+from homespun.report.table_model import MISSING, Cell, Column, Table, finite, make_table
 
 DIGITS = 2
-WHO = {
+TITLES = {
     "test": "Known users, as trained",
     "adapted": "Known users, all own samples",
     "newcomers": "Withheld users, all own samples",
@@ -18,30 +18,29 @@ WHO = {
 
 
 def difference_table(results: Mapping[str, Any]) -> Table | None:
-    """Percent of perplexity more or less than each of the others; None where there is no perplexity."""
+    """Relative difference in perplexity from each of the others; None if the metric is not perplexity."""
     rows = _others(results)
-    shown = [who for who in WHO if any(one.get(who) for _, one in rows)]
+    shown = [part for part in TITLES if any(one.get(part) for _, one in rows)]
     if not shown:
         return None
     ours = title_of(results, results["differences"]["ours"])
-    columns = [Column(f"{ours} against"), *(Column(f"{WHO[who]}, %", number=True) for who in shown)]
-    cells = [[Cell(title), *(_cell(one.get(who)) for who in shown)] for title, one in rows]
+    columns = [Column(f"{ours} against"), *(Column(f"{TITLES[part]}, %", number=True) for part in shown)]
+    cells = [[Cell(title), *(_cell(one.get(part)) for part in shown)] for title, one in rows]
     note = (
-        f"By how many percent the perplexity with {ours} is higher (+) or lower (−, better), and in brackets the "
-        "interval that holds 95 % of the differences when users are drawn again, with replacement. A "
-        "user is drawn with all utterances of all runs. The interval says what other users might have given, "
-        "not what another training would. Bold: it excludes zero."
+        f"How much higher (+) or lower (−, better) the perplexity of {ours} is, in percent, and in brackets the 95 % "
+        "bootstrap interval over users: users are drawn with replacement, each with all utterances of all runs. The "
+        "interval reflects the choice of users, not the randomness of training. Bold: it excludes zero."
     )
     if any(cell.text == MISSING for row in cells for cell in row):
-        note += f" {MISSING}: not tried, or not scored on the same tokens."
-    return table(columns, cells, caption="Difference to each configuration", note=note)
+        note += f" {MISSING}: not evaluated, or not scored on the same tokens."
+    return make_table(columns, cells, caption="Difference from each configuration", note=note)
 
 
 def unadapted_table(results: Mapping[str, Any]) -> Table | None:
-    """All own samples against what the others are before anybody adapts them; None where nobody has tried."""
+    """All own samples against the others without adaptation; None if no configuration was evaluated this way."""
     found = (results.get("differences") or {}).get("unadapted") or {}
     rows = [
-        [Cell(title_of(results, key)), *(_cell(one.get(who)) for who in ("adapted", "newcomers"))]
+        [Cell(title_of(results, key)), *(_cell(one.get(part)) for part in ("adapted", "newcomers"))]
         for key, one in found.items()
         if any(one.values())
     ]
@@ -50,85 +49,85 @@ def unadapted_table(results: Mapping[str, Any]) -> Table | None:
     ours = title_of(results, results["differences"]["ours"])
     columns = [
         Column(f"{ours}, all own samples, against"),
-        *(Column(f"{people} users, %", number=True) for people in ("Known", "Withheld")),
+        *(Column(f"{which} users, %", number=True) for which in ("Known", "Withheld")),
     ]
     note = (
-        "The others here are as training left them: what a home makes of a shared prefix or head by adapting it is a "
-        "person's own. Percent and intervals as above."
+        "The others are evaluated as trained: a shared prefix or head that a client has adapted belongs to one user. "
+        "Percent and intervals as above."
     )
-    return table(columns, rows, caption="Difference to what the others are without adapting", note=note)
+    return make_table(columns, rows, caption="Difference from the others without adaptation", note=note)
 
 
 def own_samples_table(results: Mapping[str, Any]) -> Table | None:
-    """What own samples change, in percent of perplexity; None where nobody has tried."""
-    shown = [(who, few) for who in ("adapted", "newcomers") for few in FEW]
+    """The effect of own samples, in percent of perplexity; None if no configuration was evaluated this way."""
+    shown = [(part, few) for part in ("adapted", "newcomers") for few in FEW]
     rows = [
-        [Cell(title_of(results, key)), *(_cell((one.get(who) or {}).get(few)) for who, few in shown)]
+        [Cell(title_of(results, key)), *(_cell((one.get(part) or {}).get(few)) for part, few in shown)]
         for key, one in (results.get("from_samples") or {}).items()
-        if any((one.get(who) or {}).get(few) for who, few in shown)
+        if any((one.get(part) or {}).get(few) for part, few in shown)
     ]
     if not rows:
         return None
-    people = {"adapted": "Known users", "newcomers": "Withheld users"}
+    titles = {"adapted": "Known users", "newcomers": "Withheld users"}
     columns = [
         Column("Configuration"),
-        *(Column(f"{people[who]}, {MANY} against {few}, %", number=True) for who, few in shown),
+        *(Column(f"{titles[part]}, {MANY} against {few}, %", number=True) for part, few in shown),
     ]
     note = (
-        f"By how many percent the perplexity with {MANY} own samples is higher (+) or lower (−, better) than with "
-        "fewer, on the same test utterances; intervals as above."
+        f"How much higher (+) or lower (−, better) the perplexity with {MANY} own samples is than with fewer, in "
+        "percent, on the same test utterances; intervals as above."
     )
-    return table(columns, rows, caption="What own samples change", note=note)
+    return make_table(columns, rows, caption="Effect of own samples", note=note)
 
 
-STATES = {"own": "Own", "prior": "A new user's", "another": "Another user's"}
+STATES = {"own": "Own", "prior": "New user's", "another": "Another user's"}
 
 
 def personal_table(results: Mapping[str, Any]) -> Table | None:
-    """How much is personal; None where no configuration keeps anything private."""
+    """Scores with the private parameters of other users; None if no configuration has private parameters."""
     found, metric = results.get("personal") or {}, metric_of(results)
     if not found:
         return None
     rows = []
     for key, worse in found.items():
         summary = results["configurations"][key]["summary"]["personal"]
-        reached = (Cell(metric.spread(summary[state]["value"])) for state in STATES)
+        reached = (Cell(metric.mean_and_std(summary[state]["value"])) for state in STATES)
         rows.append([Cell(title_of(results, key)), *reached, _cell(worse["prior"]), _cell(worse["another"])])
     columns = [
-        Column("Configuration, with private parameters that are"),
+        Column("Configuration, with private parameters:"),
         *(Column(title, number=True) for title in STATES.values()),
-        Column("A new user's against own, %", number=True),
+        Column("New user's against own, %", number=True),
         Column("Another user's against own, %", number=True),
     ]
     note = (
         "Perplexity of participants as trained, on the test utterances: with their own private parameters, with those "
-        "that a new user starts from, and with the next participant's. What the last two columns have above zero is "
-        "personal; the rest anyone has. Percent and intervals as above."
+        "that a new user starts from, and with the next participant's. Values above zero in the last two columns "
+        "measure what the user's own parameters contribute. Percent and intervals as above."
     )
-    return table(columns, rows, caption="How much is personal", note=note)
+    return make_table(columns, rows, caption="Contribution of private parameters", note=note)
 
 
 def difference_sentences(results: Mapping[str, Any]) -> list[str]:
-    """Against whom, with all own samples, the interval excludes zero, and on which side."""
+    """With all own samples: which configurations are worse, better or not distinguishable, by their intervals."""
     found = results.get("differences") or {}
     ours = title_of(results, found.get("ours", ""))
-    outcomes = {
-        -1: f"below zero, better for {ours}, against",
-        1: f"above zero, worse for {ours}, against",
-        0: "on both sides of zero, so that neither is shown to be better, against",
+    verdicts = {
+        -1: "is better than {} (interval below zero)",
+        1: "is worse than {} (interval above zero)",
+        0: "is not distinguishable from {} (interval includes zero)",
     }
-    said = []
-    for who in ("adapted", "newcomers"):
-        sides = [(f"“{title}”", _side(one.get(who))) for title, one in _others(results)]
-        against = {side: ", ".join(title for title, found in sides if found == side) for side in outcomes}
-        parts = [f"{words} {against[side]}" for side, words in outcomes.items() if against[side]]
+    sentences = []
+    for part in ("adapted", "newcomers"):
+        sides = [(f"“{title}”", _side(one.get(part))) for title, one in _others(results)]
+        others = {side: ", ".join(title for title, found in sides if found == side) for side in verdicts}
+        parts = [verdict.format(others[side]) for side, verdict in verdicts.items() if others[side]]
         if parts:
-            said.append(f"{WHO[who]}: the interval is {'; '.join(parts)}.")
-    return said
+            sentences.append(f"{TITLES[part]}: {ours} {'; '.join(parts)}.")
+    return sentences
 
 
 def _others(results: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """What the first configuration is compared with, by title. Two may have the same."""
+    """What the first configuration is compared with: titles, of which two may be equal, and differences."""
     found = results.get("differences") or {}
     return [
         *((title_of(results, key), one) for key, one in (found.get("configurations") or {}).items()),
@@ -137,7 +136,7 @@ def _others(results: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _side(found: Mapping[str, Any] | None) -> int | None:
-    """-1: all of the interval is below zero, 1: above, 0: neither, as it reads; None: there is no interval."""
+    """-1: the interval, rounded as displayed, is below zero; 1: above; 0: neither; None: there is no interval."""
     low, high = (finite((found or {}).get(name)) for name in ("low", "high"))
     if low is None or high is None:
         return None
@@ -145,12 +144,12 @@ def _side(found: Mapping[str, Any] | None) -> int | None:
 
 
 def _cell(found: Mapping[str, Any] | None) -> Cell:
-    middle, low, high = (finite((found or {}).get(name)) for name in ("percent", "low", "high"))
-    if middle is None:
+    percent, low, high = (finite((found or {}).get(name)) for name in ("percent", "low", "high"))
+    if percent is None:
         return Cell(MISSING)
     if low is None or high is None:
-        return Cell(_signed(middle))
-    return Cell(f"{_signed(middle)} [{_signed(low)}, {_signed(high)}]", best=bool(_side(found)))
+        return Cell(_signed(percent))
+    return Cell(f"{_signed(percent)} [{_signed(low)}, {_signed(high)}]", best=bool(_side(found)))
 
 
 def _signed(value: float) -> str:

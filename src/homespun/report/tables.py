@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from homespun.report import outcomes
-from homespun.report.cells import Cell, Table
+from homespun.report import score_tables
 from homespun.report.differences import difference_table
-from homespun.report.samples import sample_tables
+from homespun.report.few_shot import few_shot_tables
 from homespun.report.sections import report_title, sections, subtitle
+from homespun.report.table_model import Cell, Table
 
-WIDEST = 5  # columns for which a terminal has room
+WIDEST = 5  # columns that fit in a terminal
 
 PlainTable: TypeAlias = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # title, columns, rows
 
 
 def central_tables(results: Mapping[str, Any]) -> list[tuple[str, Table]]:
-    """The tables that answer how well it went, by title: all, by number of own samples, and differences."""
+    """The main results with their titles: all configurations, by number of own samples, and differences."""
     differences = difference_table(results)
     return [
-        (report_title(results), outcomes.main_table(results)),
-        *((made.caption or "Newcomers", made) for made in sample_tables(results)),
+        (report_title(results), score_tables.main_table(results)),
+        *((made.caption or "Newcomers", made) for made in few_shot_tables(results)),
         *([(differences.caption, differences)] if differences else []),
     ]
 
 
 def plain_tables(results: Mapping[str, Any]) -> list[PlainTable]:
-    """The same for a terminal; what is too wide is turned on its side."""
+    """The same tables for a terminal; a wide one is transposed."""
     return [_plain(title, table) for title, table in central_tables(results)]
 
 
@@ -42,10 +42,10 @@ def _plain(title: str, table: Table) -> PlainTable:
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """The whole report, without the figures."""
+    """The whole report without its figures."""
     blocks = [f"# {escape(report_title(results))}", escape(subtitle(results))]
     for section in sections(results):
-        if not (section.text or section.tables):  # a figure only
+        if not (section.text or section.tables):  # only figures
             continue
         blocks.append(f"## {escape(section.heading)}")
         blocks += map(escape, section.text)
@@ -73,6 +73,6 @@ def _cell(cell: Cell) -> str:
 
 
 def escape(text: str) -> str:
-    """Names and labels are data: they must neither end a cell nor become markup or HTML."""
+    """Escape names and labels from the data, which must neither end a cell nor become markup or HTML."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return "".join("\\" + sign if sign in "\\`*_[]|~" else sign for sign in text)

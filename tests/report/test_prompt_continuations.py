@@ -1,4 +1,4 @@
-"""The same opening by one person in every setting and by several people in one, always the same."""
+"""The same prompt continued by one user in every context and by several users in one, deterministically."""
 
 import io
 
@@ -10,28 +10,28 @@ from spoken_corpus import train_small, write_corpus
 from homespun.core.errors import SettingsError, UnknownNameError
 from homespun.core.settings import parse
 from homespun.experiments.experiment import Experiment, with_settings
-from homespun.report.showcase import check_showcase, print_showcase, showcase, showcase_markdown
+from homespun.report.prompt_continuations import check_showcase, print_showcase, showcase, showcase_markdown
 from homespun.runs.evaluate import adapted_from, evaluate, evaluate_adapted
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    with train_small(tmp_path_factory.mktemp("samples")) as made:
+    with train_small(tmp_path_factory.mktemp("continuations")) as made:
         yield made
 
 
-def test_one_person_everywhere_and_several_people_in_one_setting(run):
-    samples = showcase(run, ["We must", "The people"], max_tokens=12)
-    found = [(one.opening, one.user, one.context, one.used) for one in samples[:5]]
+def test_one_user_in_every_context_and_several_users_in_one(run):
+    shown = showcase(run, ["We must", "The people"], max_tokens=12)
+    found = [(one.prompt, one.user, one.context, one.used) for one in shown[:5]]
     assert found == [
-        ("We must", "Abraham Lincoln", "spoken", False),  # the only one who never used a setting
+        ("We must", "Abraham Lincoln", "spoken", False),  # the only one who never used a context
         ("We must", "Abraham Lincoln", "written", True),
         ("We must", "John F. Kennedy", "written", True),
         ("We must", "George W. Bush", "written", True),
         ("We must", "George H. W. Bush", "written", True),
     ]
-    assert [one.opening for one in samples] == ["We must"] * 5 + ["The people"] * 5
-    assert samples == showcase(run, ["We must", "The people"], max_tokens=12)
+    assert [one.prompt for one in shown] == ["We must"] * 5 + ["The people"] * 5
+    assert shown == showcase(run, ["We must", "The people"], max_tokens=12)
     chosen = showcase(run, ["We"], person="kennedy", people=["lincoln"], context="spoken", max_tokens=3)
     assert [(one.user, one.context) for one in chosen] == [
         ("John F. Kennedy", "spoken"), ("John F. Kennedy", "written"), ("Abraham Lincoln", "spoken"),
@@ -39,14 +39,14 @@ def test_one_person_everywhere_and_several_people_in_one_setting(run):
 
 
 def test_it_fits_80_columns_and_becomes_markdown(run):
-    samples = showcase(run, ["We must"], max_tokens=60, until="end")
+    shown = showcase(run, ["We must"], max_tokens=60, until="end")
     stream = io.StringIO()
-    print_showcase(samples, Console(file=stream, width=80, markup=False))
+    print_showcase(shown, Console(file=stream, width=80, markup=False))
     lines = stream.getvalue().splitlines()
     assert lines[0].startswith("We must ...") and max(map(cell_len, lines)) <= 80
     assert "(never used)" in stream.getvalue()
-    markdown = showcase_markdown(samples).splitlines()
-    assert markdown[:2] == ["| who | setting | opening | continues |", "| --- | --- | --- | --- |"]
+    markdown = showcase_markdown(shown).splitlines()
+    assert markdown[:2] == ["| User | Context | Prompt | Continuation |", "| --- | --- | --- | --- |"]
     assert len(markdown) == 2 + 5 and markdown[2].startswith("| Abraham Lincoln | spoken (never used) | We must |")
 
 
@@ -61,7 +61,7 @@ def experiment(folder, **showcase):
     return parse(Experiment, values, where="test")
 
 
-def test_a_showcase_that_cannot_be_is_refused_before_training(tmp_path):
+def test_an_impossible_showcase_is_rejected_before_training(tmp_path):
     check_showcase(experiment(tmp_path, person="George W. Bush", context="spoken"))
     for wrong in ({"person": "Washington"}, {"people": ["Lincoln", "Washington"]}, {"context": "sung"}):
         with pytest.raises(UnknownNameError, match="showcase: no"):
@@ -72,7 +72,7 @@ def test_a_showcase_that_cannot_be_is_refused_before_training(tmp_path):
         experiment(tmp_path, configuration="fedprec")
 
 
-def test_only_who_takes_part_can_be_shown(tmp_path):
+def test_only_participants_can_be_shown(tmp_path):
     one = experiment(tmp_path)
     shown = []
     for person in ("Kennedy", "Lincoln", "George W. Bush", "George H. W. Bush"):
@@ -84,12 +84,12 @@ def test_only_who_takes_part_can_be_shown(tmp_path):
     assert len(shown) == 3  # of four, one is withheld
 
 
-def test_settings_of_every_run_replace_those_of_a_configuration(tmp_path):
+def test_settings_of_every_run_override_those_of_a_configuration(tmp_path):
     one = with_settings(experiment(tmp_path), {"lr": 0.5})
     assert one.configurations["fedperc"].settings == {"lr": 0.5}
 
 
-def test_adapting_to_no_example_is_the_test_as_trained(run):
+def test_adapting_to_zero_examples_equals_the_test_as_trained(run):
     test = evaluate(run, "scored")
     found = {count: one.to_dict() for count, one in adapted_from(run, test).items()}
     assert found == {count: one.to_dict() for count, one in evaluate_adapted(run).items()}

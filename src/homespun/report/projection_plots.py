@@ -1,4 +1,4 @@
-"""Maps of users' own vectors, coloured by what the data knows of them."""
+"""Two-dimensional projections of users' vectors, coloured by group, label or context."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 import plotly.graph_objects as go
 
-from homespun.report.canvas import GROUP_COLORS, OTHER_COLOR, Key, Plot, empty_figure, plain
-from homespun.report.cells import count, finite, shorten
-from homespun.report.outcomes import first_of_several, title_of
+from homespun.report.figure_style import GROUP_COLORS, OTHER_COLOR, LegendEntry, Plot, empty_figure, plotly_text
+from homespun.report.score_tables import shown_run_suffix, title_of
+from homespun.report.table_model import count_text, finite, shorten
 
 MARKS: tuple[Literal["dot", "ring"], ...] = ("dot", "ring")
-NAMED = len(MARKS) * len(GROUP_COLORS)  # so many groups or labels have a mark of their own, the others are grey
+NAMED = len(MARKS) * len(GROUP_COLORS)  # groups or labels that have their own mark; the others are grey
 LEGENDS = {
     "group": "Coloured by group:",
     "label": "Coloured by a user's most frequent label:",
@@ -24,8 +24,8 @@ POINT = {"size": 7, "opacity": 0.85}
 PROJECTIONS = {"pca": "PCA", "tsne": "t-SNE"}
 
 
-def map_plots(results: Mapping[str, Any]) -> list[Plot]:
-    """PCA and t-SNE, side by side, of every configuration whose users have vectors; the first seed's."""
+def projection_plots(results: Mapping[str, Any]) -> list[Plot]:
+    """PCA and t-SNE, side by side, of every configuration whose users have vectors; from the first seed."""
     found = {
         key: drawn
         for key, configuration in results.get("configurations", {}).items()
@@ -45,7 +45,7 @@ def map_plots(results: Mapping[str, Any]) -> list[Plot]:
         Plot(
             figure(drawn, projection),
             f"{name} of users' vectors with {title_of(results, key)}",
-            title=f"{title_of(results, key)}: {name}, {_who(drawn)}{first_of_several(results)}",
+            title=f"{title_of(results, key)}: {name}, {_who(drawn)}{shown_run_suffix(results)}",
             legend=legend,
         )
         for key, drawn in found.items()
@@ -55,12 +55,16 @@ def map_plots(results: Mapping[str, Any]) -> list[Plot]:
 
 def _who(drawn: Mapping[str, Any]) -> str:
     users, everyone = drawn.get("users"), drawn.get("of")
-    return f"{count(users)} of {count(everyone)} users, sampled" if users != everyone else f"all {count(users)} users"
+    return (
+        f"{count_text(users)} of {count_text(everyone)} users, sampled"
+        if users != everyone
+        else f"all {count_text(users)} users"
+    )
 
 
 def _coloured_by(drawn: Sequence[Mapping[str, Any]]) -> str:
-    """The known group; else the rate of positives of a two-class task; else the most frequent label; else the
-    most frequent context."""
+    """The column to colour by: the known group, else the rate of positives of a two-class task, else the most frequent
+    label, else the most frequent context."""
     for column in ("group", "positive_rate", "label"):
         if any(value is not None for one in drawn for value in one.get(column) or []):
             return column
@@ -68,7 +72,7 @@ def _coloured_by(drawn: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _frequent(names: Sequence[Any]) -> list[Any]:
-    """The names that get a colour, in their natural order (2 before 10) rather than by frequency."""
+    """The most frequent names, which get a colour, in natural order (2 before 10)."""
     common = Counter(name for name in names if name is not None).most_common(NAMED)
     return sorted((name for name, _ in common), key=_natural)
 
@@ -78,10 +82,10 @@ def _natural(name: Any) -> list[Any]:
     return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 
 
-def _legend(values: Sequence[Any], names: Sequence[Any], *, title: str) -> tuple[Key, ...]:
-    keys = [Key(shorten(name, 40), *_mark(place)) for place, name in enumerate(names)]
+def _legend(values: Sequence[Any], names: Sequence[Any], *, title: str) -> tuple[LegendEntry, ...]:
+    keys = [LegendEntry(shorten(name, 40), *_mark(place)) for place, name in enumerate(names)]
     others = any(value not in names for value in values)
-    return (Key(title, ""), *keys, *([Key("other", OTHER_COLOR, "dot")] if others else []))
+    return (LegendEntry(title, ""), *keys, *([LegendEntry("other", OTHER_COLOR, "dot")] if others else []))
 
 
 def _mark(place: int) -> tuple[str, Literal["dot", "ring"]]:
@@ -101,7 +105,7 @@ def _names(values: Sequence[Any], points: Sequence[Sequence[float]], *, names: S
         figure.add_scatter(
             x=across, y=up, mode="markers",
             marker={**POINT, "color": color, **symbol},
-            hovertemplate=("other" if place < 0 else plain(names[place])) + "<extra></extra>",
+            hovertemplate=("other" if place < 0 else plotly_text(names[place])) + "<extra></extra>",
         )  # fmt: skip
     return figure
 
@@ -126,7 +130,7 @@ def _rates(values: Sequence[Any], points: Sequence[Sequence[float]]) -> go.Figur
 def _plane() -> go.Figure:
     figure = empty_figure(height=380)
     figure.update_layout(margin={"l": 8, "r": 8, "t": 8, "b": 8})
-    # Neither axis means anything by itself: no numbers, a frame only, and one scale for both.
+    # The axes have no meaning of their own: no numbers, only a frame, and the same scale for both.
     figure.update_xaxes(showticklabels=False, showgrid=False, mirror=True, showline=True)
     figure.update_yaxes(showticklabels=False, showgrid=False, mirror=True, showline=True, scaleanchor="x")
     return figure

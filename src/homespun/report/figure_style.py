@@ -1,7 +1,6 @@
-"""What all figures share: colours, a quiet layout, and legends that the page writes beside them.
+"""What all figures share: colours, layout, and legends that the page writes beside the figure.
 
-A legend inside a figure covers data or labels once the figure is as narrow as a phone; text of the
-page wraps.
+A legend inside a figure would cover data or labels on a narrow screen; text on the page wraps.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, Literal
 
 import plotly.graph_objects as go
 
-from homespun.report.cells import Metric, shorten
+from homespun.report.table_model import Metric, shorten
 
 CONFIGURATION_COLORS = (
     "#2563c9", "#d98200", "#0f8f6f", "#b0418f", "#6f52c4", "#a3542c", "#1192b8", "#5f6b7a",
@@ -31,7 +30,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, s
 
 
 @dataclass(frozen=True)
-class Key:
+class LegendEntry:
     """One entry of a legend."""
 
     label: str
@@ -42,32 +41,32 @@ class Key:
 @dataclass(frozen=True)
 class Plot:
     figure: go.Figure
-    description: str  # for who cannot see it
+    description: str  # for screen readers
     title: str = ""
-    legend: tuple[Key, ...] = ()
+    legend: tuple[LegendEntry, ...] = ()
 
 
-def colors_of(results: Mapping[str, Any]) -> dict[str, str]:
+def configuration_colors(results: Mapping[str, Any]) -> dict[str, str]:
     """One colour per configuration, the same in every figure."""
     keys = list(results.get("configurations", {}))
     return {key: CONFIGURATION_COLORS[place % len(CONFIGURATION_COLORS)] for place, key in enumerate(keys)}
 
 
-def faded(color: str, opacity: float) -> str:
+def with_opacity(color: str, opacity: float) -> str:
     red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
     return f"rgba({red},{green},{blue},{opacity})"
 
 
-def plain(text: Any, longest: int = 40) -> str:
-    """Text from the data for plotly, which reads some HTML in labels and %{names} in templates."""
+def plotly_text(text: Any, longest: int = 40) -> str:
+    """Escape text from the data for plotly, which interprets some HTML in labels and %{names} in templates."""
     return escape(shorten(text, longest), quote=False).replace("%{", "% {")
 
 
-def fit_values(figure: go.Figure, metric: Metric, *, axis: Literal["x", "y"] = "y") -> None:
-    """Room for every value, and enough of it from end to end that noise does not fill the figure.
+def fit_axis(figure: go.Figure, metric: Metric, *, axis: Literal["x", "y"] = "y") -> None:
+    """Set the axis range: it holds every value and has a minimum width, so that noise does not fill the figure.
 
-    Values that differ by a large factor stand on a logarithmic axis: the perplexity of a model that learned
-    nothing would leave no room for the others.
+    Values that differ by a large factor get a logarithmic axis. On a linear one, the perplexity of a model that
+    learned nothing would leave no room for the others.
     """
     values = [value for trace in figure.data for value in _extent(trace, axis)]
     low, high = min(values), max(values)
@@ -75,7 +74,7 @@ def fit_values(figure: go.Figure, metric: Metric, *, axis: Literal["x", "y"] = "
     if not metric.percent and low > 0 and high / low > LARGE_FACTOR:
         margin = 0.05 * log10(high / low)
         ticks = _round_numbers(low, high)
-        names = [f"{tick:,}" for tick in ticks]  # whole: plotly would write 50,000 as a small 5
+        names = [f"{tick:,}" for tick in ticks]  # in full: plotly would abbreviate 50,000 to a small 5
         update(type="log", range=[log10(low) - margin, log10(high) + margin], tickvals=ticks, ticktext=names)
         return
     least = 10.0 if metric.percent else 0.05 * abs(high)
@@ -85,19 +84,19 @@ def fit_values(figure: go.Figure, metric: Metric, *, axis: Literal["x", "y"] = "
 
 
 def _round_numbers(low: float, high: float) -> list[int | float]:
-    """1, 2, 5, 10, 20 ...; powers of ten alone where that would be many."""
+    """1, 2, 5, 10, 20 ...; only powers of ten if the range is large."""
     first, last = floor(log10(low)), ceil(log10(high))
     steps = (1, 2, 5) if last - first < 5 else (1,)
     return [step * (10**power if power >= 0 else 10.0**power) for power in range(first, last + 1) for step in steps]
 
 
 def _extent(trace: Any, axis: str) -> list[float]:
-    """The values of a trace along an axis; of a box, its whiskers; with error bars, their ends."""
+    """The values of a trace along an axis; for a box its whiskers, with error bars their ends."""
     if trace.type == "box":
         return [float(trace.lowerfence[0]), float(trace.upperfence[0])]
     values, error = getattr(trace, axis), getattr(trace, f"error_{axis}")
-    around = error.array if error.array is not None else [0.0] * len(values)
-    return [value + sign * float(part) for value, part in zip(values, around, strict=True) for sign in (-1, 1)]
+    deviations = error.array if error.array is not None else [0.0] * len(values)
+    return [value + sign * float(part) for value, part in zip(values, deviations, strict=True) for sign in (-1, 1)]
 
 
 def empty_figure(*, height: int) -> go.Figure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from homespun.report.canvas import FONT, TEXT_COLOR
+from homespun.report.figure_style import FONT, TEXT_COLOR
 
 STYLE = f"""
 :root {{ color-scheme: light; }}
