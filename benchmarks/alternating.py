@@ -1,4 +1,4 @@
-"""Two sides of a workload, alternating in one run, and the figures that come of it."""
+"""Times the two sides of a workload, alternating in one run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ State = TypeVar("State")
 
 @dataclass
 class Alternating:
-    """The loop is timed with one thread and with two and counts at the better of the two."""
+    """The loop is timed with one thread and with two; the better one counts."""
 
     loop_s: dict[int, list[float]] = field(default_factory=lambda: {1: [], 2: []})  # by number of threads
     cohort_s: list[float] = field(default_factory=list)
     peaks: list[float] = field(default_factory=list)
 
     def round(self, *, loop: Callable[[], State], cohort: Callable[[], None]) -> State:
-        """One round of each side; what the loop's came to."""
+        """One round of each side; returns the loop's result."""
         for threads, seconds in self.loop_s.items():
             torch.set_num_threads(threads)
             took, reached = timed(loop)
@@ -37,7 +37,7 @@ class Alternating:
         return reached
 
     def figures(self, *, clients: int, flop: float, max_abs_difference: float) -> dict[str, float | int]:
-        """Medians over rounds of `flop` nominal operations each; shares are of the best peak of the run."""
+        """Medians over rounds of `flop` nominal operations each; shares are relative to the best peak of the run."""
         by_threads = {threads: statistics.median(seconds) for threads, seconds in self.loop_s.items()}
         threads = min(by_threads, key=lambda number: by_threads[number])
         loop_s, cohort_s, peak = by_threads[threads], statistics.median(self.cohort_s), max(self.peaks)

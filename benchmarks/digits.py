@@ -32,12 +32,12 @@ SETTINGS = {
     "server_lr": reference.SERVER_RATE,
 }
 TASK = Task(classes=2, population=reference.USERS, contexts=reference.KINDS, image=(reference.SIDE, reference.SIDE))
-# Sums in another order, in float32; a step that was wrong would differ by a hundred times as much.
+# The order of float32 sums differs; a wrong step would differ by a hundred times as much.
 AGREEMENT = 1e-5
 
 
 class ClipOnly(DpMechanism):
-    """Clips and adds no noise."""
+    """Clips without adding noise."""
 
     def on_server(self, total: Update, broadcast: Broadcast) -> Update:
         return in_types_of(broadcast, total)
@@ -83,8 +83,8 @@ class Cohort:
 def compare(*, rounds: int, clip: float | None) -> dict[str, float | int]:
     """Both sides from the same start, with the same cohorts; each takes its own steps.
 
-    They must agree in what is shared. In an embedding they need not: the first step of Adam is as long as its rate
-    whatever the gradient, so where that is nearly zero a rounding error decides the step's direction.
+    Shared parameters must agree. Embeddings need not: the first step of Adam has the length of its rate whatever the
+    gradient, so where the gradient is nearly zero a rounding error decides the direction of the step.
     """
     data, start, model = reference.make_data(), reference.make_start(), reference.Model()
     ours, theirs = Cohort(data, start, clip), start

@@ -1,4 +1,4 @@
-"""The machine's fp32 matrix-product peak: what shares of the peak are shares of."""
+"""The machine's peak rate of fp32 matrix products, to which benchmarks relate their shares."""
 
 import time
 

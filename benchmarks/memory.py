@@ -18,16 +18,16 @@ def process_tree(pid: int | None = None) -> list[int]:
 def _field_kb(path: Path, field: str) -> int:
     try:
         lines = path.read_text().splitlines()
-    except OSError:  # it ended meanwhile
+    except OSError:  # the process has ended
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith(field)), 0)
 
 
 def peak_rss_mb() -> float:
-    """The sum of every process's own peak: an upper bound, since pages they share count more than once."""
+    """Sum of the processes' peaks: an upper bound, since shared pages count more than once."""
     return sum(_field_kb(Path(f"/proc/{pid}/status"), "VmHWM:") for pid in process_tree()) / 1024
 
 
 def pss_mb() -> float:
-    """What they hold now, a shared page counted once."""
+    """Current memory of the processes, with shared pages counted once."""
     return sum(_field_kb(Path(f"/proc/{pid}/smaps_rollup"), "Pss:") for pid in process_tree()) / 1024

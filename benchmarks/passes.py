@@ -1,18 +1,18 @@
-"""Table 3 of the FedPerC paper: how long its methods train and test, and what a device has to hold for them.
+"""Table 3 of the FedPerC paper: training and test times of its methods, and their memory on a device.
 
     homespun bench passes
     homespun bench passes --set base=smollm2 --rounds 9
 
-Presidents since 1913 take turns, one a round, and in a round every method does the same work for the same person,
-method after method and in the other direction the next time, with one thread. The paper does not say what its "train
-pass" is, so both readings are measured: one update on a batch, and a client's whole round. FedPerC (Frozen) is FedPerC
-without fine-tuning and is measured by itself: how far the two are apart elsewhere is the noise of the run.
+Each round uses one president since 1913; every method does the same work for this user, one method after the other,
+in alternating order, with one thread. The paper does not define its "train pass", so both readings are measured: one
+update on a batch, and a client's whole round. FedPerC (Frozen) is FedPerC without fine-tuning and is measured
+separately: the difference between the two in all other columns is the noise of the measurement.
 
-Heads sit on features of a frozen model, which are worked out once and kept. `features` says whether a time includes
-working them out or finds them kept.
+Heads read features of a frozen model, which are computed once and cached. `features` says whether a time includes
+computing them.
 
-Times are of the processor, not of the clock on the wall: with one thread the two are the same on an idle machine, and
-on a busy one only the first says anything. `wall_ratio` is how much more passed on the wall.
+Times are CPU time, not wall time: with one thread the two are the same on an idle machine, and on a busy one only CPU
+time is meaningful. `wall_ratio` is wall time over CPU time.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from homespun.system.method_loading import load_method, method_module
 
 SEED = 0
 BATCH, LOCAL_STEPS, FINE_TUNING_STEPS = 15, 10, 15  # appendix B
-TRAINED = BATCH * LOCAL_STEPS  # utterances of a person to train on: a round meets each of them once
+TRAINED = BATCH * LOCAL_STEPS  # training utterances of a user: a round uses each of them once
 NEEDED = TRAINED + 2 * BATCH  # a batch to score, and one to adapt to
 PASSES = {"update": "1 update", "round": f"{LOCAL_STEPS} updates", "adapt": "adapt", "test": "test"}
 
-REHEARSED = ("update", "test")  # once before the first round, without a clock
+REHEARSED = ("update", "test")  # run once before the first round, untimed
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Side:
 
     title: str
     method: str
-    features: str = ""  # computed within a pass, or kept from before; nothing where there are none to keep
+    features: str = ""  # computed within a pass, or kept from before; empty if the method has none
     adapts: bool = True
 
 
@@ -77,7 +77,7 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True)
 class Home:
-    """A person with utterances to train on, others to adapt to and others to score."""
+    """A user with utterances to train on, others to adapt to and others to score."""
 
     user: str
     trained: Batch
@@ -86,7 +86,7 @@ class Home:
 
 
 def measure(rounds: int = 5, *, base: str = "tiny", length: int = 64) -> dict[str, Any]:
-    """Medians over so many people, with the quarters of the times below and above."""
+    """Median and quartiles of the times, over as many users as `rounds`."""
     federation = load("sotu", since=1913)
     methods = [built_side(side, federation, base=base, length=length) for side in SIDES]
     people = [people_of(built, federation, rounds) for built in methods]
@@ -138,7 +138,7 @@ def spread(times_s: Sequence[float]) -> dict[str, float]:
 
 
 def built_side(side: Side, federation: Federation, *, base: str, length: int) -> BuiltMethod:
-    # A learned prior takes two more updates a round, which algorithm 1 does not have.
+    # A learned prior takes two more updates per round, which algorithm 1 does not have.
     sizes = {"local_steps": LOCAL_STEPS, "batch": BATCH, "personalize_steps": FINE_TUNING_STEPS, "prior": "none"}
     known = method_module(side.method).Settings.model_fields
     settings = {"base_model": base, "length": length, **{name: value for name, value in sizes.items() if name in known}}
@@ -146,7 +146,7 @@ def built_side(side: Side, federation: Federation, *, base: str, length: int) ->
 
 
 def people_of(built: BuiltMethod, federation: Federation, count: int) -> list[Home]:
-    """So many people with enough to say, in turn; for every method the same people and utterances."""
+    """Users with enough utterances, one per round; the same users and utterances for every method."""
     able = (
         home
         for user, name in enumerate(federation.users)
@@ -154,13 +154,13 @@ def people_of(built: BuiltMethod, federation: Federation, count: int) -> list[Ho
     )
     homes = list(islice(able, count))
     if not homes:
-        raise InputError(f"nobody in {federation.name} has {NEEDED} utterances")
+        raise InputError(f"no user in {federation.name} has {NEEDED} utterances")
     return [homes[number % len(homes)] for number in range(count)]
 
 
 def home_of(built: BuiltMethod, user: str, examples: Examples) -> Home | None:
     rows = seeds.numpy_generator(SEED, "passes", user).permutation(len(examples))
-    whole = built.method.model.encode(examples.take(rows[: 2 * NEEDED]))  # short ones are left out
+    whole = built.method.model.encode(examples.take(rows[: 2 * NEEDED]))  # short ones are dropped
     if len(whole["length"]) < NEEDED:
         return None
     ends = (0, TRAINED, TRAINED + BATCH, NEEDED)
@@ -169,7 +169,7 @@ def home_of(built: BuiltMethod, user: str, examples: Examples) -> Home | None:
 
 
 def ready_passes(side: Side, built: BuiltMethod, home: Home) -> dict[str, Callable[[], Taken]]:
-    """What can be timed, by name."""
+    """The timed passes, by name."""
     broadcast = built.start().broadcast()
     private = built.new_private(home.user, seed=SEED)
     trained, adapted, scored = (Client(home.user, private, data) for data in (home.trained, home.adapted, home.scored))
@@ -183,7 +183,7 @@ def ready_passes(side: Side, built: BuiltMethod, home: Home) -> dict[str, Callab
         return work_together(built, broadcast, [adapted], work="personalize", seed=SEED).private[home.user]
 
     def test() -> None:
-        # A generated embedding is made for the occasion, as in the paper.
+        # An embedding is generated within the pass, as in the paper.
         client = replace(scored, private=adapt()) if built.method.personalize.generates else scored
         predict_together(built, broadcast, [client])
 
@@ -215,8 +215,8 @@ def forget_features(built: BuiltMethod) -> None:
 def memory(side: Side, built: BuiltMethod, homes: Sequence[Home]) -> dict[str, int]:
     """Bytes by role, as the parameters are stored.
 
-    `person_bytes` is what somebody who uses as many contexts as anybody here holds of their own: private parameters,
-    the rows of their contexts, and their copy of anything else that adapting changes.
+    `person_bytes` is what a user with the largest number of contexts stores: private parameters, the rows of these
+    contexts, and a copy of everything else that adapting changes.
     """
     state, private = built.start(), built.new_private(homes[0].user, seed=SEED)
     rows = {
@@ -245,20 +245,20 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     times = [[milliseconds(one["passes"].get(name)) for name in PASSES] for one in found["methods"]]
     columns = [Column("Time, ms"), Column("features"), *(Column(title, number=True) for title in PASSES.values())]
     time_note = (
-        f"Processor time, median ± half the middle half over {found['rounds']} rounds, base model {found['base']}, "
-        f"{found['threads']} thread, batches of {found['batch']} utterances; {found['wall_ratio']:.1f} times as much "
-        f"passed on the wall. Adapt: {FINE_TUNING_STEPS} updates on {found['batch']} "
-        "utterances of one's own; generated: reading them once. Test: scoring a batch without adapting first; "
-        "generated: with the reading. Features: worked out within the time, or kept from before."
+        f"CPU time, median ± half the interquartile range over {found['rounds']} rounds, base model {found['base']}, "
+        f"{found['threads']} thread, batches of {found['batch']} utterances; wall time was {found['wall_ratio']:.1f} "
+        f"times as long. Adapt: {FINE_TUNING_STEPS} updates on {found['batch']} utterances of the user; generated: "
+        "reading them once. Test: scoring a batch without adapting first; generated: including the reading. Features: "
+        "computed within the time, or kept from before."
     )
-    # With features kept or not, a method holds the same.
+    # Memory does not depend on whether features are kept.
     held = {one["title"]: one["memory"] for one in found["methods"]}
     stored = ("private_bytes", "context_bytes", "person_bytes", "shared_bytes")
     sizes = [[title, *(byte_text(one[name]) for name in stored)] for title, one in held.items()]
     memory_note = (
-        "Private: a user's own parameters. Per context: a row of what is kept by context. One person: private, the "
-        "rows of the contexts they use, and own copies of what adapting changes. Shared: once on a device, generators "
-        "included."
+        "Private: a user's own parameters. Per context: one row of the keyed parameters. One person: private "
+        "parameters, the rows of the contexts they use, and copies of what adapting changes. Shared: once per device, "
+        "generators included."
     )
     return [
         make_table(columns, [[*name, *row] for name, row in zip(names, times, strict=True)], note=time_note),

@@ -2,7 +2,7 @@
 
     homespun bench population
 
-A population is a formula and unseen users are defaults, so its size should cost nothing.
+A population is a formula and users without an entry cost nothing, so its size should not matter.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def measure(rounds: int = 5) -> dict[str, float | int]:
         seconds: dict[int, list[float]] = {users: [] for users in runs}
         memory = 0.0
         for run in runs.values():
-            timed_round(run)  # workers start, both epochs are shuffled
+            timed_round(run)  # starts workers and shuffles both epochs
         for _ in range(rounds):
             for users, run in runs.items():
                 seconds[users].append(timed_round(run))

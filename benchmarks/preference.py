@@ -31,7 +31,7 @@ SEED = 0
 
 
 def write_base(folder: Path) -> str:
-    """The reference's random model as a base model that a method can name; its tokenizer is never asked."""
+    """The reference's random model as a base model that a method can name; its tokenizer is never used."""
     logging.disable_progress_bar()
     reference.make_model().save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -66,7 +66,7 @@ class Cohort:
         self.rounds.begin(state, self.data, {"personal.embedding": start.personal[:, None]})
 
     def plan(self, cohort: Sequence[int]) -> reference.Plan:
-        """The batches this side will draw, for the other side to follow."""
+        """The batches that this side will draw, so that the other side can use the same."""
         phase = self.built.method.local.phases[0]
         assert isinstance(phase, Phase)
         batches = [
@@ -85,7 +85,7 @@ class Cohort:
 
 
 def compare(data: reference.Data, start: reference.Start, *, rounds: int, clients: int) -> dict[str, float | int]:
-    """Both sides from the same start, with the same cohorts and batches; each takes its own steps."""
+    """Trains both sides from the same weights, with the same cohorts and batches."""
     model, theirs = reference.make_model(), start
     folder = tempfile.TemporaryDirectory(prefix="homespun-bench-")
     ours = Cohort(data, start, write_base(Path(folder.name)))

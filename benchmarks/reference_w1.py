@@ -1,8 +1,8 @@
 """Workload W1, the frozen reference: the loop most researchers would write, in plain torch.
 
 FURL-like: 1000 users x 64 texts of 40 characters, a BiLSTM document model with a private user embedding, a
-cohort of 50, one epoch in batches of 8, SGD 0.1, federated averaging. Nothing here imports homespun, and
-nothing here is to be improved: ratios in the benchmarks are against this file.
+cohort of 50, one epoch in batches of 8, SGD 0.1, federated averaging. Nothing here imports homespun. Do
+not optimize this file: benchmark ratios are relative to it.
 
     python benchmarks/reference_w1.py [threads]
 """
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 USERS, SAMPLES, LENGTH, VOCABULARY, CLASSES = 1000, 64, 40, 128, 64
 CHARACTER_DIM, LSTM_DIM, HIDDEN_DIM, USER_DIM = 32, 64, 128, 32
 COHORT, BATCH, RATE = 50, 8, 0.1
-# Multiply and add are two; backward costs twice the forward pass: 38.3 GFLOP a round.
+# A multiply-add counts as two; backward costs twice the forward pass: 38.3 GFLOP per round.
 ROUND_FLOP = (
     3
     * 2
@@ -44,7 +44,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins: the server's weights and everybody's private embedding."""
+    """Initial state of a run: the server's weights and all users' private embeddings."""
 
     weights: Weights
     embeddings: Tensor  # [users, user_dim]
@@ -52,7 +52,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Plan:
-    """Who takes part in a round, and in what order each of them visits the samples."""
+    """The cohort of a round, and the order in which each client visits its samples."""
 
     cohort: Sequence[int]
     order: np.ndarray  # [cohort, samples]
@@ -102,7 +102,7 @@ def train_client(model: Model, text: Tensor, label: Tensor) -> None:
 
 
 def run_round(model: Model, start: Start, *, data: Data, plan: Plan) -> Start:
-    """One round of federated averaging, weighted by samples; `start` stays as it is."""
+    """One round of federated averaging, weighted by samples; `start` is not modified."""
     total = {name: torch.zeros_like(value) for name, value in start.weights.items()}
     embeddings = start.embeddings.clone()
     samples = 0

@@ -3,8 +3,8 @@
 FedPerC-like: a frozen GPT-2 of 4 layers x 256 reads one learned vector, personal * context, before every
 utterance. A cohort of 20, ten steps of Adam on batches of 15, FedProx, unweighted federated averaging of the
 context embeddings. W2 has utterances of 32 tokens; with texts of all lengths (W2-text) every batch is padded
-to its longest. Nothing here imports homespun, and nothing here is to be improved: ratios in the benchmarks
-are against this file.
+to its longest. Nothing here imports homespun. Do not optimize this file: benchmark ratios are relative
+to it.
 
     python benchmarks/reference_w2.py [threads]
 """
@@ -26,7 +26,7 @@ COHORT, STEPS, BATCH, RATE, PROXIMAL = 20, 10, 15, 1e-3, 1.0
 
 
 def flop(tokens: int, squares: int) -> int:
-    """Nominal: forward and the gradient of the inputs, none of the weights. Multiply and add are two.
+    """Nominal FLOPs: forward and the gradient of the inputs, not of the weights. A multiply-add counts as two.
 
     `tokens` are all inputs of the utterances, the prefix included, and `squares` the sum of their lengths squared.
     """
@@ -34,7 +34,7 @@ def flop(tokens: int, squares: int) -> int:
     return 4 * weights * tokens + 12 * LAYERS * WIDTH * squares
 
 
-# 2116 GFLOP a round
+# 2116 GFLOP per round
 ROUND_FLOP = flop(COHORT * STEPS * BATCH * (LENGTH + 1), COHORT * STEPS * BATCH * (LENGTH + 1) ** 2)
 
 
@@ -49,7 +49,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins: the server's context embeddings and everybody's personal one."""
+    """Initial state of a run: the server's context embeddings and all users' personal embeddings."""
 
     context: Tensor  # [contexts, width]
     personal: Tensor  # [users, width]
@@ -57,7 +57,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Plan:
-    """Who takes part in a round, and each one's batches."""
+    """The cohort of a round, and the batches of each client."""
 
     cohort: Sequence[int]
     batches: Sequence[Sequence[np.ndarray]]  # [cohort][step]: positions of utterances
@@ -134,7 +134,7 @@ def train_client(
 
 
 def run_round(model: GPT2LMHeadModel, start: Start, *, data: Data, plan: Plan) -> Start:
-    """One round of federated averaging, everybody counting the same; `start` stays as it is."""
+    """One round of unweighted federated averaging; `start` is not modified."""
     total = torch.zeros_like(start.context)
     personal = start.personal.clone()
     for user, batches in zip(plan.cohort, plan.batches, strict=True):
@@ -146,7 +146,7 @@ def run_round(model: GPT2LMHeadModel, start: Start, *, data: Data, plan: Plan) -
 
 
 def plan_flop(data: Data, plan: Plan) -> int:
-    """Nominal FLOPs of a plan's real tokens: what padding adds does not count."""
+    """Nominal FLOPs of a plan's real tokens, without padding."""
     inputs = torch.cat(
         [
             data.lengths[user][torch.from_numpy(batch)] + 1

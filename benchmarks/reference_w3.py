@@ -3,8 +3,8 @@
 FedEmbed on digits: 9000 users x 20 images of 28 x 28, a cohort of 900, the paper's encoder and heads, one gradient of
 each client at the weights it was sent and one Adam step of its embedding; the server averages and makes the step. The
 common head's gradient reaches the embedding through the encoder, but not the encoder's weights, so the encoder runs a
-second time with weights that want no gradient. With `clip`, each client's whole update is clipped to that norm. Nothing
-here imports homespun, and nothing here is to be improved: ratios in the benchmarks are against this file.
+second time with weights that need no gradient. With `clip`, each client's whole update is clipped to that norm. Nothing
+here imports homespun. Do not optimize this file: benchmark ratios are relative to it.
 
     python benchmarks/reference_w3.py [threads]
 """
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 USERS, SAMPLES, SIDE, KINDS, CLASSES = 9000, 20, 28, 10, 2
 EMBEDDING_DIM, FEATURES = 28, 64
 COHORT, EMBEDDING_RATE, SERVER_RATE, CLIP = 900, 0.01, 0.1, 1.0
-# Multiply and add are two; backward costs twice the forward pass; the encoder counts once: 44.8 GFLOP a round.
+# A multiply-add counts as two; backward costs twice the forward pass; the encoder counts once: 44.8 GFLOP per round.
 ROUND_FLOP = (
     3
     * 2
@@ -49,7 +49,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins: the server's weights and everybody's personal embedding."""
+    """Initial state of a run: the server's weights and all users' personal embeddings."""
 
     weights: Weights
     embeddings: Tensor  # [users, embedding_dim]
@@ -99,7 +99,7 @@ def make_cohort(round_number: int, seed: int = 0) -> list[int]:
 
 
 def train_client(model: Model, embedding: Tensor, *, data: Data, user: int) -> Tensor:
-    """The client's gradients are left in the model; its new embedding is returned."""
+    """Leaves the client's gradients in the model and returns its new embedding."""
     image, label = data.image[user].unsqueeze(1).float() / 255, data.label[user]
     embedding = embedding.clone().requires_grad_()
     optimizer = torch.optim.Adam([embedding], lr=EMBEDDING_RATE)
@@ -116,7 +116,7 @@ def train_client(model: Model, embedding: Tensor, *, data: Data, user: int) -> T
 
 
 def run_round(model: Model, start: Start, *, data: Data, cohort: Sequence[int], clip: float | None = None) -> Start:
-    """One round, everybody counting the same; `start` stays as it is."""
+    """One round, all clients with the same weight; `start` is not modified."""
     model.load_state_dict(start.weights)
     total = {name: torch.zeros_like(value) for name, value in start.weights.items()}
     embeddings = start.embeddings.clone()
@@ -125,7 +125,7 @@ def run_round(model: Model, start: Start, *, data: Data, cohort: Sequence[int], 
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         for name, value in model.named_parameters():
-            if value.grad is not None:  # of all heads only the client's own has one
+            if value.grad is not None:  # of all heads only the client's own has a gradient
                 total[name] += value.grad
     weights = {name: value - SERVER_RATE * total[name] / len(cohort) for name, value in start.weights.items()}
     return Start(weights, embeddings)

@@ -1,13 +1,12 @@
-"""Whether a change kept every number: a matrix of small runs, digested, to be compared between two commits.
+"""Compares two commits bit by bit: runs a matrix of small runs and digests their results.
 
     python benchmarks/same_bits.py keep before.json          run the matrix, write one digest for every part of each run
     python benchmarks/same_bits.py compare before.json       run it again and list every part that differs
 
 The matrix has every method and assignment, both engines, with and without differential privacy, participants and
-newcomers, uninterrupted and resumed. Runs are made with the command line and read from the files they leave, so that
-two commits with different insides can be compared: a tensor is found by its name, whatever role it has. Where a small
-tensor differs, the largest difference is shown. Bits depend on the CPU type and on the version of torch: compare on one
-machine.
+new users, uninterrupted and resumed. Runs use the command line and are read from their files, so that commits with
+different internals can be compared: a tensor is found by its name, whatever its role. Where a small tensor differs, the
+largest difference is shown. Bits depend on the CPU type and on the version of torch: compare on one machine.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ DIGITS: tuple[str, dict[str, Any]] = ("digits", {"users": 20})
 TEXT: tuple[str, dict[str, Any]] = ("sotu", {})
 SHORT_TEXT = {"rounds": 2, "cohort": 2, "withheld": 0.9, "evaluate_users": 2, "evaluate_examples": 4}
 PRIVATE = {"privacy.noise_multiplier": 0.5, "privacy.insecure": True}
-VARIABLE = {"seconds", "versions", "machine", "cpu", "ledger"}  # of results and records: not the same twice
+VARIABLE = {"seconds", "versions", "machine", "cpu", "ledger"}  # keys of results and records that vary between runs
 
 
 def _cases() -> dict[str, tuple[str, tuple[str, dict[str, Any]], dict[str, Any]]]:
@@ -86,7 +85,7 @@ def _cases() -> dict[str, tuple[str, tuple[str, dict[str, Any]], dict[str, Any]]
             cases[f"{name}/{engine}"] = (method, DIGITS, {**run, **values})
         for name, (method, values) in texts.items():
             cases[f"{name}/{engine}"] = (method, TEXT, {**SHORT_TEXT, "engine": engine, "workers": 0, **values})
-    for name in ("furl/cohort", "fedembed/cohort", "fedperc/cohort"):  # the same numbers from worker processes
+    for name in ("furl/cohort", "fedembed/cohort", "fedperc/cohort"):  # worker processes must give the same numbers
         method, data, values = cases[name]
         cases[f"{name}/workers"] = (method, data, {**values, "workers": 2})
     for name in ("furl", "furl-table", "furl-share", "fedavg", "fedrep-furl", "pfedkm-furl"):
@@ -122,7 +121,7 @@ def _train(folder: Path, method: str, data: tuple[str, dict[str, Any]], values: 
     _call("train", method, "--data", source, "--folder", str(folder), *settings, *chosen)
 
 
-SMALL = 20_000  # numbers of a tensor that is kept whole beside its digest
+SMALL = 20_000  # largest tensor that is kept whole beside its digest
 
 
 def _digests(tensors: bytes) -> dict[str, Any]:
@@ -139,20 +138,20 @@ def _digests(tensors: bytes) -> dict[str, Any]:
 
 
 def _state(message: bytes) -> dict[str, Any]:
-    """Of a server's state: a JSON header, then safetensors."""
+    """Tensors of a server's state: a JSON header, then safetensors."""
     (length,) = struct.unpack_from("<Q", message)
     return _digests(message[8 + length :])
 
 
 def _steady(value: Any) -> Any:
-    """Without what is not the same twice."""
+    """Drops the keys that differ from run to run."""
     if isinstance(value, dict):
         return {key: _steady(inner) for key, inner in value.items() if key not in VARIABLE}
     return [_steady(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _parts(folder: Path) -> dict[str, Any]:
-    """Digests of the server's state and of each private row; scores as they are."""
+    """Digests of the server's state and of each private row; scores unchanged."""
     with contextlib.closing(sqlite3.connect(folder / "vault.sqlite")) as vault:
         (state,) = vault.execute("SELECT value FROM run WHERE key = 'state'").fetchone()
         rows = vault.execute("SELECT user, data FROM private ORDER BY user").fetchall()
@@ -179,7 +178,7 @@ def matrix(only: str = "") -> dict[str, dict[str, Any]]:
         if only not in name:
             continue
         with tempfile.TemporaryDirectory() as place:
-            os.environ["XDG_DATA_HOME"] = place  # the register of ledgers, which others share
+            os.environ["XDG_DATA_HOME"] = place  # the register of ledgers, which is shared otherwise
             folder = Path(place) / "run"
             _train(folder, method, data, values)
             found[name] = _parts(folder)

@@ -2,10 +2,9 @@
 
     homespun bench w1
 
-Both sides start from the same weights and see the same cohorts and batches; each takes its own steps, and
-`max_abs_difference` says how far apart they are in the end. The loop is timed with one thread and with two
-and counts at the better of the two. Shares are of the GEMM peak (all cores) measured in the same run, and
-use nominal FLOPs.
+Both sides start from the same weights and use the same cohorts and batches; `max_abs_difference` is the largest
+difference of their final weights. The loop is timed with one thread and with two; the better one counts. Shares are
+relative to the GEMM peak (all cores) measured in the same run, in nominal FLOPs.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Cohort:
         }
 
     def order(self, user: int) -> np.ndarray:
-        """The order in which this side will visit a user's samples, for the other side to follow."""
+        """The order in which this side visits a user's samples, so that the other side can use the same."""
         generator = seeds.numpy_generator(SEED, "phases", self.rounds.state.round, user_name(user))
         phase = self.built.method.local.phases[0]
         assert isinstance(phase, Phase)

@@ -1,9 +1,9 @@
-"""Workload W2: a frozen GPT-2 behind learned prefixes against the frozen reference loop, alternating in one run.
+"""Workload W2: a frozen GPT-2 with learned prefixes against the frozen reference loop, alternating in one run.
 
     homespun bench w2
 
-The loop is timed with one thread and with two and counts at the better of the two. Shares are of the GEMM
-peak (all cores) measured in the same run, and use nominal FLOPs.
+The loop is timed with one thread and with two; the better one counts. Shares are relative to the GEMM peak (all
+cores) measured in the same run, in nominal FLOPs.
 """
 
 from __future__ import annotations

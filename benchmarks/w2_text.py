@@ -2,7 +2,7 @@
 
     homespun bench w2-text
 
-The reference pads every batch to its longest sentence, homespun not at all. Shares count real tokens only.
+The reference pads every batch to its longest sentence, homespun does not pad. Shares count real tokens only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TOKENIZER = Path(homespun.models.__file__).parent / "tiny" / "tokenizer.json"
 
 
 def tokenizer_of(sentences: list[str]) -> Tokenizer:
-    """The one that comes with homespun, or, where it does not, one that is trained on the sentences."""
+    """The tokenizer that ships with homespun, or, if it is missing, one trained on the sentences."""
     if TOKENIZER.exists():
         return Tokenizer.from_file(str(TOKENIZER))
     from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -49,7 +49,7 @@ def padded(texts: list[list[int]]) -> tuple[Tensor, Tensor]:
 
 
 def make_data(federation: Federation) -> reference.Data:
-    """Every president's sentences, cut at what the model can read behind the prefix."""
+    """Every president's sentences, cut to what the model can read after the prefix."""
     people: list[Examples] = [federation.examples(user) for user in range(len(federation.users))]
     tokenizer = tokenizer_of([text for person in people for text in person.texts])
     tokens, lengths, contexts = [], [], []
@@ -64,7 +64,7 @@ def make_data(federation: Federation) -> reference.Data:
 
 
 def text_share(data: reference.Data, plan: reference.Plan) -> float:
-    """How much of the padded batches is text."""
+    """Share of text in the padded batches."""
     real = whole = 0
     for user, batches in zip(plan.cohort, plan.batches, strict=True):
         for batch in batches:

@@ -2,8 +2,8 @@
 
     homespun bench w3
 
-The loop is timed with one thread and with two and counts at the better of the two. Shares are of the GEMM
-peak (all cores) measured in the same run, and use nominal FLOPs.
+The loop is timed with one thread and with two; the better one counts. Shares are relative to the GEMM peak (all
+cores) measured in the same run, in nominal FLOPs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Figures of a documentation page as SVG files: learning curves, and projections of users' vectors.
+"""Figures of a documentation page as SVG files: learning curves, scores, and projections of users' vectors.
 
 `docs/generate.py` writes them to `docs/figures` from the results of a finished comparison. A report has interactive
 versions; a page needs files that every Markdown viewer shows.
@@ -15,11 +15,13 @@ import numpy as np
 
 from homespun.report.figure_style import GROUP_COLORS, OTHER_COLOR
 from homespun.report.score_tables import metric_of
+from homespun.report.table_model import Table
 
 LINE_COLORS = ("#1f6fb4", "#d1622b", "#3a8f4d", "#8a57a8", "#b8860b", "#666666")
 WIDTH, HEIGHT, MARGIN = 720, 380, 56
 PANEL = 340  # width and height of one projection
 NAMED = 6  # groups or labels that have a colour
+ROW = 24  # height of a row of dots
 
 
 def _text(x: float, y: float, text: str, *, anchor: str = "start", size: int = 12) -> str:
@@ -70,6 +72,83 @@ def curves(results: Mapping[str, Any]) -> str:
         parts.append(f'<rect x="{x:.1f}" y="{MARGIN - 20}" width="14" height="4" fill="{color}"/>')
         parts.append(_text(x + 18, MARGIN - 14, title, size=11))
     return _svg(WIDTH, HEIGHT, parts)
+
+
+def _number(text: str) -> float | None:
+    """The first number of a table's cell; None if it has none."""
+    try:
+        return float(text.split()[0])
+    except ValueError:
+        return None
+
+
+def by_samples(panels: Sequence[tuple[str, Table]]) -> str:
+    """A line for each configuration over the number of own samples; one panel for each table."""
+    rows = [[(row[0].text, [_number(cell.text) for cell in row[1:]]) for row in table.rows] for _, table in panels]
+    known = [value for lines in rows for _, values in lines for value in values if value is not None]
+    low, high = min(known), max(known)
+    names = [name for name, _ in rows[0]]
+    top, bottom = MARGIN, MARGIN + PANEL - 80
+
+    def up(value: float) -> float:
+        return bottom - (bottom - top) * (value - low) / ((high - low) or 1)
+
+    parts: list[str] = []
+    for number, ((title, table), lines) in enumerate(zip(panels, rows, strict=True)):
+        left, right = MARGIN + number * (PANEL + 20), number * (PANEL + 20) + PANEL
+        places = np.linspace(left, right, len(table.columns) - 1).tolist()
+        parts += [
+            _text(left, top - 16, title, size=13),
+            f'<path d="M{left} {top}V{bottom}H{right}" fill="none" stroke="#888"/>',
+            *(_text(left - 6, up(value) + 4, f"{value:.0f}", anchor="end") for value in (low, high)),
+            *(
+                _text(x, bottom + 16, column.title, anchor="middle", size=11)
+                for x, column in zip(places, table.columns[1:], strict=True)
+            ),
+        ]
+        for name, values in lines:
+            color = LINE_COLORS[names.index(name) % len(LINE_COLORS)]
+            constant = [value for value in values if value is not None]
+            drawn = constant * len(values) if len(constant) == 1 else values  # "same" for any number of samples
+            points = [(x, up(value)) for x, value in zip(places, drawn, strict=True) if value is not None]
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+            parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2.5"/>')
+    for number, name in enumerate(names):
+        y, color = bottom + 40 + 18 * number, LINE_COLORS[number % len(LINE_COLORS)]
+        parts.append(f'<rect x="{MARGIN}" y="{y - 7}" width="14" height="4" fill="{color}"/>')
+        parts.append(_text(MARGIN + 20, y, name, size=11))
+    return _svg(PANEL * len(panels) + 40, bottom + 40 + 18 * len(names), parts)
+
+
+def dots(table: Table, columns: Sequence[tuple[int, str]]) -> str:
+    """A row for each method: filled dots for scores, hollow ones for the paper's, which are in brackets in a cell."""
+    left, right = 250, WIDTH - 40
+    height = MARGIN + ROW * len(table.rows) + 30
+
+    def across(score: float) -> float:
+        return left + (right - left) * (score - 0.3) / 0.7
+
+    parts = [
+        f'<path d="M{across(x):.1f} {MARGIN - 10}V{height - 30}" stroke="#ddd"/>' for x in np.arange(0.3, 1.01, 0.1)
+    ]
+    parts += [_text(across(x), height - 12, f"{x:.1f}", anchor="middle", size=11) for x in np.arange(0.3, 1.01, 0.1)]
+    for number, (column, name) in enumerate(columns):
+        color, x = LINE_COLORS[number], left + 150 * number
+        parts.append(f'<circle cx="{x}" cy="20" r="5" fill="{color}"/>')
+        parts.append(_text(x + 10, 24, name, size=11))
+        for place, row in enumerate(table.rows):
+            y = MARGIN + ROW * place
+            here, _, paper = row[column].text.partition("(")
+            for text, fill in ((here, color), (paper.rstrip(")"), "none")):
+                score = _number(text)
+                if score is not None:
+                    parts.append(
+                        f'<circle cx="{across(score):.1f}" cy="{y + 8 * number - 4}" r="5" fill="{fill}" '
+                        f'stroke="{color}" stroke-width="1.5"/>'
+                    )
+    parts += [_text(left - 12, MARGIN + ROW * n + 4, row[0].text, anchor="end") for n, row in enumerate(table.rows)]
+    parts.append(_text(left + 150 * len(columns), 24, "hollow: the paper", size=11))
+    return _svg(WIDTH, height, parts)
 
 
 def maps(results: Mapping[str, Any]) -> str:

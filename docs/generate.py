@@ -2,11 +2,12 @@
 
     python docs/generate.py docs/methods/furl.md docs/methods/fedperc.md
 
-`<!-- results: NAME -->` inserts the tables of the comparison NAME; `<!-- preferences: NAME -->` inserts FedEmbed's
-tables of fedembed-NAME and fedembed-NAME-imbalanced; `<!-- curves: NAME -->` and `<!-- maps: NAME -->` insert a figure,
-which is written to `docs/figures`. All of them read the record `docs/results/NAME.json` or, if there is none, the
-folder `runs/NAME` of a finished `homespun compare experiments/NAME.toml`. Records take precedence, so that each page
-can be regenerated from the repository alone; `python docs/records.py keep NAME` updates a record.
+`<!-- results: NAME -->` takes the tables of the comparison NAME; `<!-- preferences: NAME -->` FedEmbed's tables of
+fedembed-NAME and fedembed-NAME-imbalanced; `<!-- scores: NAME -->`, `<!-- curves: NAME -->`,
+`<!-- by-samples: NAME -->` and `<!-- maps: NAME -->` a figure, which is written to `docs/figures`. All of them read the
+record `docs/results/NAME.json`; without one, the folder `runs/NAME` of a finished comparison. The record comes first,
+so that each page can be written again from the repository alone: `python docs/records.py keep NAME` brings a record up
+to date.
 
 `<!-- samples: NAME -->` inserts text generated from the runs, and `<!-- bench: NAME -->` the tables of
 `runs/bench-NAME.json`. If the input is missing, the page keeps its content; an empty block gets the command to run.
@@ -47,9 +48,8 @@ import fedembed_tables
 import figures
 import records
 
-MARKED = re.compile(
-    r"(<!-- (results|samples|bench|preferences|curves|maps): (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL
-)
+KIND = "results|samples|bench|preferences|scores|curves|by-samples|maps"
+MARKED = re.compile(rf"(<!-- ({KIND}): (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
 RUNS, FIGURES = Path("runs"), Path("docs/figures")
 NOT_RUN = "Not run yet"
 PROMPTS = ("We must", "I think")  # the paper's
@@ -236,6 +236,19 @@ def curves_of(name: str) -> str:
     return figure(f"{name}-curves", figures.curves(comparison(name)), "Learning curves on the evaluation part")
 
 
+def by_samples_of(name: str) -> str:
+    results = comparison(name)
+    tables = [(people.title, configuration_table(results, people)) for people in (KNOWN, WITHHELD)]
+    drawn = figures.by_samples([(title, made) for title, made in tables if made is not None])
+    return figure(f"{name}-by-samples", drawn, "Perplexity by number of own samples")
+
+
+def scores_of(name: str) -> str:
+    scores = fedembed_tables.scores(name, comparison(f"fedembed-{name}"), None)
+    drawn = figures.dots(scores, [(1, "without privacy"), (2, "epsilon 8")])
+    return figure(f"fedembed-{name}-scores", drawn, "Macro-F1 of every method, balanced")
+
+
 def maps_of(name: str) -> str | None:
     """None if the record has no projection: records keep it only for pages that show it."""
     results = comparison(name)
@@ -256,7 +269,9 @@ KINDS = {
     "samples": samples_of,
     "bench": bench_of,
     "preferences": preferences_of,
+    "scores": scores_of,
     "curves": curves_of,
+    "by-samples": by_samples_of,
     "maps": maps_of,
 }
 
@@ -264,7 +279,7 @@ KINDS = {
 def filled(match: re.Match[str]) -> str:
     marker, kind, name, found, end = match.groups()
     here, command = is_here(name), f"homespun compare experiments/{name}.toml"
-    if kind == "preferences":
+    if kind in ("preferences", "scores"):
         here, command = is_here(f"fedembed-{name}"), f"make fedembed-{name}"
     if kind == "bench":
         here, command = bench_file(name).exists(), f"homespun bench {name} --json > {bench_file(name)}"

@@ -1,9 +1,9 @@
-"""Which server rule and rate: python experiments/server_rates.py EXPERIMENT [--rates fedadam=0.01 fedavg=1 ...]
+"""Choose server rules and rates: python experiments/server_rates.py EXPERIMENT [--rates fedadam=0.01 fedavg=1 ...]
 
-Every configuration of an experiment on a corpus of preferences is trained with each rule, on other users (the corpus's
-seed 100) and fewer of them, and judged on their validation examples: nothing of the experiment's own users is read. The
-noise of private configurations shrinks with the cohort, so that it blurs the mean update as much as it will there. What
-private trials cost is written into the ledger of the data, as that of every other run.
+Trains every configuration of an experiment on a corpus of preferences with each rule, on other and fewer users (the
+corpus's seed 100), and evaluates it on their validation examples: no data of the experiment's own users are read. The
+noise of private configurations is scaled down with the cohort, so that the mean update is as noisy as in the
+experiment. The cost of private trials is recorded in the data's ledger, as for every other run.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ import argparse
 from pathlib import Path
 from time import process_time
 
-from homespun.experiment import Configuration, Experiment, read_experiment
-from homespun.judging import evaluate
-from homespun.training import load, prepare, training
-
 from homespun.core.errors import MessageError
+from homespun.experiments.experiment import Configuration, Experiment, read_experiment
 from homespun.privacy.settings import Privacy, make_plan
+from homespun.runs.evaluate import evaluate
+from homespun.runs.training import load, prepare, training
 
 RATES = ["fedadam=0.003", "fedadam=0.01", "fedadam=0.03", "fedavg=0.3", "fedavg=1", "fedavg=3"]
 
 
 def noise_multiplier(experiment: Experiment, configuration: Configuration, *, users: int) -> float:
-    """How much noise the experiment itself will add, in clip norms."""
+    """The noise that the experiment itself adds, in clip norms."""
     run = {**experiment.settings, **configuration.settings}
     return make_plan(
         Privacy(**run["privacy"]),
@@ -35,7 +34,7 @@ def noise_multiplier(experiment: Experiment, configuration: Configuration, *, us
 
 
 def settings_for(experiment: Experiment, name: str, rule: str, *, users: int, whole: int) -> dict[str, object]:
-    """Of one trial, with so many users where the experiment has the whole."""
+    """Settings of one trial with `users` users, where the experiment has `whole`."""
     share = users / whole
     configuration = experiment.configurations[name]
     server, rate = rule.split("=")
@@ -57,7 +56,7 @@ def main() -> None:
     asked.add_argument("experiment", type=Path)
     asked.add_argument("--rates", nargs="+", default=RATES)
     asked.add_argument("--users", type=int, default=3000)
-    asked.add_argument("--only", nargs="+", help="configurations; all of them otherwise")
+    asked.add_argument("--only", nargs="+", help="configurations; default: all")
     given = asked.parse_args()
     experiment = read_experiment(given.experiment)
     whole = len(load(experiment.data.source, **experiment.data.settings).users)
@@ -74,7 +73,7 @@ def main() -> None:
                     for _ in training(run):
                         pass
                     shown = f"{evaluate(run, 'eval').f1:.3f}"
-            except MessageError:  # numbers that are not finite were refused until nobody was left
+            except MessageError:  # every client's update was rejected as not finite
                 shown = "diverged"
             print(f"{shown} ({process_time() - begun:3.0f} s)".rjust(16), end="", flush=True)
         print(flush=True)

@@ -1,9 +1,9 @@
-"""Write the TV set of FedPerC's appendix: a few leads of two series, one sentence an utterance.
+"""Write the TV set of FedPerC's appendix: a few leading characters of two series, one sentence per utterance.
 
     python experiments/tv_set.py FRIENDS GAME_OF_THRONES OUT
 
 Both sources and OUT are .jsonl.gz files of records with `user`, `context` and `text`; the series is the context.
-The talkative are those with the most lines in their source. The same sources always give the same bytes.
+The leading characters are those with the most lines in their source. The same sources give the same bytes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def most_talkative(lines: Iterable[Line], count: int) -> list[str]:
-    """Those with the most lines; of equals, the first in the alphabet."""
+    """The users with the most lines; ties are broken alphabetically."""
     spoken = Counter(line["user"] for line in lines)
     return sorted(spoken, key=lambda user: (-spoken[user], user))[:count]
 
 
 def utterances(lines: Iterable[Line], users: Iterable[str]) -> Iterator[Line]:
-    """The sentences of these users that are long enough, in the order of the source."""
+    """Sentences of these users that are long enough, in the order of the source."""
     kept = set(users)
     for line in lines:
         if line["user"] not in kept:
@@ -49,7 +49,7 @@ def utterances(lines: Iterable[Line], users: Iterable[str]) -> Iterator[Line]:
 def write_lines(path: Path, lines: Iterable[Line]) -> None:
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(text.encode(), mtime=0))  # no date, so that equal texts are equal files
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))  # no timestamp, so that equal texts give equal files
 
 
 def main() -> None:

@@ -81,6 +81,11 @@ def test_tables_and_samples_of_an_experiment(generate, tmp_path):
     assert "An old map." in drawn  # two users are too few for one
     svg = Path("docs/figures/some-curves.svg").read_text()
     assert svg.count("<polyline") == 2 * (2 + 1)  # two folds and their mean, of two configurations
+    drawn = generate("<!-- by-samples: some -->\n<!-- end -->\n")
+    assert "![Perplexity by number of own samples](../figures/some-by-samples.svg)" in drawn
+    svg = Path("docs/figures/some-by-samples.svg").read_text()
+    assert svg.count("<polyline") == 2 * 4  # two controls and two configurations, for known and for withheld users
+    assert "Known users" in svg and "Withheld users" in svg and "Ours_*" in svg
     assert "Not run yet" not in page and page.startswith("Before.") and page.endswith("After.\n")
 
 
@@ -146,6 +151,12 @@ def test_fedembeds_tables_show_the_papers_values(generate):
         " Together they cost more, since all of them use the same images: 2 runs 10.7, 4 runs 15.0."
     )
     assert fedembed_tables.total_privacy_cost_text({**balanced, "configurations": {}}, None) == ""
+    import figures
+
+    scores = fedembed_tables.scores("voices", balanced, imbalanced)
+    dots = figures.dots(scores, [(1, "without privacy"), (2, "epsilon 8")])
+    assert dots.count('<circle cx="') == 2 + 2 + 3  # a legend, the paper's two scores, and three of ours
+    assert dots.count('fill="none"') == 2 and ">New<" in dots
     by_size = imbalanced | {"data": {"groups": {"a": 20, "b": 8, "c": 4}}}
     found = fedembed_tables.shares("voices", by_size, "")
     assert [cell.text for cell in found.rows[0]] == [

@@ -1,8 +1,8 @@
-"""How fast to learn at home: python experiments/personalize_lr_factor.py RUN... [--paces 0.2 1 5]
+"""Choose the learning rate of personalization: python experiments/personalize_lr_factor.py RUN... [--paces 0.2 1 5]
 
-Participants of finished runs adapt to one half of their evaluation part, at several paces, and are scored on the other
-half: perplexity by number of own samples. Nothing of the test part is read. The pace that is best with all samples is
-the one for an experiment's `personalize_lr_factor`.
+Participants of finished runs adapt to one half of their evaluation part, at several paces (factors on the learning
+rates), and are scored on the other half: perplexity by number of own samples. The test part is not read. Use the pace
+that is best with all samples as an experiment's `personalize_lr_factor`.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from homespun.engines.engine import Client
-from homespun.training import reopen
 
 from homespun.core import seeds
-from homespun.core.method import load_method
 from homespun.core.tree import Tree
 from homespun.data.splits import sample_users
+from homespun.engines.client import Client
 from homespun.engines.loop import LoopEngine
 from homespun.engines.simulation import k_shot, score_clients
 from homespun.runs.run import Run
+from homespun.runs.training import reopen
+from homespun.system.method_loading import load_method
 
 COUNTS: tuple[int | None, ...] = (1, 5, 15, None)
 
 
 def halves(run: Run, position: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Every other utterance of the evaluation part to adapt to, the rest to be scored."""
+    """Every other utterance of the evaluation part to adapt to, and the rest to score."""
     whole = run.method.encode(run.clients.split(run.federation, position).eval)
     scored = {name: column[1::2] for name, column in whole.items()}
     most = run.settings.evaluate_examples or len(scored["length"])
