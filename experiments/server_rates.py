@@ -17,7 +17,7 @@ from homespun.judging import evaluate
 from homespun.training import load, prepare, training
 
 from homespun.core.errors import MessageError
-from homespun.privacy.settings import Privacy, make_plan
+from homespun.privacy.settings import Privacy, plan_privacy
 
 RATES = ["fedadam=0.003", "fedadam=0.01", "fedadam=0.03", "fedavg=0.3", "fedavg=1", "fedavg=3"]
 
@@ -25,7 +25,7 @@ RATES = ["fedadam=0.003", "fedadam=0.01", "fedadam=0.03", "fedavg=0.3", "fedavg=
 def noise_multiplier(experiment: Experiment, configuration: Configuration, *, users: int) -> float:
     """How much noise the experiment itself will add, in clip norms."""
     run = {**experiment.settings, **configuration.settings}
-    return make_plan(
+    return plan_privacy(
         Privacy(**run["privacy"]),
         users=users,
         cohort=run["cohort"],

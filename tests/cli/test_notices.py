@@ -14,7 +14,7 @@ from homespun.cli.notices import after, before
 from homespun.core.settings import parse
 from homespun.methods.furl import SMALL
 from homespun.privacy.mechanism import Clip
-from homespun.privacy.settings import Privacy, make_plan, noise_to_clip
+from homespun.privacy.settings import Privacy, noise_to_clip_ratio, plan_privacy
 from homespun.runs.open_run import open_run
 from homespun.runs.run import Run
 from homespun.runs.settings import RunSettings
@@ -82,9 +82,9 @@ def test_noise_against_clip_by_hand(noise: str, ratio: float) -> None:
             "delta": 1e-3,
         }
     )
-    plan = make_plan(settings, users=4, cohort=4, sampler="poisson", rounds=1)
+    plan = plan_privacy(settings, users=4, cohort=4, sampler="poisson", rounds=1)
     assert plan.clip == Clip({"head": 0.5, "*": 3.0})
-    group, found = noise_to_clip(plan, {"head": 100, "body": 81})
+    group, found = noise_to_clip_ratio(plan, {"head": 100, "body": 81})
     assert (group, found) == ("head", pytest.approx(ratio))
 
 

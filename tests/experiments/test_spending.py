@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from homespun.experiments.spending import together
-from homespun.privacy.accounting import Release, epsilon
+from homespun.privacy.accounting import Release, compute_epsilon
 
 
 def run(*, releases=40, noise_multiplier=0.7689014, rate=0.1, delta=1e-5, cohort=900, sampler="poisson", **more):
@@ -42,7 +42,7 @@ def test_one_run_costs_what_it_says_and_none_nothing():
 )
 def test_noise_of_earlier_results_is_counted_as_it_was(about, counted):
     found = together([run(noise_multiplier=4.0, rate=1.0, releases=1, **about)] * 2, users=20)
-    assert found["epsilon_rdp"] == epsilon({Release(1.0, counted): 2}, delta=1e-5, way="rdp")
+    assert found["epsilon_rdp"] == compute_epsilon({Release(1.0, counted): 2}, delta=1e-5, accountant="rdp")
 
 
 def test_deltas_that_differ_count_as_the_smallest():

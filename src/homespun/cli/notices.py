@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from homespun.core.roles import SHARED
 from homespun.data.lengths import cut_texts
-from homespun.privacy.accounting import epsilon
-from homespun.privacy.settings import noise_to_clip
+from homespun.privacy.accounting import compute_epsilon
+from homespun.privacy.settings import noise_to_clip_ratio
 from homespun.runs.run import Run
 
 
@@ -20,8 +20,8 @@ def after(run: Run) -> list[str]:
         return []
     account = run.dp.account
     delta = account.plan.settings.delta
-    spent = epsilon(
-        account.spending(rounds=run.state.round), delta=delta, way="coarse"
+    spent = compute_epsilon(
+        account.spending(rounds=run.state.round), delta=delta, accountant="coarse"
     )  # not less than the report says, and at once
     return [f"private: spent epsilon {spent:.2f} at delta {delta:g} in {run.state.round} rounds"]
 
@@ -38,7 +38,7 @@ def _cost(run: Run) -> list[str]:
         return []
     plan, rounds = run.dp.account.plan, run.total_rounds
     settings, spending = plan.settings, run.dp.account.spending(rounds=rounds)
-    cost = settings.epsilon or epsilon(spending, delta=settings.delta, way="coarse")
+    cost = settings.epsilon or compute_epsilon(spending, delta=settings.delta, accountant="coarse")
     return [
         f"private: {rounds} rounds cost epsilon {cost:.2f} at delta {settings.delta:g} "
         f"(noise {plan.noise_multiplier:.2f} x clip)"
@@ -50,7 +50,7 @@ def _loud_noise(run: Run) -> list[str]:
         return []
     plan = run.dp.account.plan
     shared = run.built.partition.names(*SHARED)
-    group, ratio = noise_to_clip(plan, {name: run.built.initial[name].numel() for name in shared})
+    group, ratio = noise_to_clip_ratio(plan, {name: run.built.initial[name].numel() for name in shared})
     if ratio <= 1:
         return []
     norm = plan.clip.norms[group]
