@@ -37,6 +37,7 @@ def show(
 ) -> None:
     """Show the privacy spent on a data set since the last reset of its ledger.
 
+    \b
     PLD and RDP are two upper bounds on epsilon. The smaller one counts.
 
     Example: homespun privacy show sotu
@@ -80,7 +81,9 @@ def budget(
 ) -> None:
     """Set, change or remove the privacy budget of a data set.
 
-    The budget limits the total epsilon of all runs on the data. Changing it does not change what was spent.
+    \b
+    The budget limits the total epsilon of all runs on the data. Changing it does
+    not change what was spent.
 
     Example: homespun privacy budget votes.csv --epsilon 8 --delta 1e-6 --name votes.csv
     """
@@ -99,8 +102,10 @@ def budget(
 def reset(source: Source, name: Name, reason: Reason = "", ledger: Where = None) -> None:
     """Start the ledger of a data set from zero.
 
-    A reset does not undo earlier releases. Use it only if the data now belong to other users, or if all users consent.
-    The budget and the earlier lines of the ledger remain.
+    \b
+    A reset does not undo earlier releases. Use it only if the data now belong to
+    other users, or if all users consent. The budget and the earlier lines of the
+    ledger remain.
 
     Example: homespun privacy reset sotu --name sotu --reason "other users"
     """
@@ -118,6 +123,7 @@ def join(
 ) -> None:
     """Merge a second ledger of the same data into the first.
 
+    \b
     The second file is renamed to FILE.joined.
 
     Example: homespun privacy join votes.csv copy/votes.csv.privacy.jsonl --name votes.csv

@@ -17,11 +17,11 @@ from homespun.data.splits import withhold
 from homespun.experiments.experiment import Experiment, run_folder
 from homespun.personalization.generation import (
     Sampling,
-    continuations,
     find_context,
-    find_person,
-    find_voice,
-    language_model_of,
+    find_personal_model,
+    match_user,
+    require_language_model,
+    sample_continuations,
 )
 from homespun.report.cells import Column, table
 from homespun.report.tables import markdown_table
@@ -64,20 +64,20 @@ def showcase(
     Left out, the person is the first participant who never used one of the contexts, the people are the first
     others, and the context is the one that the person uses most.
     """
-    language_model_of(run)
+    require_language_model(run)
     settings = parse(Sampling, sampling, where="sampling")
     names = run.federation.contexts
-    one = _first_with_a_new_context(run) if person is None else find_person(run, person)
-    others = _first_others(run, one) if people is None else [find_person(run, name) for name in people]
+    one = _first_with_a_new_context(run) if person is None else match_user(run, person)
+    others = _first_others(run, one) if people is None else [match_user(run, name) for name in people]
     shared = _usual_context(run, one) if context is None else find_context(run, context)
     pairs = [(one, place) for place in range(max(len(names), 1))] + [(other, shared or 0) for other in others]
     samples = []
     done = counted(run.progress, "continuations", total=len(openings) * len(pairs))
     for opening in openings:
         for user, place in each(pairs, done):
-            voice = find_voice(run, user=user, context=names[place] if names else None)
+            voice = find_personal_model(run, user=user, context=names[place] if names else None)
             used = not names or bool(_uses(run, user)[place])
-            for text in continuations(voice, opening, settings):
+            for text in sample_continuations(voice, opening, settings):
                 samples.append(Sample(opening, user, names[place] if names else "", used, text))
     return samples
 
