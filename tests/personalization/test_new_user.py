@@ -145,11 +145,11 @@ def test_from_python_the_result_is_the_same_and_nothing_is_stored(folder, genera
     for place, way in ((folder, {"steps": 4}), (generating, {"generated": True})):
         personalized(place, tmp_path / "mine.txt", MINE, user="zoe", context="written", **way)
         with reopen(place) as run:
-            person = personalize(run, "zoe", texts, context="written", **way)
+            model = personalize(run, "zoe", texts, context="written", **way)
             kept = run.vault.private("zoe")
-            assert kept.keys() == person.private.keys()
-            assert all(torch.equal(kept[name], person.private[name]) for name in kept)
-            said = person.generate("We must", context="spoken", samples=2)
+            assert kept.keys() == model.private.keys()
+            assert all(torch.equal(kept[name], model.private[name]) for name in kept)
+            said = model.generate("We must", context="spoken", samples=2)
             assert said == generate(run, "We must", user="zoe", context="spoken", samples=2)
             assert run.vault.private(personalize(run, "max", texts, context="spoken").user) is None
             for options, error, message in [
@@ -163,9 +163,9 @@ def test_from_python_the_result_is_the_same_and_nothing_is_stored(folder, genera
 
 
 def test_a_method_that_predicts_labels_needs_them(tmp_path):
-    people = load_federation("dialects", settings={"users": 4, "examples": 5})
-    with train("furl", people, rounds=1, workers=0, **furl.SMALL) as run:
-        assert personalize(run, "ada", ["mepu basi"], ["label-0"]).predict(["mepu"])[0] in people.labels
+    federation = load_federation("dialects", settings={"users": 4, "examples": 5})
+    with train("furl", federation, rounds=1, workers=0, **furl.SMALL) as run:
+        assert personalize(run, "ada", ["mepu basi"], ["label-0"]).predict(["mepu"])[0] in federation.labels
         for labels in (None, ["label-0"] * 2):
             with pytest.raises(InputError, match="furl predicts labels and has no contexts: give one label per text"):
                 personalize(run, "ada", ["mepu basi"], labels)
@@ -246,12 +246,12 @@ def test_a_new_user_is_personalized_exactly_as_in_the_evaluation(folder):
     """The same steps on the same utterances give the same embedding and the same local copy of the contexts."""
     with reopen(folder) as run:
         texts = ["we must ask what the people think of it", "my fellow citizens, go on together"]
-        person = personalize(run, "zoe", texts, context="spoken")
+        model = personalize(run, "zoe", texts, context="spoken")
         examples = Examples(texts, contexts=np.full(2, run.federation.contexts.index("spoken")))
-        home = Client(
+        client = Client(
             "zoe", private=run.clients.new_private("zoe", run.state.broadcast()), data=run.method.encode(examples)
         )
-        (evaluated,) = personalize_clients(run.method, run.trainer, run.state.broadcast(), [home])
-        assert person.private.keys() == evaluated.keys() == {"personal.embedding", "context.table"}
+        (evaluated,) = personalize_clients(run.method, run.trainer, run.state.broadcast(), [client])
+        assert model.private.keys() == evaluated.keys() == {"personal.embedding", "context.table"}
         for name, value in evaluated.items():
-            torch.testing.assert_close(person.private[name], value)
+            torch.testing.assert_close(model.private[name], value)

@@ -68,8 +68,8 @@ def released(run, sums, secret, *, trial):
     if run.dp.local:
         mechanism = replace(run.dp, insecure_seed=trial)
         return mechanism.on_client(sums[secret], zero.broadcast(), "somebody").federated
-    told = replace(run.dp, insecure_seed=trial).on_server(sums[secret], zero.broadcast())
-    return {name: USERS * value for name, value in run.built.method.server(zero, told).federated.items()}
+    noisy = replace(run.dp, insecure_seed=trial).on_server(sums[secret], zero.broadcast())
+    return {name: USERS * value for name, value in run.built.method.server(zero, noisy).federated.items()}
 
 
 def float32_on_float32(run, sums, secret, *, trial):

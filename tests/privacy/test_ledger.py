@@ -116,7 +116,7 @@ from pathlib import Path
 ledger = Ledger(Path(sys.argv[1]), "votes")
 while True:
     ledger.debit(Release(0.1, 2.0), run=sys.argv[2])
-    print("told", flush=True)
+    print("released", flush=True)
 """
 
 
@@ -134,12 +134,12 @@ def test_after_a_kill_every_release_has_its_debit(ledger):
 
     while fewest() < 20 and time.monotonic() < deadline:
         time.sleep(0.05)
-    told = []
+    released = []
     for process in processes:
         process.kill()
-        told.append(process.communicate()[0].count(b"told"))
+        released.append(process.communicate()[0].count(b"released"))
     debited = ledger.spent()[ROUND]
-    assert min(told) > 0 and sum(told) <= debited <= sum(told) + len(processes)
+    assert min(released) > 0 and sum(released) <= debited <= sum(released) + len(processes)
 
 
 def test_the_ledger_is_next_to_the_file_or_folder_of_the_data(tmp_path, monkeypatch):

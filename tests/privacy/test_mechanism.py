@@ -140,13 +140,13 @@ def test_statistics_have_a_tenth_of_the_budget_and_parameters_the_rest(clip, par
     in_groups = {clip.group_of(name): (norms_of[name] / found[name]) ** 2 for name in found}
     moved = sum(in_groups.values())  # what one user can move, in standard deviations, squared
     if statistics is not None:
-        told = clip.statistics_deviation(noise_multiplier=noise_multiplier)
-        assert told == pytest.approx(noise_multiplier * statistics)
-        moved += (2.0 / told) ** 2
+        noise = clip.statistics_deviation(noise_multiplier=noise_multiplier)
+        assert noise == pytest.approx(noise_multiplier * statistics)
+        moved += (2.0 / noise) ** 2
     assert 1 / sqrt(moved) == pytest.approx(noise_multiplier, rel=1e-12)
 
 
-def test_every_number_that_is_told_lies_on_the_grid_of_its_noise():
+def test_every_released_number_is_on_the_grid_of_its_noise():
     """Parameters, rows and statistics, each in steps of 2^-16 of the power of two below its standard deviation."""
     clip = Clip({"a": 2.0, "*": 1.0}, statistics=40.0)
     sent = update(a=(0.1, 0.2), b=(0.3,), row=(0.4, 0.5), statistics=(0.7, 3.0))

@@ -41,7 +41,7 @@ def test_an_insecure_run_is_marked_and_a_finished_run_names_the_options(tmp_path
     assert "INSECURE" in CliRunner().invoke(app, list(map(str, command))).stderr
     again = homespun(*command, fails=RunError)
     # twice the rounds with the same noise would exceed the epsilon of the settings
-    assert "its noise was chosen for this many rounds" in again and "--rounds" not in again
+    assert "its noise was computed for this many rounds" in again and "--rounds" not in again
 
 
 def test_a_run_stopped_by_its_budget_has_a_report_of_its_rounds(tmp_path):

@@ -298,8 +298,8 @@ def test_the_server_knows_the_standard_deviation_of_the_noise(tmp_path):
         with opened(tmp_path, name=noise, privacy={"noise": noise}, method_settings={"users": "table"}) as run:
             start = run.state.broadcast()
             total = LoopEngine(run.built, 0).work(start, clients_of(run, range(9))).update
-            told = run.dp.on_server(total, start).noise
-        assert told == {name: pytest.approx(expected) for name in [*start.federated, *start.keyed]}
+            noise = run.dp.on_server(total, start).noise
+        assert noise == {name: pytest.approx(expected) for name in [*start.federated, *start.keyed]}
 
 
 def test_statistics_add_a_twentieth_of_noise_to_parameters_and_no_epsilon(tmp_path):
@@ -317,7 +317,7 @@ def test_statistics_add_a_twentieth_of_noise_to_parameters_and_no_epsilon(tmp_pa
 # An attack: a user with the worst possible update, and an observer who knows everything except whether they took part
 
 
-def told(normal, *, canary, noise_multiplier):
+def release(normal, *, canary, noise_multiplier):
     broadcast = Broadcast(0, {"w": torch.zeros(4)}, {})
     others = Update(0, {"w": torch.tensor([0.3, -0.2, 0.1, 0.4])}, {}, {}, weight=1.0, clients=1)
     total = others
@@ -344,7 +344,7 @@ def proven(without, within, thresholds, *, delta, tests):
 
 def empirical_epsilon(noise_multiplier, *, trials=4000, delta=1e-5):
     without, within = (
-        np.array([told(secure_normal, canary=canary, noise_multiplier=noise_multiplier) for _ in range(trials)])
+        np.array([release(secure_normal, canary=canary, noise_multiplier=noise_multiplier) for _ in range(trials)])
         for canary in (False, True)
     )
     return proven(without, within, np.linspace(0, 3, 13), delta=delta, tests=13)
@@ -366,24 +366,24 @@ def test_the_attack_on_whole_rounds(tmp_path, monkeypatch, noise_multiplier):
     with opened(tmp_path, privacy=privacy, **settings) as run:
         start, broadcast = run.state, run.state.broadcast()
         monkeypatch.setattr(run.dp.account.ledger, "debit", lambda *_, **__: None)  # a thousand waits for the disk
-        nobody = run.trainer.work(broadcast, [])
+        no_clients = run.trainer.work(broadcast, [])
         loud = {name: torch.full_like(value, 100.0) for name, value in broadcast.federated.items()}
         rows = {
             name: Rows(torch.arange(len(table)), torch.full_like(table, 100.0), torch.ones(len(table)))
             for name, table in broadcast.keyed.items()
         }
-        canary = Update(0, loud, rows, nobody.update.statistics, weight=1.0, clients=1)
+        canary = Update(0, loud, rows, no_clients.update.statistics, weight=1.0, clients=1)
         canary = run.dp.on_client(canary, broadcast, "canary")
 
         def seen(update):
             """How far a round with this update moves each parameter, in the canary's direction."""
-            monkeypatch.setattr(run.trainer, "work", lambda *_, **__: replace(nobody, update=update))
+            monkeypatch.setattr(run.trainer, "work", lambda *_, **__: replace(no_clients, update=update))
             run.state = start
             run.step()
             after = {**run.state.federated, **run.state.keyed}
             return [float((after[name] - value).sum()) for name, value in {**start.federated, **start.keyed}.items()]
 
-        without, within = (np.array([seen(update) for _ in range(400)]).T for update in (nobody.update, canary))
+        without, within = (np.array([seen(update) for _ in range(400)]).T for update in (no_clients.update, canary))
     claimed = compute_epsilon({Release(1.0, 2.0): 1}, delta=0.01)
     found = max(
         proven(before, after, np.quantile(after, np.linspace(0.05, 0.95, 7)), delta=0.01, tests=7 * len(within))
@@ -424,7 +424,7 @@ def test_local_noise_is_debited_before_any_update_leaves_a_client(tmp_path, monk
         interrupted(monkeypatch, run, after=1)
         assert run.state.round == 0 and spent(tmp_path).total() == 1
     with opened(tmp_path, name="spent", privacy={"noise": "local", "budget": 1e-3}) as run:
-        monkeypatch.setattr(run.trainer, "work", lambda *_, **__: pytest.fail("something left home"))
+        monkeypatch.setattr(run.trainer, "work", lambda *_, **__: pytest.fail("an update left the client"))
         with pytest.raises(BudgetError):
             run.step()
 
@@ -494,11 +494,11 @@ def test_cohorts_of_a_fixed_size_have_twice_the_noise():
         settings = Privacy(epsilon=4.0, amplification=False)
         return plan_privacy(settings, users=20, rounds=10, **options)
 
-    everybody, poisson = noise(cohort=20, sampler="shuffled"), noise(cohort=8, sampler="poisson")
+    all_users, poisson = noise(cohort=20, sampler="shuffled"), noise(cohort=8, sampler="poisson")
     fixed = noise(cohort=8, sampler="uniform")
     assert fixed.noise_multiplier == pytest.approx(2 * poisson.noise_multiplier)
     assert fixed.release.noise_multiplier == pytest.approx(poisson.release.noise_multiplier)
-    assert everybody.noise_multiplier == poisson.noise_multiplier
+    assert all_users.noise_multiplier == poisson.noise_multiplier
 
 
 def test_the_ledger_is_the_same_from_a_file_and_from_python(tmp_path):

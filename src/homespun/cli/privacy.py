@@ -18,9 +18,17 @@ privacy_app = typer.Typer(
     help="Compute the cost of differential privacy and manage the ledger of a data set.", no_args_is_help=True
 )
 
+
+def _check_delta(delta: float | None) -> float | None:
+    """A callback rather than a range, which the help would print."""
+    if delta is not None and not 1e-300 <= delta <= 1 - 1e-9:
+        raise typer.BadParameter(f"{delta:g}: expected a number between 0 and 1")
+    return delta
+
+
 Source = Annotated[str, typer.Argument(help="File, folder or built-in corpus.")]
 Where = Annotated[Path | None, typer.Option("--ledger", help="Path of the ledger, if a run set privacy.ledger.")]
-Delta = Annotated[float, typer.Option(min=1e-300, max=1 - 1e-9, help="Delta of the guarantee.")]
+Delta = Annotated[float, typer.Option(callback=_check_delta, help="Delta of the guarantee.")]
 Name = Annotated[str, typer.Option(help="Name of the data set as `show` prints it, to confirm the change.")]
 Reason = Annotated[str, typer.Option(help="Reason, recorded in the ledger.")]
 
@@ -31,7 +39,7 @@ def show(
     ledger: Where = None,
     delta: Annotated[
         float | None,
-        typer.Option(min=1e-300, max=1 - 1e-9, help="Delta of the guarantee. Default: that of the budget, or 1e-5."),
+        typer.Option(callback=_check_delta, help="Delta of the guarantee. Default: that of the budget, or 1e-5."),
     ] = None,
     json_output: Json = False,
 ) -> None:

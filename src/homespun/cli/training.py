@@ -256,8 +256,8 @@ def report(folder: Folder, trust: Trust = []) -> None:  # noqa: B006
     """Write report.html and report.md of a finished run or comparison.
 
     \b
-    They are made from results.json. A run that was trained from Python is evaluated
-    first.
+    The reports are made from results.json. A run that was trained from Python is
+    evaluated first.
 
     Example: homespun report runs/demo
     """
