@@ -99,7 +99,7 @@ def test_personalize_and_predict_a_new_user(run, tmp_path):
     homespun("vault", "export", run, "ada", "-o", exported)
     assert exported.stat().st_mode & 0o777 == 0o600 and exported.stat().st_size > 16
     homespun("vault", "forget", run, "ada")
-    assert "nothing is kept of user 'ada'" in homespun("vault", "forget", run, "ada", code=2).stderr
+    assert "no private parameters of user 'ada'" in homespun("vault", "forget", run, "ada", code=2).stderr
 
 
 def test_personalize_uses_the_columns_of_the_run_and_leaves_out_unknown_labels(tmp_path):
@@ -118,7 +118,10 @@ def test_personalize_uses_the_columns_of_the_run_and_leaves_out_unknown_labels(t
         in done.stdout
     )
     (tmp_path / "known.csv").write_text("who,words,answer\n3,hello,yes\n")
-    assert "takes part in this run" in homespun("personalize", tmp_path / "run", tmp_path / "known.csv", code=2).stderr
+    assert (
+        "is a participant of this run"
+        in homespun("personalize", tmp_path / "run", tmp_path / "known.csv", code=2).stderr
+    )
 
 
 def test_a_corpus_in_which_no_user_can_be_evaluated(tmp_path):
