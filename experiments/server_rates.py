@@ -14,7 +14,7 @@ from time import process_time
 
 from homespun.core.errors import MessageError
 from homespun.experiments.experiment import Configuration, Experiment, read_experiment
-from homespun.privacy.settings import Privacy, make_plan
+from homespun.privacy.settings import Privacy, plan_privacy
 from homespun.runs.evaluate import evaluate
 from homespun.runs.training import load, prepare, training
 
@@ -24,7 +24,7 @@ RATES = ["fedadam=0.003", "fedadam=0.01", "fedadam=0.03", "fedavg=0.3", "fedavg=
 def noise_multiplier(experiment: Experiment, configuration: Configuration, *, users: int) -> float:
     """The noise that the experiment itself adds, in clip norms."""
     run = {**experiment.settings, **configuration.settings}
-    return make_plan(
+    return plan_privacy(
         Privacy(**run["privacy"]),
         users=users,
         cohort=run["cohort"],

@@ -1,4 +1,4 @@
-"""Every setting of every method and corpus is listed, for a narrow terminal, for a program and on a page."""
+"""All settings of all methods and corpora are listed: on a narrow terminal, as JSON and in docs/settings.md."""
 
 import importlib.util
 import json
@@ -41,7 +41,7 @@ def test_lists_fit_into_80_columns(method):
         assert max(map(len, lines)) <= 78 and len(lines) >= 2 * len(settings)
 
 
-def test_a_method_in_a_file_of_its_own(tmp_path):
+def test_a_method_in_a_file(tmp_path):
     file = tmp_path / "mine.py"
     lines = ["from homespun.methods import furl", "class Settings(furl.Settings):", "    more: int = 3"]
     file.write_text("\n".join([*lines, '    """What it adds."""', ""]))
@@ -56,7 +56,7 @@ def test_corpora_and_files():
         corpus_settings("dialect")
 
 
-def test_what_is_printed(monkeypatch):
+def test_printed_lists(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     printed = CliRunner().invoke(app, ["settings", "furl"]).output
     assert "  lr = 0.3  [number >= 0]\n      Learning rate of local SGD.\n" in printed

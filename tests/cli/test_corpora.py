@@ -1,4 +1,4 @@
-"""The commands that look at a corpus, in this process."""
+"""The `homespun data` commands, in this process."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def test_version() -> None:
     assert run("--version").stdout == f"homespun {homespun.__version__}\n"
 
 
-def test_data_check_counts_the_texts_that_a_method_cuts(tmp_path: Path) -> None:
+def test_data_check_counts_the_texts_that_a_method_truncates(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_text("user;text;label\n" + "a;" + "x" * 41 + ";p\n" + "a;short;q\n" * 3)
     assert json.loads(run("data", "check", path, "--json").stdout)["longer_than"]["40"] == 0.25
     found = json.loads(run("data", "check", path, "--method", "furl", "--json").stdout)["cut"]
     assert found == {"share": 0.25, "exact": True, "setting": "length", "length": 40, "unit": "characters"}
     plain = run("data", "check", path, "--method", "furl", "--set", "length=4").stdout
-    assert "cut by furl                  100 % of the texts are longer than length = 4 characters and are cut" in plain
+    assert "truncated by furl            100 % of the texts are longer than length = 4 characters and are cut" in plain
     with pytest.raises(SettingsError, match="--set needs --method"):
         run("data", "check", path, "--set", "length=4")
 

@@ -1,4 +1,4 @@
-"""What a person is told before a run starts and after it ended."""
+"""Notices before and after a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from homespun.cli.notices import after, before
 from homespun.core.settings import parse
 from homespun.methods.furl import SMALL
 from homespun.privacy.mechanism import Clip
-from homespun.privacy.settings import Privacy, make_plan, noise_to_clip
+from homespun.privacy.settings import Privacy, noise_to_clip_ratio, plan_privacy
 from homespun.runs.open_run import open_run
 from homespun.runs.run import Run
 from homespun.runs.settings import RunSettings
@@ -38,41 +38,41 @@ def parse_privacy(values: dict[str, Any]) -> Privacy:
     return parse(Privacy, values, where="privacy")
 
 
-def test_nothing_is_said_of_a_plain_run_that_reads_everything(tmp_path: Path) -> None:
+def test_a_plain_run_without_truncated_texts_has_no_notices(tmp_path: Path) -> None:
     with opened(tmp_path, length=60) as run:
         assert before(run) == after(run) == []
 
 
-def test_cut_texts_are_told(tmp_path: Path) -> None:
+def test_truncated_texts_are_reported(tmp_path: Path) -> None:
     with opened(tmp_path, length=2) as run:
         assert before(run) == ["100 % of the texts are longer than length = 2 characters and are cut"]
 
 
-def test_a_private_run_says_its_epsilon_before_and_after(tmp_path: Path) -> None:
+def test_a_private_run_reports_its_epsilon_before_and_after(tmp_path: Path) -> None:
     with opened(tmp_path, privacy={"noise_multiplier": 1.0, "clip": 1.0}, length=60) as run:
         cost, loud = before(run)
-        assert cost == "private: 2 rounds cost epsilon 1.72 at delta 0.01 (noise 1.00 x clip)"
-        assert loud.startswith("the noise on a round's average update is 7.")
-        assert "times as long as the longest update a client may send (clip norm 1)" in loud
+        assert cost == "privacy: 2 rounds cost epsilon 1.72 at delta 0.01 (noise 1.00 x clip)"
+        assert loud.startswith("warning: the noise on a round's average update is 7.")
+        assert "times the clip norm (1)." in loud
         assert "cohort" in loud and "epsilon" in loud
-        assert after(run) == ["private: spent epsilon 0.00 at delta 0.01 in 0 rounds"]
+        assert after(run) == ["privacy: spent epsilon 0.00 at delta 0.01 in 0 rounds"]
         for _ in run.rounds():
             pass
-        assert after(run) == ["private: spent epsilon 1.72 at delta 0.01 in 2 rounds"]
+        assert after(run) == ["privacy: spent epsilon 1.72 at delta 0.01 in 2 rounds"]
 
 
-def test_little_noise_is_no_warning(tmp_path: Path) -> None:
+def test_little_noise_gives_no_warning(tmp_path: Path) -> None:
     tiny = {"character_dim": 1, "lstm_dim": 1, "hidden_dim": 1}
     with opened(tmp_path, privacy={"noise_multiplier": 1.0}, cohort="all", length=60, **tiny) as run:
         numbers = sum(value.numel() for value in run.state.federated.values())
-        assert numbers < 400  # noise of the length sqrt(400) on a sum of 20 updates
+        assert numbers < 400  # noise with a norm of sqrt(400) on a sum of 20 updates
         assert len(before(run)) == 1
 
 
 @pytest.mark.parametrize(("noise", "ratio"), [("central", 2 * sqrt(2) * 10 / 4), ("local", 2 * sqrt(2) * 10 / 2)])
-def test_noise_against_clip_by_hand(noise: str, ratio: float) -> None:
-    """Two groups make all noise sqrt(2) times as large; a sum's noise is divided by the cohort, and what 4 clients add
-    themselves by its root."""
+def test_noise_to_clip_ratio_by_hand(noise: str, ratio: float) -> None:
+    """Two groups multiply the noise by sqrt(2). Central noise is divided by the cohort size, local noise by its square
+    root."""
     settings = parse_privacy(
         {
             "noise": noise,
@@ -82,21 +82,21 @@ def test_noise_against_clip_by_hand(noise: str, ratio: float) -> None:
             "delta": 1e-3,
         }
     )
-    plan = make_plan(settings, users=4, cohort=4, sampler="poisson", rounds=1)
+    plan = plan_privacy(settings, users=4, cohort=4, sampler="poisson", rounds=1)
     assert plan.clip == Clip({"head": 0.5, "*": 3.0})
-    group, found = noise_to_clip(plan, {"head": 100, "body": 81})
+    group, found = noise_to_clip_ratio(plan, {"head": 100, "body": 81})
     assert (group, found) == ("head", pytest.approx(ratio))
 
 
-def test_the_reporter_prints_them_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_reporter_prints_notices_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reporter = Reporter()
     with opened(tmp_path, privacy={"noise_multiplier": 1.0}, length=2) as run, reporter.following(run, "furl") as show:
         for event in training(run):
             show(event)
     said = capsys.readouterr().err
     assert "furl: 100 % of the texts are longer than length = 2 characters and are cut\n" in said
-    assert "furl: private: 2 rounds cost epsilon 1.72 at delta 0.01" in said
-    assert "furl: private: spent epsilon" in said
+    assert "furl: privacy: 2 rounds cost epsilon 1.72 at delta 0.01" in said
+    assert "furl: privacy: spent epsilon" in said
     with opened(tmp_path, privacy={"noise_multiplier": 1.0}, length=2) as run, reporter.following(run, "furl"):
         pass
     assert capsys.readouterr().err.count("are cut") == 0  # said once

@@ -1,4 +1,4 @@
-"""Long work says how far it is, to whoever asked for it; without a callback it says nothing."""
+"""Long tasks report their progress to a callback; without one they print nothing."""
 
 from contextlib import nullcontext
 
@@ -20,7 +20,7 @@ SIZES = {**furl.SMALL, "personalize_epochs": 1, "cohort": 3, "withheld": 0.4, "w
 
 
 def ends(seen):
-    """The tasks in the order in which they began, with the last thing that was said of each."""
+    """The tasks in the order in which they started, with the last progress of each."""
     last = {}
     for progress in seen:
         before = last.get(progress.task)
@@ -30,7 +30,7 @@ def ends(seen):
     return {task: (one.done, one.total) for task, one in last.items()}
 
 
-def test_what_is_counted():
+def test_counted_progress():
     seen = []
     done = counted(seen.append, "new users", total=3)
     done(2)
@@ -60,12 +60,12 @@ def test_training_and_evaluating_from_python(tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_language_run_says_where_its_final_evaluation_is(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("homespun.runs.controls._worked_out", {})  # by another test on the same corpus
+def test_a_language_run_reports_the_progress_of_its_final_evaluation(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("homespun.runs.controls._worked_out", {})  # filled by another test on the same corpus
     seen = []
     corpus = load(write_corpus(tmp_path / "people.csv"))
-    settings = {**SMALL, "base_model": str(write_gpt2(tmp_path / "base")), "withheld": 0.5, "workers": 0}
-    capsys.readouterr()  # of the library that wrote the base model
+    settings = {**SMALL, "base": str(write_gpt2(tmp_path / "base")), "withheld": 0.5, "workers": 0}
+    capsys.readouterr()  # drop the output of writing the base model
     with train("fedperc", corpus, rounds=1, progress=seen.append, **settings) as run:
         seen.clear()
         single_results(run, run.data, title="fedperc")
@@ -88,7 +88,7 @@ def contexts():
     return [f" with {own_samples(count)}" for count in (1, 5, 15)]
 
 
-def test_a_comparison_says_how_far_its_collecting_is(tmp_path):
+def test_a_comparison_reports_the_progress_of_collecting_results(tmp_path):
     made = Experiment(
         name="small",
         data=DataSettings(source="dialects", settings={"users": 5, "examples": 10}),
@@ -107,7 +107,7 @@ def test_a_comparison_says_how_far_its_collecting_is(tmp_path):
     assert ends(seen) == {"report": (2, 2)}
 
 
-def test_the_search_for_the_noise(tmp_path):
+def test_the_search_for_the_noise_reports_progress(tmp_path):
     pytest.importorskip("dp_accounting")
     seen = []
     federation = load("dialects", users=10, examples=10)
@@ -117,7 +117,7 @@ def test_the_search_for_the_noise(tmp_path):
         found = ends(seen)
         done, total = found["noise for epsilon 8"]
         assert done == total > 5
-        assert "round 1" not in found  # how many clients came is a secret
+        assert "round 1" not in found  # the size of the cohort is secret
         seen.clear()
         single_results(run, run.data, title="furl")
         assert ends(seen)["privacy accounting"] == (1, 1)

@@ -1,4 +1,4 @@
-"""The command, as a person or a script uses it: a real process, its output, its exit code, its files."""
+"""The command line in a real process: output, exit codes and files."""
 
 import json
 import os
@@ -46,14 +46,14 @@ def test_a_run_folder_has_the_stated_files(run):
     assert json.loads((run / "settings.json").read_text())["method"] == "furl"
 
 
-def test_training_into_a_finished_run_says_so(run):
+def test_training_a_finished_run_again_is_an_error(run):
     before = (run / "results.json").read_bytes()
     done = homespun("train", "furl", *DATA, *SMALL, "--rounds", 4, "--folder", run, code=2)
     assert "this run is finished (4 rounds)" in done.stderr
     assert (run / "results.json").read_bytes() == before
 
 
-def test_a_refused_command_changes_no_file(run):
+def test_a_rejected_command_changes_no_file(run):
     before = (run / "settings.json").read_bytes()
     homespun("train", "furl", *DATA, *SMALL, "--rounds", 4, "--set", "evaluate_users=5", "--folder", run, code=2)
     assert (run / "settings.json").read_bytes() == before
@@ -99,10 +99,10 @@ def test_personalize_and_predict_a_new_user(run, tmp_path):
     homespun("vault", "export", run, "ada", "-o", exported)
     assert exported.stat().st_mode & 0o777 == 0o600 and exported.stat().st_size > 16
     homespun("vault", "forget", run, "ada")
-    assert "nothing is kept of user 'ada'" in homespun("vault", "forget", run, "ada", code=2).stderr
+    assert "no private parameters of user 'ada'" in homespun("vault", "forget", run, "ada", code=2).stderr
 
 
-def test_personalize_remembers_the_runs_columns_and_leaves_unknown_labels_out(tmp_path):
+def test_personalize_uses_the_columns_of_the_run_and_leaves_out_unknown_labels(tmp_path):
     rows = [
         f"{user},message {row} of {user},{'yes' if (row + user) % 2 else 'no'}"
         for user in range(6)
@@ -118,10 +118,13 @@ def test_personalize_remembers_the_runs_columns_and_leaves_unknown_labels_out(tm
         in done.stdout
     )
     (tmp_path / "known.csv").write_text("who,words,answer\n3,hello,yes\n")
-    assert "takes part in this run" in homespun("personalize", tmp_path / "run", tmp_path / "known.csv", code=2).stderr
+    assert (
+        "is a participant of this run"
+        in homespun("personalize", tmp_path / "run", tmp_path / "known.csv", code=2).stderr
+    )
 
 
-def test_a_corpus_in_which_nobody_can_be_evaluated(tmp_path):
+def test_a_corpus_in_which_no_user_can_be_evaluated(tmp_path):
     (tmp_path / "one.csv").write_text(
         "user,text,label\n" + "\n".join(f"{user},hi,{user % 2}" for user in range(6)) + "\n"
     )
@@ -151,7 +154,7 @@ def test_report_again(run):
         (["train", "furl", "--data", "dialect"], "Did you mean 'dialects'?"),
         (["train", "furl", "--data", "missing.csv"], "missing.csv"),
         (["train", "furl", "--data", "sotu"], "needs a label with at least two values"),
-        (["train", "furl", "--rounds", "1", "--epochs", "2"], "give either --rounds or --epochs"),
+        (["train", "furl", "--rounds", "1", "--epochs", "2"], "--rounds and --epochs cannot be combined"),
         (["train", "./missing.py"], "no method file"),
         (["evaluate", "nowhere"], "no run here"),
         (["report", "nowhere"], "no results.json in this folder"),
@@ -180,7 +183,7 @@ def test_every_help_has_an_example(command):
     assert f"Example: homespun {command}" in homespun(*command.split(), "--help").stdout
 
 
-def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path):
+def test_a_run_resumes_after_ctrl_c(tmp_path):
     command = [
         "train",
         "furl",
@@ -199,7 +202,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes at once
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert "the same command goes on" in errors and "Traceback" not in errors
+    assert "Run the same command again to resume" in errors and "Traceback" not in errors
     done = homespun(*command)
     assert "resuming after round" in done.stdout and "round 200/200" in done.stdout
 
@@ -209,14 +212,14 @@ def test_data_commands():
     assert json.loads(homespun("data", "check", "dialects", "--data-set", "users=20", "--json").stdout)["users"] == 20
 
 
-def test_names_and_texts_command_no_terminal(tmp_path):
+def test_control_characters_in_names_and_texts_are_escaped(tmp_path):
     posts = tmp_path / "posts.csv"
     posts.write_text("user,text\nann\x1b[2J,caf\u00e9 \x1b]0;mine\x07\nann\x1b[2J,tea\n", encoding="utf-8")
     shown = homespun("data", "show", posts, env={**os.environ, "PYTHONIOENCODING": "ascii"}).stdout
     assert "\x1b" not in shown and r"ann\x1b[2J (2 examples)" in shown and r"caf\xe9 \x1b]0;mine\x07" in shown
 
 
-def test_compare_runs_an_experiment_and_a_second_call_only_reads_it(tmp_path):
+def test_compare_trains_once_and_a_second_call_only_reads_the_results(tmp_path):
     experiment = tmp_path / "small.toml"
     experiment.write_text("""
         seeds = [0, 1]

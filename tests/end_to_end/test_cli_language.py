@@ -1,4 +1,4 @@
-"""The commands for one person and their language, as they are typed."""
+"""The commands of language methods in a real process."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ def test_generate(run):
     voice = ["--user", "kennedy", "--context", "written"]
     first = homespun("generate", run, *voice, "We must", "--seed", 3, "--top-p", 0.9, "--json").stdout
     found = json.loads(first)
-    assert (found["user"], found["context"], found["opening"]) == ("John F. Kennedy", "written", "We must")
+    assert (found["user"], found["context"], found["prompt"]) == ("John F. Kennedy", "written", "We must")
     assert found["texts"][0].startswith("We must")
     assert homespun("generate", run, *voice, "We must", "--seed", 3, "--top-p", 0.9, "--json").stdout == first
     assert homespun("generate", run, "--context", "spoken", "We must", "--greedy").stdout.startswith("We must")
@@ -49,4 +49,4 @@ def test_personalize_then_generate_then_export(run, tmp_path):
     assert homespun("export", run, "--user", "ada", *folder).stdout == f"{tmp_path / 'ada'}: ada, written\n"
     assert "already" in homespun("export", run, "--user", "ada", *folder, code=2).stderr
     done = homespun("predict", run, "--user", "ada", "some text", code=2)
-    assert "fedperc learns no labels. `homespun generate` continues a text instead." in done.stderr
+    assert "fedperc does not predict labels. To continue a text, use `homespun generate`." in done.stderr

@@ -1,4 +1,4 @@
-"""The demo as it is typed, with everything made small."""
+"""The command `homespun demo` with small settings."""
 
 import json
 import os
@@ -20,7 +20,7 @@ TINY = {
 }  # fmt: skip
 
 
-def test_its_settings_are_right_and_who_is_shown_takes_part():
+def test_the_settings_are_valid_and_the_shown_users_are_participants():
     demo = read_experiment(Path(str(files("homespun") / "demo.toml")))
     check_settings(demo)
     check_showcase(demo)
@@ -30,8 +30,8 @@ def test_its_settings_are_right_and_who_is_shown_takes_part():
 
 
 @pytest.mark.system
-def test_it_compares_shows_and_reports(tmp_path):
-    settings = {**TINY, "base_model": write_gpt2(tmp_path / "base")}
+def test_the_demo_compares_generates_and_reports(tmp_path):
+    settings = {**TINY, "base": write_gpt2(tmp_path / "base")}
     overrides = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     command = [sys.executable, "-m", "homespun", "demo", "--folder", tmp_path / "demo", *overrides]
     small = {**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": "1"}

@@ -1,4 +1,4 @@
-"""A disk that fills up in the middle of a run leaves the last checkpoint, and the run goes on once there is room."""
+"""A run that fills the disk keeps its last checkpoint and resumes when there is space again."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A run killed with -9 at any instant goes on and ends with the bits it would have had."""
+"""A run killed with SIGKILL at any time resumes and finishes bit-identical."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def finish(folder, **options):
 
 
 def content(folder):
-    """All that a finished run holds, without how long it took."""
+    """The content of a finished run, without times."""
     with Vault.open(folder, read_only=True) as vault:
         history = [{key: value for key, value in entry.items() if key != "seconds"} for entry in vault.history()]
         return vault.state, {user: vault.export(user) for user in vault.users()}, history
@@ -95,7 +95,7 @@ def uninterrupted(tmp_path_factory):
     state, users, history = content(folder)
     assert len([entry for entry in history if entry["kind"] == "round"]) == 6
     assert [entry["round"] for entry in history if entry["kind"] == "evaluation"] == [0, 2, 4, 6]
-    assert len(users) == 11  # of 12, one withheld; everybody trained
+    assert len(users) == 11  # of 12, one withheld; all others trained
     return state, users, history
 
 
@@ -120,7 +120,7 @@ def test_killed_at_a_named_point(tmp_path, uninterrupted, point, at):
 
 
 def test_a_language_method_killed_between_a_rounds_two_halves(tmp_path):
-    """What its people keep and the server's context table are of one and the same round."""
+    """The private parameters and the server's context table belong to the same round."""
     base = write_gpt2(tmp_path / "base")
     finish(tmp_path / "whole", base=base)
     victim = train(tmp_path / "run", point="after staging", at=3, base=base)
@@ -130,11 +130,11 @@ def test_a_language_method_killed_between_a_rounds_two_halves(tmp_path):
     assert content(tmp_path / "run") == content(tmp_path / "whole")
 
 
-@pytest.mark.parametrize(("noise", "told"), [("central", 7), ("local", 3)])
-def test_a_private_run_pays_again_for_what_a_kill_undid(tmp_path, noise, told):
-    """Six rounds; with local noise two turns of three, and the one that was taken up again counts twice."""
+@pytest.mark.parametrize(("noise", "debits"), [("central", 7), ("local", 3)])
+def test_a_private_run_is_debited_again_for_rounds_lost_to_a_kill(tmp_path, noise, debits):
+    """Six rounds; with local noise two passes of three rounds, of which the resumed one counts twice."""
     privacy = {"noise": noise, "noise_multiplier": 5.0, "delta": 0.01, "amplification": False, "insecure": True}
-    # as on another machine, where the same data have a ledger of their own
+    # as on another machine, where the same data have another ledger
     finish(tmp_path / "whole", privacy={**privacy, "ledger": str(tmp_path / "whole.jsonl")}, own=tmp_path / "other")
     guarded = {**privacy, "ledger": str(tmp_path / "ledger.jsonl")}
     victim = train(tmp_path / "run", point="after staging", at=3, privacy=guarded)
@@ -143,7 +143,7 @@ def test_a_private_run_pays_again_for_what_a_kill_undid(tmp_path, noise, told):
     finish(tmp_path / "run", privacy=guarded)
     assert content(tmp_path / "run") == content(tmp_path / "whole")
     assert Ledger(tmp_path / "whole.jsonl", "dialects").spent().total() == (6 if noise == "central" else 2)
-    assert Ledger(tmp_path / "ledger.jsonl", "dialects").spent().total() == told
+    assert Ledger(tmp_path / "ledger.jsonl", "dialects").spent().total() == debits
 
 
 def workers_of(pid):
@@ -155,16 +155,16 @@ def workers_of(pid):
 
 
 def test_killed_at_random_times_with_workers(tmp_path):
-    """Many kills of one and the same run, wherever they fall; no process outlives its parent."""
-    long = 300  # rounds: about what the kills leave time for
+    """Many kills of one run at random times; no process outlives its parent."""
+    long = 300  # enough rounds for all kills
     finish(tmp_path / "whole", rounds=long)
     draw, orphans = random.Random(0), set()
     for attempt in range(12):
         process = train(tmp_path / "run", workers=2, rounds=long)
-        if attempt % 2:  # while it starts, or once it is at work
+        if attempt % 2:  # during startup, or during training
             time.sleep(draw.uniform(0.0, 3.0))
         else:
-            any("loss" in line for line in process.stdout)  # a round, not the score before the first
+            any("loss" in line for line in process.stdout)  # a round, not the evaluation before the first
             time.sleep(draw.uniform(0.0, 0.4))
         orphans.update(workers_of(process.pid))
         process.kill()
@@ -179,9 +179,9 @@ def test_killed_at_random_times_with_workers(tmp_path):
     assert [pid for pid in orphans if os.path.exists(f"/proc/{pid}")] == []
 
 
-def test_a_second_process_is_refused(tmp_path):
+def test_a_second_process_is_rejected(tmp_path):
     first = train(tmp_path / "run")
-    assert first.stdout.readline()  # it is at work
+    assert first.stdout.readline()  # it is training
     first.send_signal(signal.SIGSTOP)
     second = train(tmp_path / "run")
     _, errors = second.communicate(timeout=120)

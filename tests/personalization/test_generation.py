@@ -1,4 +1,4 @@
-"""A text continued in somebody's voice: the numbers of the model itself, the same for the same seed."""
+"""Text generated as a user: the same logits as in training, and the same text for the same seed."""
 
 from itertools import islice
 
@@ -13,13 +13,20 @@ from homespun.core.errors import InputError, RunError, SettingsError, UnknownNam
 from homespun.data import load_federation
 from homespun.data.federation import Examples
 from homespun.methods import furl
-from homespun.personalization.generation import Sampling, choose, continuations, draws, find_voice, probabilities
+from homespun.personalization.generation import (
+    Sampling,
+    choose_tokens,
+    draw_tokens,
+    find_personal_model,
+    probabilities,
+    sample_continuations,
+)
 from homespun.runs.training import train
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    with train_small(tmp_path_factory.mktemp("voices")) as made:
+    with train_small(tmp_path_factory.mktemp("prefixes")) as made:
         yield made
 
 
@@ -32,9 +39,9 @@ def test_the_same_seed_gives_the_same_texts_and_another_seed_others(run):
     assert generate(run, "We must", user="kennedy", context="written", samples=1, seed=5) == first[:1]
 
 
-def test_people_and_contexts_differ(run):
+def test_users_and_contexts_differ(run):
     def prefix(user, context):
-        return find_voice(run, user=user, context=context).prefix
+        return find_personal_model(run, user=user, context=context).prefix
 
     kennedy = prefix("kennedy", "written")
     assert not torch.equal(kennedy, prefix("lincoln", "written"))
@@ -46,7 +53,7 @@ def test_people_and_contexts_differ(run):
     assert generate(run, "We", user="lincoln", context="spoken")  # he never spoke
 
 
-def test_generated_voices_are_made_from_training_texts_and_a_new_ones_from_nothing(tmp_path):
+def test_generated_prefixes_come_from_training_texts_and_a_new_users_from_no_text(tmp_path):
     with train_small(tmp_path, method="fedperc_generated") as run:
         parameters = run.built.parameters(run.state.broadcast(), run.clients.new_private("", run.state.broadcast()))
         row = run.federation.contexts.index("written")
@@ -55,12 +62,14 @@ def test_generated_voices_are_made_from_training_texts_and_a_new_ones_from_nothi
             made = run.method.personalize.generate(parameters, data)
             return made["personal.embedding"] * made["context.table"][row]
 
-        voices = [find_voice(run, user=user, context="written").prefix for user in ("kennedy", "lincoln", None)]
+        prefixes = [
+            find_personal_model(run, user=user, context="written").prefix for user in ("kennedy", "lincoln", None)
+        ]
         people = [run.federation.users.index(name) for name in ("John F. Kennedy", "Abraham Lincoln")]
         texts = [run.clients.encode(run.federation, person, "train") for person in people]
-        assert torch.equal(voices[0], prefix(texts[0])) and torch.equal(voices[1], prefix(texts[1]))
-        assert torch.equal(voices[2], prefix(run.method.model.encode(Examples([]))))
-        assert not any(torch.equal(voices[one], voices[other]) for one, other in ((0, 1), (0, 2), (1, 2)))
+        assert torch.equal(prefixes[0], prefix(texts[0])) and torch.equal(prefixes[1], prefix(texts[1]))
+        assert torch.equal(prefixes[2], prefix(run.method.model.encode(Examples([]))))
+        assert not any(torch.equal(prefixes[one], prefixes[other]) for one, other in ((0, 1), (0, 2), (1, 2)))
 
 
 @pytest.mark.parametrize(
@@ -73,30 +82,29 @@ def test_generated_voices_are_made_from_training_texts_and_a_new_ones_from_nothi
         (write_gpt2, {"virtual_tokens": 3}),
     ],
 )
-@pytest.mark.parametrize("opening", ["We must go", ""])
-def test_what_is_remembered_gives_the_numbers_of_reading_everything_again(
-    tmp_path, monkeypatch, write, changed, opening
-):
+@pytest.mark.parametrize("prompt", ["We must go", ""])
+def test_cached_keys_and_values_give_the_logits_of_a_full_pass(tmp_path, monkeypatch, write, changed, prompt):
     seen = []
     monkeypatch.setattr(
-        "homespun.personalization.generation.choose", lambda logits, *rest: seen.append(logits) or choose(logits, *rest)
+        "homespun.personalization.generation.choose_tokens",
+        lambda logits, *rest: seen.append(logits) or choose_tokens(logits, *rest),
     )
     with train_small(tmp_path, base=write(tmp_path / "base"), rounds=1, **changed) as run:
-        voice = find_voice(run, user="lincoln", context="written")
-        ids = voice.pretrained.tokenizer(opening)["input_ids"]
-        drawn = list(islice(draws(voice, ids, Sampling(samples=2)), 8))
+        model = find_personal_model(run, user="lincoln", context="written")
+        ids = model.pretrained.tokenizer(prompt)["input_ids"]
+        drawn = list(islice(draw_tokens(model, ids, Sampling(samples=2)), 8))
         own = run.clients.private(["Abraham Lincoln"], run.state.broadcast())["Abraham Lincoln"]
         parameters = run.built.parameters(run.state.broadcast(), own)
     context = torch.full((2,), run.federation.contexts.index("written"))
     tokens = torch.cat((torch.tensor([ids, ids], dtype=torch.int64), torch.tensor(drawn).T), dim=1)
     batch = {"tokens": tokens, "length": torch.full((2,), tokens.shape[1]), "context": context}
-    with torch.no_grad():  # what training would say of these tokens
+    with torch.no_grad():  # the logits of training
         losses = torch.func.functional_call(run.built.model, dict(parameters), (batch,))[:, len(ids) :]
     remembered = torch.stack(seen, dim=1).log_softmax(dim=-1).gather(2, torch.tensor(drawn).T[:, :, None])[..., 0]
     assert torch.allclose(-remembered, losses, atol=1e-5)
 
 
-def test_sampling_is_what_others_call_by_these_names():
+def test_temperature_top_k_and_top_p_have_their_usual_meaning():
     torch.manual_seed(0)
     logits = 3 * torch.randn(4, 50)
     for temperature, top_k, top_p in [(0.7, 0, 1.0), (1.0, 5, 1.0), (1.3, 0, 0.8), (0.9, 7, 0.6), (1.0, 1, 1.0)]:
@@ -111,14 +119,14 @@ def test_sampling_is_what_others_call_by_these_names():
 
 
 def scripted(run, monkeypatch, text, **sampling):
-    """What becomes of an opening when the model goes on with `text`."""
-    voice = find_voice(run, context="written")
-    ids = voice.pretrained.tokenizer(text)["input_ids"]
-    monkeypatch.setattr("homespun.personalization.generation.draws", lambda *_: ([token] for token in ids))
-    return continuations(voice, "We met Mr.", Sampling(max_tokens=len(ids), **sampling))[0]
+    """The continuation of a prompt if the model generates `text`."""
+    model = find_personal_model(run, context="written")
+    ids = model.pretrained.tokenizer(text)["input_ids"]
+    monkeypatch.setattr("homespun.personalization.generation.draw_tokens", lambda *_: ([token] for token in ids))
+    return sample_continuations(model, "We met Mr.", Sampling(max_tokens=len(ids), **sampling))[0]
 
 
-def test_it_stops_at_the_end_of_the_sentence_or_of_the_text(run, monkeypatch):
+def test_generation_stops_at_the_end_of_the_sentence_or_of_the_text(run, monkeypatch):
     text = " Smith. He was there. So<|endoftext|> on"
     assert scripted(run, monkeypatch, text) == " Smith."
     assert scripted(run, monkeypatch, text, until="end") == " Smith. He was there. So"
@@ -126,10 +134,10 @@ def test_it_stops_at_the_end_of_the_sentence_or_of_the_text(run, monkeypatch):
     assert scripted(run, monkeypatch, "\n\nSmith and his son") == "\n\nSmith and his son"
     assert scripted(run, monkeypatch, ' Smith, who said "Go on!" They went') == ' Smith, who said "Go on!"'
     assert scripted(run, monkeypatch, "<|endoftext|> on") == ""
-    assert scripted(run, monkeypatch, " \x1b[31mS\xa0ü\x07m") == " [31mS\xa0üm"  # nothing that a terminal obeys
+    assert scripted(run, monkeypatch, " \x1b[31mS\xa0ü\x07m") == " [31mS\xa0üm"  # no control characters
 
 
-def test_a_part_of_a_name_will_do_if_it_says_who_is_meant(run):
+def test_an_unambiguous_part_of_a_name_is_enough(run):
     for user, message in [
         ("bush", r"2 users are called 'bush': 'George W. Bush', 'George H. W. Bush'. Say which one"),
         ("kenedy", r"no user 'kenedy'. Did you mean 'John F. Kennedy'\?"),
@@ -140,33 +148,33 @@ def test_a_part_of_a_name_will_do_if_it_says_who_is_meant(run):
             generate(run, "We", user=user, context="written")
     with pytest.raises(UnknownNameError, match=r"no context 'writen'. Did you mean 'written'\? There are: 'spoken'"):
         generate(run, "We", context="writen")
-    with pytest.raises(InputError, match=r"there are 2 contexts: 'spoken', 'written'. Say which one"):
+    with pytest.raises(InputError, match=r"the run has 2 contexts: 'spoken', 'written'. Choose one"):
         generate(run, "We")
 
 
-def test_what_sampling_cannot_be(run):
+def test_invalid_sampling_settings_are_rejected(run):
     for wrong, message in [
         ({"temprature": 1}, "unknown setting 'temprature'. Did you mean 'temperature'"),
         ({"top_p": 0}, "top_p"),
         ({"temperature": -1}, "temperature"),
         ({"until": "dawn"}, "until"),
-        ({"samples": 2, "temperature": 0}, "ask for one sample"),
+        ({"samples": 2, "temperature": 0}, "set samples = 1"),
     ]:
         with pytest.raises(SettingsError, match=message):
             generate(run, "We", context="written", **wrong)
 
 
-def test_an_opening_may_be_as_long_as_the_model_can_read(run):
-    voice = find_voice(run, context="written")
-    most = voice.pretrained.positions - 1  # one virtual token before it
-    ids = voice.pretrained.tokenizer("a" * most)["input_ids"]
-    assert len(ids) == most  # no piece of the vocabulary has two of these
+def test_a_prompt_may_be_as_long_as_the_model_can_read(run):
+    model = find_personal_model(run, context="written")
+    most = model.pretrained.positions - 1  # one virtual token before it
+    ids = model.pretrained.tokenizer("a" * most)["input_ids"]
+    assert len(ids) == most  # each is one token
     assert generate(run, "a" * most, context="written", until="end", max_tokens=99)[0].startswith("a" * most)
-    with pytest.raises(InputError, match=f"opening: {most + 1} tokens are more than the {most} that"):
+    with pytest.raises(InputError, match=rf"prompt: {most + 1} tokens, but .* can read at most {most}\."):
         generate(run, "a" * (most + 1), context="written")
 
 
-def test_one_context_or_none_need_not_be_named(tmp_path):
+def test_a_single_context_need_not_be_named(tmp_path):
     for columns, name in (("user,text", "none.csv"), ("user,text,context", "one.csv")):
         more = ",here" if "context" in columns else ""
         rows = [f"{user},We must go on to {row}{more}" for user in ("ada", "bob") for row in range(6)]
@@ -179,16 +187,16 @@ def test_one_context_or_none_need_not_be_named(tmp_path):
                     generate(run, "We", user="ada", context="here")
 
 
-def test_a_run_without_a_language_model_has_no_voice(tmp_path):
+def test_a_run_without_a_language_model_cannot_generate(tmp_path):
     people = load_federation("dialects", settings={"users": 4, "examples": 6})
     with (
         train("furl", people, folder=tmp_path / "run", rounds=1, workers=0, **furl.SMALL) as run,
-        pytest.raises(RunError, match="furl learns no prefix before a language model"),
+        pytest.raises(RunError, match="furl does not personalize a language model"),
     ):
         generate(run, "We")
 
 
-def test_the_controls_have_a_voice_too(tmp_path):
+def test_the_controls_generate_too(tmp_path):
     for kind in ("context", "shared", "personal"):
         (tmp_path / kind).mkdir()
         with train_small(tmp_path / kind, rounds=1, prefix=kind) as run:

@@ -1,4 +1,4 @@
-"""Base models that are broken, foreign or exchanged, and contexts that nobody trains: refused in words."""
+"""Errors for broken, foreign or exchanged base models, and for contexts without training data."""
 
 import json
 
@@ -88,7 +88,7 @@ def test_a_context_that_only_withheld_users_have(tmp_path):
             refused += 1
             assert "context 'sung' is in no user's training part, but 1 would be tested in it." in str(error)
             assert not (tmp_path / str(fold) / "run").exists()
-    assert (refused, trained) == (1, 4)  # the fold of the one who sings
+    assert (refused, trained) == (1, 4)  # the fold with the user who sings
 
 
 def test_a_context_that_only_a_participants_test_part_has(tmp_path):
@@ -113,7 +113,7 @@ def test_a_context_that_only_a_participants_test_part_has(tmp_path):
     assert outcomes == {"trained", "refused"}
 
 
-def test_settings_and_results_that_are_not_whole(tmp_path):
+def test_incomplete_settings_and_results(tmp_path):
     train_small(tmp_path, rounds=1).close()
     folder = tmp_path / "run"
     (folder / "results.json").write_text('{"schema": 1}')

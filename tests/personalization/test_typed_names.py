@@ -1,5 +1,5 @@
-r"""A user id may hold what cannot be typed, such as a NUL: `--user 'a\x00b'` is the id as it stands, else the one
-that is shown like this."""
+r"""A user id may contain characters that cannot be typed, such as NUL: `--user 'a\x00b'` means the id with this literal
+text or, if there is none, the id that is displayed like this."""
 
 import json
 
@@ -32,14 +32,14 @@ def folder(tmp_path):
     return tmp_path / "run"
 
 
-def test_what_a_typed_name_may_mean():
+def test_readings_of_a_typed_name():
     assert readings("plain") == ("plain",)
     assert readings(TYPED) == (TYPED, NUL)
     assert readings(r"\u0041\U0001f600\xzz\n") == (r"\u0041\U0001f600\xzz\n", "A\U0001f600" + r"\xzz\n")
     assert readings(r"\Uffffffff") == (r"\Uffffffff",)
 
 
-def test_a_name_as_it_stands_goes_before_one_that_is_spelled_out(folder):
+def test_a_literal_name_takes_precedence_over_an_escaped_one(folder):
     def predicted(typed):
         return json.loads(invoked("predict", folder, "good day", "--user", typed, "--json").stdout)["user"]
 
@@ -48,16 +48,16 @@ def test_a_name_as_it_stands_goes_before_one_that_is_spelled_out(folder):
     assert predicted(r"c\u0000d") == "c\x00d"
 
 
-def test_whoever_is_listed_can_be_exported_and_forgotten(folder, tmp_path):
+def test_a_listed_user_can_be_exported_and_forgotten(folder, tmp_path):
     assert TYPED in invoked("vault", "list", folder).stdout
     invoked("vault", "export", folder, TYPED, "-o", "mine.safetensors")
     with reopen(folder) as run:
         assert (tmp_path / "mine.safetensors").read_bytes() == run.vault.export(NUL)
-    assert invoked("vault", "forget", folder, TYPED).stdout == f"forgotten: {TYPED}\n"
+    assert invoked("vault", "forget", folder, TYPED).stdout == f"removed the private parameters of {TYPED}\n"
     invoked("vault", "forget", folder, LITERAL)
     with reopen(folder) as run:
         assert sorted(run.vault.users()) == ["c\x00d", "plain"]
-    assert "nothing is kept" in str(invoked("vault", "forget", folder, TYPED, code=1).exception)
+    assert "no private parameters" in str(invoked("vault", "forget", folder, TYPED, code=1).exception)
 
 
 def test_a_new_user_from_a_table(folder, tmp_path):
@@ -68,7 +68,7 @@ def test_a_new_user_from_a_table(folder, tmp_path):
         assert run.vault.private("n\x00w") is not None
 
 
-def test_a_new_user_from_a_text_is_called_as_typed_and_found_again(tmp_path):
+def test_a_new_user_from_a_text_has_the_typed_name(tmp_path):
     train_small(tmp_path).close()
     (tmp_path / "mine.txt").write_text(MINE)
     invoked("personalize", "run", "mine.txt", "--user", TYPED, "--context", "written")

@@ -106,5 +106,5 @@ def test_ctrl_c_ends_with_130_and_leaves_a_run_that_can_go_on(folder):
     started.send_signal(signal.SIGINT)
     _, told = started.communicate(timeout=60)
     assert started.returncode == 130
-    assert b"the same command goes on" in told
+    assert b"Run the same command again to resume" in told
     assert not (folder / "stopped" / "results.json").exists()

@@ -1,4 +1,4 @@
-"""What rounds cost, against reference values and by hand."""
+"""The epsilon of rounds, against reference values and computed by hand."""
 
 import math
 
@@ -7,7 +7,13 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from homespun.core.errors import SettingsError
-from homespun.privacy.accounting import Release, affordable, epsilon, multiplier_for, require_delta
+from homespun.privacy.accounting import (
+    Release,
+    compute_epsilon,
+    count_affordable_rounds,
+    find_noise_multiplier,
+    require_delta,
+)
 
 REFERENCE = [  # rate, noise multiplier, rounds, delta, RDP, PLD
     (0.01, 1.0, 1000, 1e-5, 2.101367, 1.828244),
@@ -22,54 +28,54 @@ REFERENCE = [  # rate, noise multiplier, rounds, delta, RDP, PLD
 @pytest.mark.parametrize(("rate", "noise", "rounds", "delta", "rdp", "pld"), REFERENCE)
 def test_reference_values(rate, noise, rounds, delta, rdp, pld):
     spending = {Release(rate, noise): rounds}
-    assert epsilon(spending, delta=delta, way="rdp") == pytest.approx(rdp, abs=1e-3)
-    found = epsilon(spending, delta=delta)
+    assert compute_epsilon(spending, delta=delta, accountant="rdp") == pytest.approx(rdp, abs=1e-3)
+    found = compute_epsilon(spending, delta=delta)
     assert found == pytest.approx(pld, abs=1e-3)
-    assert found <= epsilon(spending, delta=delta, way="coarse") <= 1.02 * found  # on the safe side
+    assert found <= compute_epsilon(spending, delta=delta, accountant="coarse") <= 1.02 * found  # on the safe side
 
 
-def test_without_sampling_it_is_the_gaussian_mechanism_in_closed_form():
-    """100 rounds of noise 10 are one of noise 1 (Balle and Wang, 2018, theorem 8)."""
+def test_without_sampling_epsilon_is_that_of_the_gaussian_mechanism_in_closed_form():
+    """100 rounds of noise 10 equal one of noise 1 (Balle and Wang, 2018, theorem 8)."""
 
     def delta_of(cost):
         return norm.cdf(0.5 - cost) - math.exp(cost) * norm.cdf(-0.5 - cost)
 
     exact = brentq(lambda cost: delta_of(cost) - 1e-5, 0.1, 20)
-    assert epsilon({Release(1, 10): 100}, delta=1e-5) == pytest.approx(exact, abs=1e-3)
+    assert compute_epsilon({Release(1, 10): 100}, delta=1e-5) == pytest.approx(exact, abs=1e-3)
 
 
-def test_spending_adds_up_whatever_the_order():
+def test_spending_adds_up_in_any_order():
     one, other = Release(0.1, 2.0), Release(0.2, 1.5)
-    assert epsilon({}, delta=1e-5) == epsilon({one: 0}, delta=1e-5) == 0.0
-    both = epsilon({one: 20, other: 10}, delta=1e-5)
-    assert both == epsilon({other: 10, one: 20}, delta=1e-5)
-    assert both > max(epsilon({one: 20}, delta=1e-5), epsilon({other: 10}, delta=1e-5))
+    assert compute_epsilon({}, delta=1e-5) == compute_epsilon({one: 0}, delta=1e-5) == 0.0
+    both = compute_epsilon({one: 20, other: 10}, delta=1e-5)
+    assert both == compute_epsilon({other: 10, one: 20}, delta=1e-5)
+    assert both > max(compute_epsilon({one: 20}, delta=1e-5), compute_epsilon({other: 10}, delta=1e-5))
 
 
-def test_a_budget_has_room_for_so_many_rounds():
+def test_the_number_of_rounds_that_fit_into_a_budget():
     release, before = Release(0.1, 2.0), {Release(0.1, 2.0): 20, Release(0.5, 4.0): 5}
-    budget = epsilon({release: 27, Release(0.5, 4.0): 5}, delta=1e-5) + 1e-6
-    found = affordable(release, rounds=50, spent=before, budget=budget, delta=1e-5)
+    budget = compute_epsilon({release: 27, Release(0.5, 4.0): 5}, delta=1e-5) + 1e-6
+    found = count_affordable_rounds(release, rounds=50, spent=before, budget=budget, delta=1e-5)
     assert found == 7
-    assert affordable(release, rounds=5, spent=before, budget=budget, delta=1e-5) == 5
-    assert affordable(release, rounds=50, spent=before, budget=0.1, delta=1e-5) == 0
+    assert count_affordable_rounds(release, rounds=5, spent=before, budget=budget, delta=1e-5) == 5
+    assert count_affordable_rounds(release, rounds=50, spent=before, budget=0.1, delta=1e-5) == 0
 
 
 @pytest.mark.parametrize(("target", "rate", "rounds"), [(2.0, 0.05, 100), (8.0, 0.1, 40)])
 def test_the_least_noise_for_a_target(target, rate, rounds):
-    found = multiplier_for(target, rate=rate, rounds=rounds, delta=1e-5)
-    assert epsilon({Release(rate, found): rounds}, delta=1e-5) <= target
-    assert epsilon({Release(rate, 0.98 * found): rounds}, delta=1e-5) > target
+    found = find_noise_multiplier(target, rate=rate, rounds=rounds, delta=1e-5)
+    assert compute_epsilon({Release(rate, found): rounds}, delta=1e-5) <= target
+    assert compute_epsilon({Release(rate, 0.98 * found): rounds}, delta=1e-5) > target
 
 
-def test_an_epsilon_that_any_noise_would_do_for_gets_the_least_there_is():
-    assert multiplier_for(200.0, rate=0.33, rounds=1, delta=0.01) == pytest.approx(0.1, rel=2e-3)
-    assert 0.1 <= multiplier_for(60.0, rate=0.33, rounds=1, delta=0.01) < 0.12
+def test_a_large_epsilon_gets_the_minimum_noise():
+    assert find_noise_multiplier(200.0, rate=0.33, rounds=1, delta=0.01) == pytest.approx(0.1, rel=2e-3)
+    assert 0.1 <= find_noise_multiplier(60.0, rate=0.33, rounds=1, delta=0.01) < 0.12
 
 
-def test_what_cannot_be_is_refused():
-    with pytest.raises(SettingsError, match="takes more than 10000 times"):
-        multiplier_for(1e-6, rate=1.0, rounds=1000, delta=1e-9)
+def test_impossible_values_are_rejected():
+    with pytest.raises(SettingsError, match="needs a noise multiplier above 10000"):
+        find_noise_multiplier(1e-6, rate=1.0, rounds=1000, delta=1e-9)
     for rate, noise in ((0, 1), (1.5, 1), (0.1, 0), (0.1, -1), (0.1, math.nan), (0.1, math.inf)):
         with pytest.raises(SettingsError, match="expected"):
             Release(rate, noise)

@@ -1,4 +1,4 @@
-"""The last bits of a release do not say which sum the noise was added to (Mironov, 2012).
+"""The last bits of a release do not reveal which sum the noise was added to (Mironov, 2012).
 
 The observer knows the sum with a user and the sum without, and asks which of the two float32 noise could have turned
 into the numbers that were released. Noise of float32 added to a sum of float32 is the positive control: there the
@@ -39,7 +39,7 @@ def run(request, tmp_path_factory):
         settings=RunSettings(rounds=1, cohort="all", sampler="uniform", workers=0, privacy=privacy),
         method_settings=SMALL,
     ) as opened:
-        opened.dp.account.ledger.debit = lambda *_, **__: None  # hundreds of waits for the disk
+        opened.dp.account.ledger.debit = lambda *_, **__: None  # avoids hundreds of disk writes
         yield opened
 
 
@@ -68,12 +68,12 @@ def released(run, sums, secret, *, trial):
     if run.dp.local:
         mechanism = replace(run.dp, insecure_seed=trial)
         return mechanism.on_client(sums[secret], zero.broadcast(), "somebody").federated
-    told = replace(run.dp, insecure_seed=trial).on_server(sums[secret], zero.broadcast())
-    return {name: USERS * value for name, value in run.built.method.server(zero, told).federated.items()}
+    noisy = replace(run.dp, insecure_seed=trial).on_server(sums[secret], zero.broadcast())
+    return {name: USERS * value for name, value in run.built.method.server(zero, noisy).federated.items()}
 
 
 def float32_on_float32(run, sums, secret, *, trial):
-    """How it must not be done."""
+    """The insecure implementation."""
     normal, deviations = seeded_normal(trial), deviations_of(run)
     total = sums[secret] if not run.dp.local else clipped(sums[secret], run.dp.clip)
     return {
@@ -87,7 +87,7 @@ def deviations_of(run):
 
 
 def contradictions(seen, total):
-    """How many numbers cannot be this sum and noise, both of float32."""
+    """The number of values that cannot be this sum plus noise, both in float32."""
     count = 0
     for name, value in seen.items():
         base = total[name].float()
@@ -111,17 +111,17 @@ def guessed_right(run, release):
     return right
 
 
-def test_noise_of_float32_on_a_sum_of_float32_gives_membership_away(run):
+def test_float32_noise_on_a_float32_sum_reveals_membership(run):
     assert guessed_right(run, float32_on_float32) == ROUNDS
 
 
-def test_what_is_released_does_not(run):
+def test_releases_do_not_reveal_membership(run):
     """Half of the guesses are right by chance: of 200, between 73 and 127 in all but one of ten thousand tests."""
     assert 73 <= guessed_right(run, released) <= 127
 
 
 @pytest.mark.parametrize(("engine", "most"), [(LoopEngine, 0.0), (CohortEngine, 1e-6)])
-def test_without_a_user_the_others_sum_stays_as_it_was(run, engine, most):
+def test_without_a_user_the_sum_of_the_others_is_unchanged(run, engine, most):
     """In clip norms; clients of one batch may share rounding errors, and a sum adds none."""
     start, clients = run.state.broadcast(), clients_of(run, range(USERS))
     clips = Transforms((replace(run.dp, local=False),))
@@ -134,7 +134,7 @@ def test_without_a_user_the_others_sum_stays_as_it_was(run, engine, most):
     assert float(torch.stack([value.norm() for value in alone.federated.values()]).norm()) > 0.01
 
 
-def test_every_number_lies_on_a_grid_that_the_noise_alone_decides(run):
+def test_every_number_is_on_a_grid_that_depends_on_the_noise_alone(run):
     sums, deviations = known(run), deviations_of(run)
     for secret in (0, 1):
         for name, value in released(run, sums, secret, trial=0).items():

@@ -1,4 +1,4 @@
-"""A ledger's lines hang together: one that is removed, changed or moved is noticed."""
+"""The hash chain of a ledger: removed, changed and moved lines are detected."""
 
 import json
 from collections import Counter
@@ -9,7 +9,7 @@ from homespun.privacy.accounting import Release
 from homespun.privacy.ledger import Ledger, LedgerError
 
 ROUND = Release(0.1, 2.0)
-BROKEN = "does not follow from the lines before it"
+BROKEN = "breaks the hash chain"
 
 
 @pytest.fixture
@@ -46,13 +46,13 @@ def test_a_line_that_was_removed_changed_or_moved_is_an_error(ledger, change):
     assert found.path.read_bytes() == before
 
 
-def test_a_line_that_vanishes_while_a_run_goes_on_is_an_error(ledger):
+def test_a_line_that_is_removed_during_a_run_is_an_error(ledger):
     rewritten(ledger, lambda lines: lines[:-1])
-    with pytest.raises(LedgerError, match="lines that were there before are gone or changed"):
+    with pytest.raises(LedgerError, match="lines were removed or changed while it was in use"):
         ledger.debit(ROUND, run="d")
 
 
-def test_half_a_line_at_the_end_was_never_waited_for(ledger):
+def test_an_incomplete_last_line_is_not_part_of_the_chain(ledger):
     whole = ledger.path.read_bytes()
     found = rewritten(ledger, lambda lines: [*lines, lines[-1][:20]])
     assert found.spent() == Counter({ROUND: 4})
@@ -74,7 +74,7 @@ def test_lines_of_an_earlier_version_are_covered_by_the_first_new_one(tmp_path):
         path.write_bytes(whole)
 
 
-def test_a_line_says_what_neighbours_are_and_the_day_alone(ledger):
-    """How long a round took says how many came to it."""
+def test_a_line_has_the_adjacency_and_the_date_without_the_time(ledger):
+    """The duration of a round reveals the size of its cohort."""
     line = json.loads(ledger.path.read_text().splitlines()[1])
     assert line["adjacency"] == "zero-out" and len(line["at"]) == len("2025-01-01") and len(line["chain"]) == 64

@@ -1,4 +1,4 @@
-"""The ledger's file is a file: a symbolic link in its place is not written through."""
+"""A symbolic link in place of the ledger is not followed."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from homespun.privacy.accounting import Release
 from homespun.privacy.ledger import Ledger
 
 
-def test_a_link_in_its_place_is_refused(tmp_path):
+def test_a_symbolic_link_is_rejected(tmp_path):
     victim = tmp_path / "key"
     victim.write_bytes(b"a secret without a newline")  # what an unfinished line would look like
     ledger = Ledger(tmp_path / "votes.csv.privacy.jsonl", "votes")

@@ -1,4 +1,4 @@
-"""Clipping and noise: how far one user can move what is told."""
+"""Clipping and noise: the sensitivity of a release to one user."""
 
 from math import inf, sqrt
 
@@ -36,7 +36,7 @@ def flat(found: Update) -> torch.Tensor:
     return torch.cat([found.federated["a"], found.federated["b"], table.flatten()]).double()
 
 
-def test_a_long_update_is_shortened_as_one_vector():
+def test_an_update_is_clipped_as_one_vector():
     sent = update(a=(2.0, 4.0), b=(5.0,), row=(6.0, 0.0))
     assert norms(sent, Clip({"*": 3.0})) == {"*": 9.0}  # 4 + 16 + 25 + 36 = 81
     found = clipped(sent, Clip({"*": 3.0}))
@@ -46,17 +46,17 @@ def test_a_long_update_is_shortened_as_one_vector():
     assert torch.equal(flat(short), flat(sent))
 
 
-def test_groups_are_shortened_by_themselves():
+def test_groups_are_clipped_separately():
     sent = update(a=(3.0, 4.0), b=(1.0,), row=(6.0, 8.0))
     found = clipped(sent, Clip({"a": 1.0, "rows": 5.0, "*": 2.0}))
     torch.testing.assert_close(found.federated["a"], torch.tensor([0.6, 0.8]), rtol=2e-6, atol=0)
     torch.testing.assert_close(found.keyed["rows"].values, torch.tensor([[3.0, 4.0]]), rtol=2e-6, atol=0)
     assert torch.equal(found.federated["b"], torch.tensor([1.0]))
-    with pytest.raises(SettingsError, match=r"no norm covers 'b'.*Add one for"):
+    with pytest.raises(SettingsError, match=r"no pattern matches 'b'.*Add one for"):
         clipped(sent, Clip({"a": 1.0, "rows": 1.0}))
 
 
-def test_statistics_are_not_told_unless_they_have_a_norm():
+def test_statistics_are_not_sent_without_a_clip_norm():
     sent = update(metrics=(30.0, 40.0))
     assert clipped(sent, Clip({"*": 1.0})).metrics == {"loss": 0.0, "examples": 0.0}
     found = clipped(sent, Clip({"*": 1.0}, metrics=5.0)).metrics
@@ -67,8 +67,8 @@ numbers = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
 @given(values=st.lists(numbers, min_size=5, max_size=5), norm=st.floats(1e-3, 1e3))
-def test_nobody_moves_the_sum_by_more_than_the_clip_norm(values, norm):
-    """Not even by rounding errors: sums are of float64."""
+def test_no_user_changes_the_sum_by_more_than_the_clip_norm(values, norm):
+    """Not even by rounding errors: sums are in float64."""
     start = in_types_of(IN_SUMS, update())
     others = sum((clipped(update(a=(0.1, 0.2), place=place), Clip({"*": norm})) for place in (0, 2)), start=start)
     last = clipped(update(a=values[:2], b=values[2:3], row=values[3:]), Clip({"*": norm}))
@@ -81,8 +81,8 @@ def test_nobody_moves_the_sum_by_more_than_the_clip_norm(values, norm):
     norm=st.floats(1e-3, 1e3),
 )
 @example(values=[[0.0, 0.0, 0.0, 0.0, 1.3543975533946154e38], [0.0] * 5], norm=0.0078125)  # a factor of few digits
-def test_nobody_moves_a_cohorts_gradient_by_more_than_the_clip_norm(values, norm):
-    """The same where everybody's gradients lie in one tensor; one of them is read in another order of memory."""
+def test_no_user_changes_a_cohorts_gradient_by_more_than_the_clip_norm(values, norm):
+    """The same with all gradients in one tensor; one of them has another memory layout."""
     all_of_them = torch.tensor(values)
     clip, times = Clip({"*": norm}), {"a": -0.5, "b": 1.0, "c": 1.0}
 
@@ -140,13 +140,13 @@ def test_statistics_have_a_tenth_of_the_budget_and_parameters_the_rest(clip, par
     in_groups = {clip.group_of(name): (norms_of[name] / found[name]) ** 2 for name in found}
     moved = sum(in_groups.values())  # what one user can move, in standard deviations, squared
     if statistics is not None:
-        told = clip.metrics_deviation(noise_multiplier=noise_multiplier)
-        assert told == pytest.approx(noise_multiplier * statistics)
-        moved += (2.0 / told) ** 2
+        noise = clip.metrics_deviation(noise_multiplier=noise_multiplier)
+        assert noise == pytest.approx(noise_multiplier * statistics)
+        moved += (2.0 / noise) ** 2
     assert 1 / sqrt(moved) == pytest.approx(noise_multiplier, rel=1e-12)
 
 
-def test_every_number_that_is_told_lies_on_the_grid_of_its_noise():
+def test_every_released_number_is_on_the_grid_of_its_noise():
     """Parameters, rows and statistics, each in steps of 2^-16 of the power of two below its standard deviation."""
     clip = Clip({"a": 2.0, "*": 1.0}, metrics=40.0)
     sent = update(a=(0.1, 0.2), b=(0.3,), row=(0.4, 0.5), metrics=(0.7, 3.0))
@@ -161,14 +161,14 @@ def test_every_number_that_is_told_lies_on_the_grid_of_its_noise():
     assert all((value / grid).is_integer() and value for value in found.metrics.values())
 
 
-def test_what_is_told_does_not_say_who_came_or_what_they_touched():
-    told = [
+def test_a_release_does_not_reveal_the_cohort_or_the_touched_rows():
+    releases = [
         released_centrally(
             total, BROADCAST, Clip({"*": 1.0}), noise_multiplier=1.0, expected=2.5, normal=seeded_normal(0)
         )
         for total in (update(place=1) + update(place=3), update(place=2))
     ]
-    for one in told:
+    for one in releases:
         assert (one.weight, one.clients) == (2.5, 2)
         rows = one.keyed["rows"]
         assert torch.equal(rows.index, torch.arange(4)) and torch.equal(rows.weight, torch.full((4,), 2.5).double())
@@ -176,10 +176,10 @@ def test_what_is_told_does_not_say_who_came_or_what_they_touched():
 
 
 @pytest.mark.parametrize("norm", [0, -1, inf, float("nan")])
-def test_a_norm_that_is_none_is_refused(norm):
+def test_an_invalid_clip_norm_is_rejected(norm):
     with pytest.raises(SettingsError, match="expected a positive number"):
         Clip({"*": norm})
-    with pytest.raises(SettingsError, match="metrics: a clip norm"):
+    with pytest.raises(SettingsError, match="metrics: clip norm"):
         Clip({"*": 1.0}, metrics=norm)
-    with pytest.raises(SettingsError, match="no clip norm was given"):
+    with pytest.raises(SettingsError, match="no clip norm is given"):
         Clip({})

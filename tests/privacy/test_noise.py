@@ -1,4 +1,4 @@
-"""Noise has the distribution it claims, and cannot be repeated unless somebody asks for that."""
+"""Noise has the stated distribution and is not repeatable unless it is seeded."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_a_million_draws_are_standard_normal(normal):
     assert max(map(abs, neighbours)) < 0.01
 
 
-def test_another_distribution_would_be_noticed():
+def test_another_distribution_is_detected():
     drawn = np.random.default_rng(0).uniform(-(3**0.5), 3**0.5, MILLION)  # the same mean and variance
     assert kstest(drawn, "norm").pvalue < 1e-4
 
@@ -56,13 +56,13 @@ def test_the_grid_is_a_power_of_two_near_a_65536th_of_the_standard_deviation(dev
     assert grid_of(deviation) == grid
 
 
-def test_a_zero_has_no_sign():
+def test_zeros_have_no_sign():
     found = with_noise(torch.tensor([-1e-9, 1e-9]), lambda count: np.zeros(count), deviation=1.0)
     assert found.tolist() == [0.0, 0.0] and not torch.signbit(found).any()
 
 
 def test_rounding_adds_nothing_to_the_mean_or_the_deviation():
-    """A sum far below the grid's step still arrives: the noise decides to which side it is rounded."""
+    """A sum far below the grid's step still counts: the noise decides in which direction it is rounded."""
     step = grid_of(1.0)
     found = with_noise(torch.full((MILLION,), 0.25 * step), seeded_normal(7), deviation=1.0)
     drawn = torch.from_numpy(seeded_normal(7)(MILLION))

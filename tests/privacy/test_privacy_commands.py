@@ -26,13 +26,13 @@ def test_cost_of_the_first_reference_value():
     assert "either" in homespun("privacy", "cost", "--rounds", 1, "--rate", 1, fails=SettingsError)
 
 
-def test_a_ledger_that_is_not_here_may_be_elsewhere(tmp_path, monkeypatch):
+def test_the_error_for_a_missing_ledger_names_other_places(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     said = homespun("privacy", "show", "digits", fails=UnknownNameError)
-    assert "That of a corpus read from a folder lies beside it: name the folder." in said and "--ledger" in said
+    assert "If the corpus was read from a folder, give that folder instead." in said and "--ledger" in said
 
 
-def test_a_run_that_protects_nobody_says_so_and_a_finished_one_what_to_do(tmp_path):
+def test_an_insecure_run_is_marked_and_a_finished_run_names_the_options(tmp_path):
     settings = {**SMALL, "rounds": 1, "cohort": 20, "workers": 0, "sampler": "poisson", "privacy.epsilon": 4,
                 "privacy.delta": 0.01, "privacy.insecure": "true", "privacy.ledger": tmp_path / "ledger"}  # fmt: skip
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
@@ -40,16 +40,16 @@ def test_a_run_that_protects_nobody_says_so_and_a_finished_one_what_to_do(tmp_pa
     command = ["train", "furl", *corpus, "--folder", tmp_path / "run", *words]
     assert "INSECURE" in CliRunner().invoke(app, list(map(str, command))).stderr
     again = homespun(*command, fails=RunError)
-    # twice the rounds at the same noise would cost more than the epsilon that was asked for
-    assert "its noise was chosen for this many rounds" in again and "--rounds" not in again
+    # twice the rounds with the same noise would exceed the epsilon of the settings
+    assert "its noise was computed for this many rounds" in again and "--rounds" not in again
 
 
-def test_a_run_that_its_budget_stops_has_a_report_of_what_was_paid_for(tmp_path):
+def test_a_run_stopped_by_its_budget_has_a_report_of_its_rounds(tmp_path):
     settings = {**SMALL, "rounds": 5, "cohort": 10, "workers": 0, "sampler": "poisson", "privacy.noise_multiplier": 2,
                 "privacy.delta": 0.01, "privacy.budget": 0.8, "privacy.ledger": tmp_path / "ledger"}  # fmt: skip
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     corpus = ("--data", "dialects", "--data-set", "users=20", "--data-set", "examples=10")
-    for folder, paid in (("run", True), ("other", False)):  # the second finds nothing left
+    for folder, paid in (("run", True), ("other", False)):  # for the second run nothing is left
         stopped = homespun("train", "furl", *corpus, "--folder", tmp_path / folder, *words, fails=BudgetError)
         assert "its privacy budget is spent" in stopped
         assert (tmp_path / folder / "report.html").exists() == paid
@@ -57,20 +57,20 @@ def test_a_run_that_its_budget_stops_has_a_report_of_what_was_paid_for(tmp_path)
     assert 0 < done["privacy"]["releases"] == len(done["rounds"]) < 5 and done["privacy"]["epsilon"] <= 0.8
 
 
-def test_a_private_run_is_written_down_beside_its_data_and_can_be_reset(tmp_path):
+def test_a_private_run_is_recorded_next_to_its_data_and_can_be_reset(tmp_path):
     rows = [f"user{user},good day number {row},{'ab'[row % 2]}" for user in range(6) for row in range(10)]
     data = tmp_path / "notes.csv"
     data.write_text("user,text,label\n" + "\n".join(rows) + "\n")
     settings = {**SMALL, "rounds": 2, "cohort": 3, "workers": 0, "sampler": "poisson", "privacy.noise_multiplier": 2,
                 "privacy.delta": 0.01, "privacy.clip": 0.5}  # fmt: skip
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    assert "nothing released of" in homespun("privacy", "show", data, fails=UnknownNameError)
+    assert "no such ledger" in homespun("privacy", "show", data, fails=UnknownNameError)
     homespun("train", "furl", "--data", data, "--folder", tmp_path / "run", *words)
     shown = homespun("privacy", "show", data, "--delta", 0.01)
-    assert "2 rounds, noise 2 times what one user moves, counted with 50.00% of the users drawn" in shown
+    assert "2 rounds with noise multiplier 2 and sampling rate 0.5" in shown
     name = shown.partition(":")[0]
     assert "Nothing was changed" in homespun("privacy", "reset", data, "--name", "other", fails=UnknownNameError)
-    assert "begins again" in homespun("privacy", "reset", data, "--name", name, "--reason", "a test")
+    assert "spending reset to zero" in homespun("privacy", "reset", data, "--name", name, "--reason", "a test")
     assert json.loads(homespun("privacy", "show", data, "--json"))["epsilon"] == 0.0
     (tmp_path / "notes.csv.privacy.jsonl").write_text("nonsense\n")
     assert "first line cannot be read" in homespun("privacy", "show", data, fails=LedgerError)

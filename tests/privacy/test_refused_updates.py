@@ -1,4 +1,4 @@
-"""Under privacy a refused update counts as zero: a round that stopped would release, without noise, that one came."""
+"""With privacy a rejected update counts as zero: stopping the round would disclose, without noise, that it occurred."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ def opened(folder, **privacy):
 
 
 def spoil(run, users):
-    """From now on these users' personal embeddings are NaN when they train, and so is all that they learn."""
+    """Make the personal embeddings of these users NaN in training, and with them their whole update."""
     load = run.clients.load
 
     def spoiled(*asked, **how):
@@ -53,7 +53,7 @@ def spoil(run, users):
 
 @pytest.mark.parametrize("noise", ["central", "local"])
 @pytest.mark.parametrize("engine", ["loop", "cohort"])
-def test_a_round_of_which_everything_is_refused_is_a_round_like_any_other(tmp_path, noise, engine):
+def test_a_round_whose_updates_are_all_rejected_looks_like_any_other(tmp_path, noise, engine):
     with opened(tmp_path, noise=noise) as run:
         if engine == "loop":
             run.trainer = LoopEngine(run.built, 0, run.transforms)
@@ -61,16 +61,16 @@ def test_a_round_of_which_everything_is_refused_is_a_round_like_any_other(tmp_pa
         spoil(run, run.clients.population.users)
         record = run.step()
         assert (record.clients, record.refused, run.state.round) == (USERS, 0, 1)
-        assert run.vault.users() == []  # every client keeps the private state that it had: none yet
+        assert run.vault.users() == []  # clients keep their previous private state: none
         deviation = 1.5 * 0.05
         for name, value in start.federated.items():
-            moved = USERS * (run.state.federated[name] - value)  # noise and nothing else
+            moved = USERS * (run.state.federated[name] - value)  # only noise
             expected = deviation if noise == "central" else deviation * USERS**0.5
             assert moved.numel() < 100 or float(moved.std()) == pytest.approx(expected, rel=0.2)
         assert sum(run.dp.account.spending(rounds=run.state.round).values()) == 1
 
 
-def test_the_noise_is_that_of_a_round_in_which_nobody_had_anything_to_say(tmp_path):
+def test_the_noise_is_that_of_a_round_of_zero_updates(tmp_path):
     with opened(tmp_path) as run:
         start = run.state
         spoil(run, run.clients.population.users)
@@ -82,7 +82,7 @@ def test_the_noise_is_that_of_a_round_in_which_nobody_had_anything_to_say(tmp_pa
             assert torch.equal(run.state.federated[name], value + released / USERS)
 
 
-def test_only_who_was_refused_keeps_the_private_state_that_they_had(tmp_path):
+def test_only_rejected_clients_keep_their_previous_private_state(tmp_path):
     with opened(tmp_path) as run:
         run.step()
         users = run.clients.population.users
@@ -95,7 +95,7 @@ def test_only_who_was_refused_keeps_the_private_state_that_they_had(tmp_path):
     assert same == [True] * 5 + [False] * 3
 
 
-def test_without_privacy_a_round_still_stops_where_half_is_refused(tmp_path):
+def test_without_privacy_a_round_stops_if_half_of_the_updates_are_rejected(tmp_path):
     from homespun.core.errors import MessageError
 
     with open_run(
@@ -112,7 +112,7 @@ def test_without_privacy_a_round_still_stops_where_half_is_refused(tmp_path):
         assert state_to_bytes(run.state) == before
 
 
-# ---- what leaves a client
+# ---- updates of one client
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def preferences():
 
 @pytest.mark.parametrize("engine", [LoopEngine, CohortEngine])
 def test_with_local_noise_a_client_that_failed_sends_noise_in_every_row(preferences, engine):
-    """It looks like any other update; a missing one would say that the client failed."""
+    """It looks like any other update; a missing one would disclose that the client failed."""
     built, lost = preferences
     noise = Transforms((DpMechanism(Clip({"*": 1.0}, metrics=2.0), 2.0, local=True, insecure_seed=5),))
     start = built.start().broadcast()

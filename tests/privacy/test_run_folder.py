@@ -1,4 +1,4 @@
-"""What a private run's folder does not say: who came to which round, and how many."""
+"""The folder of a private run does not reveal who took part in which round, nor how many."""
 
 import json
 from math import isnan
@@ -14,7 +14,7 @@ def listed(folder):
     return json.loads(homespun("vault", "list", folder, "--json"))["entries"]
 
 
-def test_nothing_says_in_which_round_a_user_was_drawn(tmp_path):
+def test_the_folder_does_not_reveal_the_rounds_of_a_user(tmp_path):
     data = write_csv(tmp_path / "notes.csv")
     with opened(tmp_path / "run", data, settings={"cohort": 7}) as run:
         list(run.rounds())
@@ -25,14 +25,14 @@ def test_nothing_says_in_which_round_a_user_was_drawn(tmp_path):
 
 
 @pytest.mark.parametrize("public", [{"private": False}, {"noise": "local"}, {"insecure": True}])
-def test_where_cohorts_are_known_the_round_is_shown(tmp_path, public):
+def test_the_round_is_shown_if_cohorts_are_public(tmp_path, public):
     with opened(tmp_path / "run", write_csv(tmp_path / "notes.csv"), settings={"cohort": 7}, **public) as run:
         list(run.rounds())
     assert max(entry["round"] for entry in listed(tmp_path / "run")) == 3
 
 
-def test_runs_that_do_not_say_how_long_they_took_are_summed_up():
-    """As results.json has them: null where there is no number."""
+def test_runs_without_times_are_summarized():
+    """As in results.json: null for a missing number."""
     one = {"metric": "accuracy", "value": 0.5, "user_mean": 0.5, "user_worst_tenth": 0.5, "loss": 1.0}
     run = {"seed": 0, "eval": one, "test": one, "adapted": {}, "newcomers": {}, "rounds": [{"seconds": None}]}
     assert isnan(summary([run])["seconds_per_round"]["mean"])

@@ -6,7 +6,7 @@ import torch
 from homespun import load, train
 from homespun.core.errors import VaultError
 from homespun.methods.furl import SMALL
-from homespun.personalization.user import require_person
+from homespun.personalization.user import load_user_model
 
 ROW = "user.embedding"
 
@@ -37,7 +37,7 @@ def test_a_row_of_another_method_is_refused(run, row, said):
         for use in (
             lambda: run.clients.private([user], run.state.broadcast()),
             lambda: run.step(),
-            lambda: require_person(run, user),
+            lambda: load_user_model(run, user),
         ):
             with pytest.raises(VaultError, match=rf"the entry of user '{user}' is not what this run keeps: .*{said}"):
                 use()

@@ -1,7 +1,7 @@
-"""The command `homespun`. Thin: every command calls functions that Python code can call too.
+"""The command `homespun`. Commands are thin: each calls functions that are also available from Python.
 
-Exit codes: 0 done; 2 the input is wrong; 130 after Ctrl-C; 1 anything else that went wrong.
-Commands import what they need when they are called: `homespun --help` should not wait for torch.
+Exit codes: 0 success; 2 invalid input; 130 interrupted by Ctrl-C; 1 any other error.
+Commands import what they need when they are called, so that `homespun --help` does not import torch.
 """
 
 from __future__ import annotations
@@ -17,22 +17,20 @@ import click
 import typer
 
 from homespun import __version__
-from homespun.cli import language as voices
-from homespun.cli import pretrain, settings, training
-from homespun.cli import users as people
+from homespun.cli import language, pretrain, settings, training, users
 from homespun.cli.corpora import data_app
 from homespun.cli.privacy import privacy_app
 from homespun.core.errors import HomespunError
 from homespun.system.terminal import say
 
 app = typer.Typer(
-    help="Personalized federated learning: what makes each person different stays at home.",
+    help="Personalized federated learning with private parameters that are never uploaded.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (training.train, training.compare, training.demo, training.evaluate, people.personalize, people.predict,
-                voices.generate, voices.export, training.report, training.check, training.bench,
+for command in (training.train, training.compare, training.demo, training.evaluate, users.personalize, users.predict,
+                language.generate, language.export, training.report, training.check, training.bench,
                 settings.settings, pretrain.pretrain):  # fmt: skip
     app.command()(command)
 
@@ -53,19 +51,19 @@ def _options(
 
 
 app.add_typer(data_app, name="data")
-app.add_typer(people.vault_app, name="vault")
+app.add_typer(users.vault_app, name="vault")
 app.add_typer(privacy_app, name="privacy")
 
 
-def _plainly(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> str:
-    """A warning as errors are shown: without the line of code that it came from."""
+def _format_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> str:
+    """Format a warning like an error, without its line of code."""
     return f"{category.__name__}: {message}\n"
 
 
 def main() -> None:
-    warnings.formatwarning = _plainly
+    warnings.formatwarning = _format_warning
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the cores belong to the workers
-    for stream in (sys.stdout, sys.stderr):  # what a terminal cannot show is spelled out
+    for stream in (sys.stdout, sys.stderr):  # escape what the terminal cannot encode
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -86,5 +84,5 @@ def main() -> None:
         say(traceback.format_exc().rstrip("\n"), to=sys.stderr)
         code = 1
     if code == 130:
-        say("\nStopped. What was committed is kept; the same command goes on.", to=sys.stderr)
+        say("\nInterrupted. Committed rounds are kept. Run the same command again to resume.", to=sys.stderr)
     sys.exit(code)

@@ -1,7 +1,7 @@
-"""All settings of a method, of its runs and of a corpus, with their meanings.
+"""Lists all settings of a method, of its runs and of a corpus.
 
-`homespun settings`, `homespun data settings` and docs/settings.md show them. They come from the classes that check
-settings, so that nothing can be missing or outdated.
+Used by `homespun settings`, `homespun data settings` and docs/settings.md. The lists are generated from the settings
+classes, so that they are complete and up to date.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def default_text(one: Setting) -> str:
 
 
 def text_lines(settings: Sequence[Setting], *, width: int) -> Iterator[str]:
-    """For a terminal: what one would type, what else is allowed, and what it means."""
+    """Lines for a terminal: the setting with its default, the allowed values, and the meaning."""
     for one in settings:
         paper = [] if one.paper is None else [f"paper: {as_typed(one.paper)}"]
         head = f"{one.name} ({default_text(one)})" if one.default is None else f"{one.name} = {default_text(one)}"
@@ -60,7 +60,7 @@ def text_lines(settings: Sequence[Setting], *, width: int) -> Iterator[str]:
 
 
 def markdown_lines(settings: Sequence[Setting]) -> Iterator[str]:
-    """For a page: one table."""
+    """A Markdown table."""
     papers = any(one.paper is not None for one in settings)
     yield "| Setting | Default | Values |" + (" Paper |" if papers else "") + " Meaning |"
     yield "|---|---|---|" + ("---|" if papers else "") + "---|"

@@ -1,4 +1,4 @@
-"""What a person sees while homespun works: a progress bar on a terminal, plain lines elsewhere."""
+"""Terminal output: tables, and progress as a bar on a terminal or as plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from homespun.runs.training import Evaluated
 from homespun.system.terminal import Terminal, say
 
 GAP = 2  # between the columns of a table
-LINES = 20  # plain progress lines per run, about
-QUIET_S = 10.0  # of work without a line at least, where there is no terminal
+LINES = 20  # approximate number of plain progress lines per run
+LINE_INTERVAL_S = 10.0  # minimum time between plain progress lines
 
 out = Terminal(highlight=False, markup=False, soft_wrap=True)
 err = Terminal(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 def table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]) -> Group:
-    """A table whose first column is text and whose other columns are numbers; neither words nor numbers are broken.
-    Where they have no room beside each other, the table goes on below with the columns that are left."""
+    """A table with one column of text and further columns of numbers, without line breaks inside words or numbers.
+    Columns that do not fit the width are continued below."""
     shown = [[harmless(cell) for cell in row] for row in (header, *rows)]
     columns = list(zip(*shown, strict=True))
     first, numbers = columns[0], columns[1:]
     names, whole = max(map(len, first)), [max(map(len, column)) for column in numbers]
-    if names + sum(whole) + GAP * len(whole) > out.width:  # then headings are wrapped, and names as far as they have to
+    if names + sum(whole) + GAP * len(whole) > out.width:  # wrap headings, and names if necessary
         whole = [max(_longest_word(column[0]), *map(len, column[1:]), 0) for column in numbers]
         room = out.width - sum(whole) - GAP * len(whole)
         names = min(names, max(room, *map(_longest_word, first)))
@@ -56,7 +56,7 @@ def table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]) -> G
 
 
 def _part(title: str, names: tuple[Sequence[str], int], numbers: Sequence[tuple[Sequence[str], int]]) -> Table:
-    """One table of columns, each a heading and its cells, with their widths."""
+    """One table of the given columns (heading and cells) with their widths."""
     made = Table(
         title=title or None, title_justify="left", title_style="bold", box=None, padding=(0, 0, 0, GAP), pad_edge=False
     )
@@ -73,7 +73,7 @@ def _longest_word(text: str) -> int:
 
 
 class Count(ProgressColumn):
-    """Rounds as 3/10; what is counted in steps of no meaning to a reader as 30 %."""
+    """Shows rounds as 3/10 and internal steps as 30 %."""
 
     def render(self, task: Task) -> Text:
         whole = f"{task.completed:.0f}/{task.total or 0:.0f}"
@@ -81,7 +81,7 @@ class Count(ProgressColumn):
 
 
 def bar(console: Terminal, *, transient: bool = False) -> Bars:
-    """A progress bar whose tasks have a note."""
+    """A progress bar with a note per task."""
     return Bars(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
@@ -95,17 +95,17 @@ def bar(console: Terminal, *, transient: bool = False) -> Bars:
 
 @contextmanager
 def counting(console: Terminal, title: str, *, total: int) -> Iterator[Callable[[int], None]]:
-    """Give a function that takes how many are done, first of all those that were done before."""
+    """Give a function that takes the number of finished items; the first call reports those of an earlier run."""
     started: list[float] = []
-    begun = 0
+    start = 0
 
     def line(done: int) -> None:
-        nonlocal begun
+        nonlocal start
         if not started:
             started.append(time.monotonic())
-            begun = done
+            start = done
         elif done % max(1, total // LINES) == 0 or done == total:
-            left_s = (time.monotonic() - started[0]) / (done - begun) * (total - done)
+            left_s = (time.monotonic() - started[0]) / (done - start) * (total - done)
             console.print(f"{title}: {done:,}/{total:,}, {left_s:.0f} s left")
 
     if not console.is_terminal:
@@ -117,8 +117,8 @@ def counting(console: Terminal, title: str, *, total: int) -> Iterator[Callable[
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Long work that is under way."""
+class LongTask:
+    """A long task in progress."""
 
     task: str
     began: float
@@ -133,19 +133,19 @@ class Stretch:
 
 @dataclass
 class Reporter:
-    """Shows the events of one run after another, and how far long work is. With `to_stderr`, stdout stays free for
-    results. As a context, it leaves no bar behind."""
+    """Shows the events of runs and the progress of long tasks. With `to_stderr`, stdout is reserved for results. As a
+    context manager, it removes its progress bar at the end."""
 
     to_stderr: bool = False
-    title: str = ""  # before plain lines; a run that is followed gives its own
+    title: str = ""  # prefix of plain lines; `following` sets it to the title of the run
     _latest: str = ""
-    _noticed: set[str] = field(default_factory=set)  # notices that were printed
+    _noticed: set[str] = field(default_factory=set)  # notices already printed
     _started: float = field(default_factory=lambda: time.monotonic())
-    _bars: Bars | None = None  # on a terminal, while anything is shown
-    _alone: bool = False  # whether they are there for a stretch only, not for a run
-    _bar: TaskID | None = None  # the stretch's
-    _stretch: Stretch | None = None
-    _said: float = field(default_factory=lambda: time.monotonic())  # when a plain line was printed last
+    _bars: Bars | None = None  # on a terminal, while a bar is shown
+    _alone: bool = False  # whether the bars show a long task only, outside of a run
+    _bar: TaskID | None = None  # of the long task
+    _task: LongTask | None = None
+    _printed_at: float = field(default_factory=lambda: time.monotonic())  # time of the last plain line
 
     @property
     def console(self) -> Terminal:
@@ -155,13 +155,12 @@ class Reporter:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        self._end_stretch()
+        self._end_task()
 
     @contextmanager
     def following(self, run: Run, title: str) -> Iterator[Callable[[RoundRecord | Evaluated], None]]:
-        """Give a function that takes each event of this run's training; notices before and after it go to stderr, each
-        once."""
-        self._end_stretch()
+        """Give a function that shows each event of this run's training. Notices go to stderr, each once."""
+        self._end_task()
         for notice in notices.before(run):
             if notice not in self._noticed:
                 err.print(f"{title}: {notice}")
@@ -174,43 +173,43 @@ class Reporter:
     @contextmanager
     def _following(self, run: Run, title: str) -> Iterator[Callable[[RoundRecord | Evaluated], None]]:
         self._latest, self.title, self._started = "", title, time.monotonic()
-        begun = run.state.round
+        start = run.state.round
         if run.settings.privacy is not None and run.settings.privacy.insecure:
-            err.print(f"{title}: INSECURE, its noise and cohorts come from the seed and protect nobody")
+            err.print(f"{title}: warning: INSECURE: noise and cohorts come from the seed and give no protection")
         if not self.console.is_terminal:
-            yield lambda event: self._line(run, title, event, begun=begun)
+            yield lambda event: self._line(run, title, event, start=start)
             if run.state.round:
-                self._say(f"{title}: final evaluation")
+                self._print_line(f"{title}: final evaluation")
             self._started = time.monotonic()
             return
         with bar(self.console) as bars:
             self._bars = bars
-            task = bars.add_task(title, total=run.total_rounds, completed=begun, note="")
+            task = bars.add_task(title, total=run.total_rounds, completed=start, note="")
             try:
                 yield lambda event: bars.update(task, completed=event.round, note=self._note(event))
             finally:
                 if self._bar is not None:
                     bars.remove_task(self._bar)
-                self._stretch, self._bars, self._bar = None, None, None
+                self._task, self._bars, self._bar = None, None, None
 
-    def stretch(self, progress: Progress) -> None:
-        """Show how far long work is: a bar of its own on a terminal, a line now and then elsewhere."""
+    def show_progress(self, progress: Progress) -> None:
+        """Show the progress of a long task, as a bar on a terminal and as occasional lines elsewhere."""
         finished = progress.done >= progress.total
-        if self._stretch is None or self._stretch.task != progress.task:
+        if self._task is None or self._task.task != progress.task:
             if finished:
                 return
-            self._end_stretch()
-            self._stretch = Stretch(progress.task, time.monotonic())
+            self._end_task()
+            self._task = LongTask(progress.task, time.monotonic())
             self._begin_bar(progress)
         if self._bars is not None and self._bar is not None:
             self._bars.update(self._bar, completed=progress.done)
-        elif time.monotonic() - self._said >= self._quiet_s:
-            self._say(self._stretch.line(progress, title=self.title))
+        elif time.monotonic() - self._printed_at >= self._line_interval_s:
+            self._print_line(self._task.line(progress, title=self.title))
         if finished:
-            self._end_stretch()
+            self._end_task()
 
     def _begin_bar(self, progress: Progress) -> None:
-        """Beside a run's rounds it is always the same one: a bar that comes and goes with every round would flicker."""
+        """Show the bar of a long task. During a run it is reused, because a new bar per round would flicker."""
         if not self.console.is_terminal:
             return
         if self._bars is None:
@@ -222,43 +221,43 @@ class Reporter:
             self._bars.reset(self._bar, total=progress.total, description=progress.task)
 
     @property
-    def _quiet_s(self) -> float:
-        """Ever longer, so that hours of work do not fill a log."""
-        return max(QUIET_S, (time.monotonic() - self._started) / LINES)
+    def _line_interval_s(self) -> float:
+        """The time between plain lines, which grows with the run to keep logs short."""
+        return max(LINE_INTERVAL_S, (time.monotonic() - self._started) / LINES)
 
-    def _end_stretch(self) -> None:
-        self._stretch = None
+    def _end_task(self) -> None:
+        self._task = None
         if self._alone and self._bars is not None:
             self._bars.stop()
             self._bars, self._bar, self._alone = None, None, False
 
-    def _say(self, line: str) -> None:
+    def _print_line(self, line: str) -> None:
         say(line, to=sys.stderr if self.to_stderr else sys.stdout)
-        self._said = time.monotonic()
+        self._printed_at = time.monotonic()
 
     def _note(self, event: RoundRecord | Evaluated) -> str:
-        """For the bar: the round's loss, and the latest score."""
+        """The note of the bar: the loss of the round and the latest score."""
         if isinstance(event, Evaluated):
             self._latest = _scored(event)
             return self._latest
         return ", ".join(part for part in (_loss(event), self._latest) if part)
 
-    def _line(self, run: Run, title: str, event: RoundRecord | Evaluated, *, begun: int) -> None:
+    def _line(self, run: Run, title: str, event: RoundRecord | Evaluated, *, start: int) -> None:
         if isinstance(event, Evaluated):
             said = _scored(event)
         elif event.round % max(1, run.total_rounds // LINES) and event.round != run.total_rounds:
             return
         else:
-            done, left = event.round - begun, run.total_rounds - event.round
+            done, left = event.round - start, run.total_rounds - event.round
             remaining_s = (time.monotonic() - self._started) / done * left
             parts = (f"round {event.round}/{run.total_rounds}", _loss(event), f"{remaining_s:.0f} s left")
             said = ", ".join(part for part in parts if part)
         if said:
-            self._say(f"{title}: {said}")
+            self._print_line(f"{title}: {said}")
 
 
 def _loss(event: RoundRecord) -> str:
-    return "" if isnan(event.loss) else f"loss {event.loss:.3f}"  # under privacy it is nobody's to know
+    return "" if isnan(event.loss) else f"loss {event.loss:.3f}"  # not disclosed with privacy
 
 
 def _scored(event: Evaluated) -> str:

@@ -1,4 +1,4 @@
-"""Commands that look at a corpus before training on it, and the one that makes a corpus of speech."""
+"""Commands for corpora: data show, check, settings and voices."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from homespun.core.errors import SettingsError
 from homespun.core.settings import parse_overrides
 from homespun.system.terminal import say
 
-data_app = typer.Typer(help="Look at a corpus before training on it; make one of speech.", no_args_is_help=True)
+data_app = typer.Typer(help="Inspect a corpus, or create the corpus of synthetic speech.", no_args_is_help=True)
 
 
 @data_app.command("show")
 def data_show(
-    source: Annotated[str, typer.Argument(help="A built-in corpus or a file.")],
-    users: Annotated[int, typer.Option(help="How many users to show.")] = 3,
-    examples: Annotated[int, typer.Option(help="How many examples of each.")] = 3,
+    source: Annotated[str, typer.Argument(help="File, folder or built-in corpus.")],
+    users: Annotated[int, typer.Option(help="Number of users to show.")] = 3,
+    examples: Annotated[int, typer.Option(help="Number of examples per user.")] = 3,
     data_settings: DataSet = [],  # noqa: B006
     user_column: UserColumn = None,
     context_column: ContextColumn = None,
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
 ) -> None:
-    """Some users and some of their examples.
+    """Show some users of a corpus and some of their examples.
 
     Example: homespun data show dialects --users 2
     """
@@ -62,24 +62,26 @@ def data_show(
 
 @data_app.command("check")
 def data_check(
-    source: Annotated[str, typer.Argument(help="A built-in corpus or a file.")],
+    source: Annotated[str, typer.Argument(help="File, folder or built-in corpus.")],
     data_settings: DataSet = [],  # noqa: B006
     user_column: UserColumn = None,
     context_column: ContextColumn = None,
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
-    method: Annotated[str | None, typer.Option(help="Also count the texts that this method would cut.")] = None,
-    settings: Annotated[list[str], typer.Option("--set", "-s", help="A setting of that method: name=value.")] = [],  # noqa: B006
+    method: Annotated[str | None, typer.Option(help="Also count the texts that this method truncates.")] = None,
+    settings: Annotated[
+        list[str], typer.Option("--set", "-s", metavar="NAME=VALUE", help="Setting of that method.")
+    ] = [],  # noqa: B006
     json_output: Json = False,
 ) -> None:
-    """Whether a corpus can be read, and what is in it.
+    """Check that a corpus can be read, and summarize it.
 
     Example: homespun data check posts.jsonl.gz --label-column context --method furl --set length=100
     """
     from homespun.data.check import check as check_corpus
 
     if settings and method is None:
-        raise SettingsError("--set needs --method, whose setting it is.")
+        raise SettingsError("--set needs --method.")
 
     federation = data_settings_from(
         source, data_settings, user=user_column, context=context_column, text=text_column, label=label_column
@@ -90,7 +92,7 @@ def data_check(
         print_json(found if method is None else {**found, "cut": cut and asdict(cut)})
         return
     if method is not None:
-        found = {**found, f"cut by {method}": str(cut) if cut else "nothing: it reads all of an example"}
+        found = {**found, f"truncated by {method}": str(cut) if cut else "none: it has no length limit"}
     for name, value in found.items():
         if isinstance(value, dict):
             value = ", ".join(f"{key}: {item}" for key, item in value.items()) or "none"
@@ -101,9 +103,9 @@ def data_check(
 
 @data_app.command("settings")
 def data_settings(
-    source: Annotated[str, typer.Argument(help="A built-in corpus or a file.")], json_output: Json = False
+    source: Annotated[str, typer.Argument(help="File, folder or built-in corpus.")], json_output: Json = False
 ) -> None:
-    """List the settings of a corpus: default, allowed values, meaning.
+    """List the settings of a corpus.
 
     Example: homespun data settings dialects
     """
@@ -114,7 +116,7 @@ def data_settings(
 
 
 def _cut(method: str, settings: list[str], federation: Any) -> Any:
-    """How many texts the method cuts; None if it reads all of an example."""
+    """The number of texts that the method truncates; None if it has no length limit."""
     from homespun.data.check import INSPECTED_AT_MOST
     from homespun.data.lengths import cut_texts
     from homespun.runs.open_run import task_of
@@ -128,15 +130,19 @@ def _cut(method: str, settings: list[str], federation: Any) -> Any:
 
 @data_app.command("voices")
 def data_voices(
-    folder: Annotated[Path, typer.Argument(help="Where the set is made.")] = Path("runs/voices"),
-    utterances: Annotated[int | None, typer.Option(help="How many; the default is the paper's 12,420.")] = None,
-    seed: Annotated[int, typer.Option(help="Every random draw derives from it.")] = 0,
+    folder: Annotated[Path, typer.Argument(help="Folder of the corpus.")] = Path("runs/voices"),
+    utterances: Annotated[
+        int | None, typer.Option(help="Number of utterances. Default: 12,420, as in the paper.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     json_output: Json = False,
 ) -> None:
-    """Make the corpus voices: sentences said by twenty synthetic voices, as spectrograms; offline, in some minutes.
+    """Create the corpus "voices": spectrograms of sentences in twenty synthetic voices.
 
-    After a stop, the same command goes on where it was; on a finished set it checks every byte. It needs the extra
-    voices.
+    \b
+    This takes some minutes and needs no network, but an optional dependency:
+    pip install homespun[voices]. If it is interrupted, run the same command again
+    to resume. For a finished corpus, the command verifies every byte.
 
     Example: homespun data voices runs/voices
     """

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they mean."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import typer
 
 from homespun.core.settings import parse_overrides
 
-Folder = Annotated[Path, typer.Argument(help="The run's folder.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; progress goes to stderr.")]
+Folder = Annotated[Path, typer.Argument(help="Folder of the run.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and progress on stderr.")]
 Trust = Annotated[
     list[str],
-    typer.Option(
-        help="A method file (.py), or a name on the Hugging Face hub, that the folder names and that may be used."
-    ),
+    typer.Option(help="Allow a method file (.py) or Hugging Face model that the run folder refers to."),
 ]
 Set = Annotated[
-    list[str], typer.Option("--set", "-s", help="A setting: name=value. `homespun settings METHOD` lists them.")
+    list[str], typer.Option("--set", "-s", metavar="NAME=VALUE", help="Setting; see `homespun settings METHOD`.")
 ]
-Data = Annotated[str, typer.Option("--data", "-d", help="A file, or built in: dialects, digits, sotu, voices.")]
+Data = Annotated[
+    str, typer.Option("--data", "-d", help="File, folder or built-in corpus: dialects, digits, sotu, voices.")
+]
 DataSet = Annotated[
     list[str],
-    typer.Option("--data-set", help="A setting of the corpus: name=value. `homespun data settings CORPUS` lists them."),
+    typer.Option("--data-set", metavar="NAME=VALUE", help="Corpus setting; see `homespun data settings CORPUS`."),
 ]
-UserColumn = Annotated[str | None, typer.Option(help="Column with the user's id.")]
-ContextColumn = Annotated[str | None, typer.Option(help="Column with the context.")]
-TextColumn = Annotated[str | None, typer.Option(help="Column with the text.")]
-LabelColumn = Annotated[str | None, typer.Option(help="Column with the label.")]
+UserColumn = Annotated[str | None, typer.Option(help="Column of the user.")]
+ContextColumn = Annotated[str | None, typer.Option(help="Column of the context.")]
+TextColumn = Annotated[str | None, typer.Option(help="Column of the text.")]
+LabelColumn = Annotated[str | None, typer.Option(help="Column of the label.")]
 
 
 def data_settings_from(source: str, settings: list[str], **columns: str | None) -> Any:

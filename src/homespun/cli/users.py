@@ -1,4 +1,4 @@
-"""Commands for one person: personalize, predict, and the vault's list, export and forget."""
+"""Commands for one user: personalize, predict, and vault list, export and forget."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from homespun.core.errors import InputError
 from homespun.core.spelling import readings
 from homespun.system.terminal import say
 
-Listed = Annotated[str, typer.Argument(help="The user's id, as `vault list` shows it.")]
+Listed = Annotated[str, typer.Argument(help="Name of the user, as in `vault list`.")]
 
-vault_app = typer.Typer(help="Private parameters, for the person they belong to.", no_args_is_help=True)
+vault_app = typer.Typer(help="List, export or remove the private parameters of users.", no_args_is_help=True)
 
 
 def personalize(
     folder: Folder,
-    file: Annotated[Path, typer.Argument(help="The user's own examples: a table, or for language a .txt or .md file.")],
-    user: Annotated[str | None, typer.Option(help="Who; a table with one user says it itself.")] = None,
-    context: Annotated[str | None, typer.Option(help="The setting of a text, if the run knows several.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Gradient steps. Default: as the run was set.")] = None,
+    file: Annotated[Path, typer.Argument(help="Examples of the user: a table, or .txt or .md for a language method.")],
+    user: Annotated[str | None, typer.Option(help="Name of the user. Default: the only user of the table.")] = None,
+    context: Annotated[str | None, typer.Option(help="Context of the text, if the run has several.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Number of gradient steps. Default: as in the run.")] = None,
     generated: Annotated[
-        bool, typer.Option("--generated", help="By the generator alone, without gradient steps, if the method has one.")
+        bool, typer.Option("--generated", help="Use only the method's generator, without gradient steps.")
     ] = False,
     user_column: UserColumn = None,
     context_column: ContextColumn = None,
@@ -44,19 +44,18 @@ def personalize(
     trust: Trust = [],  # noqa: B006
     json_output: Json = False,
 ) -> None:
-    """Learn a new user's private parameters from a file of their own. Nothing is uploaded.
+    """Learn the private parameters of a new user from their examples.
 
-    A fifth of the examples is held out to show what it brought; then all are used, and the result goes
-    into the run's vault. A method of language learns from a plain text; a table needs no label then.
-
-    Most methods learn by gradient steps. One that generates (fedperc_generated) reads the parameters off the text in
-    one pass; the output says which way it was.
+    \b
+    Nothing is uploaded. The gain is measured on a held-out fifth of the examples;
+    then all examples are used, and the result is stored in the run's vault.
+    Language methods learn from plain text or from a table without labels. Most
+    methods take gradient steps; fedperc_generated computes the parameters in one
+    pass over the text.
 
     Example: homespun personalize runs/furl-dialects mine.csv --user ada
 
     Example: homespun personalize runs/fedperc-sotu mine.txt --user ada --context written
-
-    Example: homespun personalize runs/fedperc_generated-sotu mine.txt --user ada --context written --generated
     """
     from homespun.cli.console import out
     from homespun.personalization.new_user import personalize_from_file
@@ -74,25 +73,25 @@ def personalize(
 
 def predict(
     folder: Folder,
-    texts: Annotated[list[str], typer.Argument(help="One or more texts.")],
-    user: Annotated[str, typer.Option(help="Whose labels.")],
+    texts: Annotated[list[str], typer.Argument(help="Texts to label.")],
+    user: Annotated[str, typer.Option(help="Name of the user.")],
     trust: Trust = [],  # noqa: B006
     json_output: Json = False,
 ) -> None:
-    """The labels a user would give to texts, with their own private parameters.
+    """Predict the labels that a user would give to texts.
 
     Example: homespun predict runs/furl-dialects --user user-000003 "some text"
     """
-    from homespun.personalization.user import require_person, typed_user
+    from homespun.personalization.user import load_user_model, resolve_typed_user
     from homespun.runs.training import reopen
 
     with reopen(folder, trust=trust) as run:
-        person = require_person(run, typed_user(run, user))
-        labels = person.predict(texts)
+        model = load_user_model(run, resolve_typed_user(run, user))
+        labels = model.predict(texts)
     if json_output:
         print_json(
             {
-                "user": person.user,
+                "user": model.user,
                 "predictions": [{"text": text, "label": label} for text, label in zip(texts, labels, strict=True)],
             }
         )
@@ -104,11 +103,16 @@ def predict(
 @vault_app.command("list")
 def vault_list(
     folder: Folder,
-    limit: Annotated[int, typer.Option(help="At most so many users.")] = 20,
-    quarantine: Annotated[bool, typer.Option("--quarantine", help="Entries set aside as damaged.")] = False,
+    limit: Annotated[int, typer.Option(help="Maximum number of users to list.")] = 20,
+    quarantine: Annotated[
+        bool, typer.Option("--quarantine", help="List entries that were quarantined as damaged.")
+    ] = False,
     json_output: Json = False,
 ) -> None:
-    """Who has private parameters in this run. Where cohorts are secret, no round is shown.
+    """List the users who have private parameters in a run.
+
+    \b
+    The round of each entry is omitted if the cohorts are secret.
 
     Example: homespun vault list runs/furl-dialects
     """
@@ -134,9 +138,12 @@ def vault_list(
 def vault_export(
     folder: Folder,
     user: Listed,
-    output: Annotated[Path, typer.Option("--output", "-o", help="A .safetensors file.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="New .safetensors file.")],
 ) -> None:
-    """One user's private parameters as a safetensors file, readable by them alone.
+    """Export one user's private parameters as a safetensors file.
+
+    \b
+    Only the owner of the file can read it.
 
     Example: homespun vault export runs/furl-dialects user-000003 -o mine.safetensors
     """
@@ -146,13 +153,13 @@ def vault_export(
     with Vault.open(folder, read_only=True) as vault:
         content = vault.export(next((one for one in readings(user) if vault.private(one) is not None), user))
     if os.path.lexists(output):
-        raise InputError(f"{output}: there is such a file already. Name another.")
+        raise InputError(f"{output}: already exists. Choose another path.")
     say(write_whole(output, content, mode=0o600))
 
 
 @vault_app.command("forget")
 def vault_forget(folder: Folder, user: Listed) -> None:
-    """Remove one user's private parameters for good.
+    """Permanently remove one user's private parameters.
 
     Example: homespun vault forget runs/furl-dialects user-000003
     """
@@ -161,5 +168,5 @@ def vault_forget(folder: Folder, user: Listed) -> None:
     with Vault.open(folder) as vault:
         name = next((one for one in readings(user) if vault.forget(one)), None)
         if name is None:
-            raise InputError(f"{folder}: nothing is kept of user {user!r}.")
-    say(f"forgotten: {name}")
+            raise InputError(f"{folder}: no private parameters of user {user!r}.")
+    say(f"removed the private parameters of {name}")

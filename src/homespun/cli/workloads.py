@@ -1,4 +1,4 @@
-"""`homespun bench`: the workloads of the source tree's `benchmarks/` folder, by file name."""
+"""`homespun bench`: runs the workloads in the `benchmarks/` folder of the source tree."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ FOLDER = Path(__file__).parents[3] / "benchmarks"
 
 
 def workloads() -> list[str]:
-    """Files that offer `measure`; a workload has hyphens where its file has underscores."""
+    """The files that define `measure`, with hyphens instead of underscores."""
     files = (path for path in FOLDER.glob("*.py") if "\ndef measure(" in path.read_text(encoding="utf-8"))
     return sorted(path.stem.replace("_", "-") for path in files)
 
 
 def load_workload(name: str) -> ModuleType:
     if not FOLDER.is_dir():
-        raise InputError("benchmarks are part of the source tree: clone it and install it with pip install -e .")
+        raise InputError(
+            "the benchmarks are not installed. Clone the source tree and install it with `pip install -e .`."
+        )
     known = workloads()
     if name not in known:
-        raise UnknownNameError(f"no workload {name!r}.{nearest(name, known)} There are: {', '.join(known)}.")
+        raise UnknownNameError(f"no workload {name!r}.{nearest(name, known)} Known: {', '.join(known)}.")
     stem = name.replace("-", "_")
     spec = importlib.util.spec_from_file_location(f"homespun_benchmark_{stem}", FOLDER / f"{stem}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up while it is being executed
+    sys.modules[spec.name] = module  # dataclasses look up their module during execution
     spec.loader.exec_module(module)
     return module
 
 
 def run_workload(name: str, *, rounds: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What `measure` finds; `settings` are its other parameters."""
+    """Call `measure` of a workload; `settings` are its other parameters."""
     module = load_workload(name)
     known = [parameter for parameter in inspect.signature(module.measure).parameters if parameter != "rounds"]
     faults = [
@@ -51,6 +53,6 @@ def run_workload(name: str, *, rounds: int, settings: Mapping[str, Any]) -> dict
 
 
 def tables_of(name: str, found: Mapping[str, Any]) -> list[Any]:
-    """The tables a workload makes of what it found; most make none."""
+    """The tables that a workload makes of its results; most make none."""
     module = load_workload(name)
     return module.tables(found) if hasattr(module, "tables") else []

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from homespun.core.errors import InputError
-from homespun.privacy.accounting import Bounds, Release, bounds
+from homespun.privacy.accounting import Bounds, Release, compute_bounds
 
 
 def total_privacy_cost(runs: Sequence[Mapping[str, Any]], *, users: int) -> dict[str, Any] | None:
@@ -42,7 +42,7 @@ def total_privacy_cost(runs: Sequence[Mapping[str, Any]], *, users: int) -> dict
 @lru_cache
 def _cost(spent: frozenset[tuple[Release, int]], delta: float) -> Bounds:
     """Cached: several configurations often cost the same, and accounting takes seconds."""
-    return bounds(dict(spent), delta=delta)
+    return compute_bounds(dict(spent), delta=delta)
 
 
 def _release(run: Mapping[str, Any], *, users: int) -> Release:

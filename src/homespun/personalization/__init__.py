@@ -1,1 +1,1 @@
-"""One user beside the shared model: new users, generation, adapters to take away."""
+"""Personal models: new users, predictions and text generation for one user, and exported adapters."""

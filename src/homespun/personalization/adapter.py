@@ -1,7 +1,7 @@
-"""A person's voice in a setting as a PEFT prompt-tuning adapter, to be used wherever the base model is.
+"""Exports a user's language model in a context as a PEFT prompt-tuning adapter for the base model.
 
 The format is two files: `adapter_config.json`, and `adapter_model.safetensors` with one tensor,
-`prompt_embeddings` [virtual tokens, width]. They are written plainly; only who loads them needs `peft`.
+`prompt_embeddings` [virtual tokens, width]. Writing them does not need `peft`; loading them does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from homespun.core.errors import InputError, RunError
 from homespun.core.roles import Role
 from homespun.models.pretrained import Pretrained, source_of
-from homespun.personalization.generation import Voice, find_voice
+from homespun.personalization.generation import PersonalLanguageModel, find_personal_model
 from homespun.runs.run import Run
 from homespun.system.disk import draft_folder
 
@@ -25,9 +25,9 @@ CARD = """\
 library_name: peft
 ---
 
-# {who}, {setting}
+# {who}, {context}
 
-{tokens} before a text, learned with homespun's `{method}`: the product of what this person and this setting prefer.
+{tokens} before a text, learned with homespun's `{method}` for this user and this context.
 {whose}
 
 ```python
@@ -38,39 +38,41 @@ base = {base!r}
 model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), {folder!r})
 ```
 
-Give the model an opening without special tokens, as in training. The base model is `{name}`; its weights have the
-SHA-256 `{fingerprint}`. With other weights the adapter means nothing.
+Prompt the model without special tokens, as in training. The base model is `{name}`; its weights have the
+SHA-256 `{fingerprint}`. The adapter does not work with other weights.
 """
 
 
-OWN = (
-    "It was made from private parameters. Who has this folder can write like the person, and compare texts with theirs."
+PERSONAL_NOTE = (
+    "It was made from private parameters. Anyone who has this folder can imitate the user's writing and recognize it."
 )
-NOBODYS = "Nothing of one person's own is in it: it is where somebody new begins."
+GENERIC_NOTE = "It contains nothing of any single user: it is the starting point of a new user."
 
 
-def export_adapter(run: Run, output: Path | str, *, user: str | None = None, context: str | None = None) -> Voice:
-    """Write an adapter folder, whole or not at all; without a user, of somebody new."""
+def export_adapter(
+    run: Run, output: Path | str, *, user: str | None = None, context: str | None = None
+) -> PersonalLanguageModel:
+    """Write an adapter folder atomically; without a user, the adapter of a new user."""
     output = Path(output)
     if os.path.lexists(output):
-        raise InputError(f"{output}: there is such a file or folder already. Name another.")
-    voice = find_voice(run, user=user, context=context)
+        raise InputError(f"{output}: already exists. Choose another path.")
+    model = find_personal_model(run, user=user, context=context)
     trained = [name for name in run.built.partition.names(Role.FEDERATED) if name.startswith("backbone.")]
     if trained:
         raise RunError(
-            f"{run.vault.path.parent}: it trained {len(trained)} parameters of the language model itself (its settings "
-            "lora or layers), which a prompt-tuning adapter cannot hold. Export from a run without them."
+            f"{run.vault.path.parent}: the run trained {len(trained)} parameters of the language model itself "
+            "(settings lora or layers), which a prompt-tuning adapter cannot hold. Export from a run without them."
         )
     with draft_folder(output) as draft:
-        save_file({"prompt_embeddings": voice.prefix.contiguous()}, draft / "adapter_model.safetensors")
-        config = json.dumps(adapter_config(voice.pretrained, tokens=len(voice.prefix)), indent=2)
+        save_file({"prompt_embeddings": model.prefix.contiguous()}, draft / "adapter_model.safetensors")
+        config = json.dumps(adapter_config(model.pretrained, tokens=len(model.prefix)), indent=2)
         (draft / "adapter_config.json").write_text(config + "\n", encoding="utf-8")
-        (draft / "README.md").write_text(_card(run, voice, output), encoding="utf-8")
-    return voice
+        (draft / "README.md").write_text(_card(run, model, output), encoding="utf-8")
+    return model
 
 
 def adapter_config(pretrained: Pretrained, *, tokens: int) -> dict[str, Any]:
-    """What PEFT has to know of a prompt-tuning adapter."""
+    """The `adapter_config.json` of a PEFT prompt-tuning adapter."""
     config = pretrained.model.config
     return {
         "peft_type": "PROMPT_TUNING",
@@ -86,21 +88,21 @@ def adapter_config(pretrained: Pretrained, *, tokens: int) -> dict[str, Any]:
     }
 
 
-def _card(run: Run, voice: Voice, output: Path) -> str:
-    tokens = len(voice.prefix)
+def _card(run: Run, model: PersonalLanguageModel, output: Path) -> str:
+    tokens = len(model.prefix)
     return CARD.format(
-        who=_plain(voice.user or "somebody new"),
-        setting=_plain(voice.context or "in any setting"),
+        who=_plain(model.user or "A new user"),
+        context=_plain(model.context or "in any context"),
         tokens="One vector" if tokens == 1 else f"{tokens} vectors",
         method=run.method.name,
-        whose=OWN if voice.own else NOBODYS,
-        base=source_of(voice.pretrained.name),
+        whose=PERSONAL_NOTE if model.personalized else GENERIC_NOTE,
+        base=source_of(model.pretrained.name),
         folder=output.name,
-        name=voice.pretrained.name,
-        fingerprint=voice.pretrained.fingerprint,
+        name=model.pretrained.name,
+        fingerprint=model.pretrained.fingerprint,
     )
 
 
 def _plain(name: str) -> str:
-    """A name is data: on one line, and no markup."""
+    """Put a name on one line and remove markup characters."""
     return "".join(sign for sign in " ".join(name.split()) if sign not in "\\`*_[]<>#|")

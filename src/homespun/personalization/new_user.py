@@ -1,4 +1,4 @@
-"""A new user from examples of their own: learned or generated at home, nothing uploaded."""
+"""Personalizes the shared model for a new user from their own examples. Nothing is uploaded."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
 from homespun.models.token_batches import SHORTEST
 from homespun.personalization.generation import find_context
-from homespun.personalization.user import Person, require_texts
+from homespun.personalization.user import UserModel, require_text_method
 from homespun.runs.run import Run
 from homespun.runs.training import label_indices, reopen
 from homespun.system.trust import Names
 
 Scores: TypeAlias = Evaluation | TextEvaluation
-Way: TypeAlias = Literal[
-    "gradient steps", "the generator alone", "the generator and gradient steps", "a way of its own"
+PersonalizedBy: TypeAlias = Literal[
+    "gradient steps", "the generator alone", "the generator and gradient steps", "a custom procedure"
 ]
 
-HELD_OUT = 5  # every fifth example shows what personalizing brought
+HELD_OUT = 5  # one in five examples is held out to measure the gain
 
 
 def personalize_from_file(
@@ -52,23 +52,25 @@ def personalize_from_file(
     generated: bool = False,
     trust: Names = (),
 ) -> dict[str, Any]:
-    """Personalize for the examples of one user in a file and keep the result in the run's vault."""
+    """Personalize from one user's examples in a file and store the result in the run's vault."""
     with reopen(folder, read_only=False, trust=trust) as run:
-        require_texts(run)
-        engine = home_engine(run, steps=steps, generated=generated)
-        name, examples, unknown = reader_of(run).read(run, source, user=user, context=context)
+        require_text_method(run)
+        engine = build_local_engine(run, steps=steps, generated=generated)
+        name, examples, unknown = choose_reader(run).read(run, source, user=user, context=context)
         require_new(run, name)
         data = run.method.model.encode(examples)
-        home = Client(name, private=run.clients.new_private(name, run.state.broadcast()), data=data)
-        require_utterances(home, len(examples), where=source.source)
-        before, after = held_out_gain(run, engine, home)
-        run.vault.stage({name: learned_at_home(run, engine, home)})
+        client = Client(name, private=run.clients.new_private(name, run.state.broadcast()), data=data)
+        require_utterances(client, len(examples), where=source.source)
+        before, after = evaluate_held_out(run, engine, client)
+        run.vault.stage({name: learn_locally(run, engine, client)})
         run.vault.commit(round=run.state.round, state=state_to_bytes(run.state))
     left_out = {
-        f"with fewer than {SHORTEST} tokens": len(examples) - home.examples,
+        f"with fewer than {SHORTEST} tokens": len(examples) - client.examples,
         "with labels unknown to the run": unknown,
     }
-    return _outcome(name, home.examples, by=way(engine.built.method), left_out=left_out, gain=(before, after))
+    return _summarize(
+        name, client.examples, by=describe_personalization(engine.built.method), left_out=left_out, gain=(before, after)
+    )
 
 
 def personalize(
@@ -80,28 +82,33 @@ def personalize(
     context: str | None = None,
     steps: int | None = None,
     generated: bool = False,
-) -> Person:
-    """A new user, from examples of their own: texts with labels or, for a language method, texts of one context.
+) -> UserModel:
+    """Personalize for a new user from their own texts: with labels or, for a language method, in one context.
 
-    By `steps` gradient steps (None: as the run was set), or with `generated` by the method's generator alone. Nothing
-    is uploaded, the shared model does not change, and the vault is not written.
+    This takes `steps` gradient steps (None: as in the run's settings) or, with `generated`, one pass of the method's
+    generator. Nothing is uploaded, the shared model does not change, and the vault is not written.
     """
-    require_texts(run)
-    engine = home_engine(run, steps=steps, generated=generated)
-    examples = reader_of(run).take(run, texts, labels=labels, context=context)
-    home = Client(
+    require_text_method(run)
+    engine = build_local_engine(run, steps=steps, generated=generated)
+    examples = choose_reader(run).convert(run, texts, labels=labels, context=context)
+    client = Client(
         user, private=run.clients.new_private(user, run.state.broadcast()), data=run.method.model.encode(examples)
     )
     if "generate" in run.scoring.offers:
-        require_utterances(home, len(examples), where="texts")
-    return Person(run, user, learned_at_home(run, engine, home))
+        require_utterances(client, len(examples), where="texts")
+    return UserModel(run, user, learn_locally(run, engine, client))
 
 
-def _outcome(
-    user: str, examples: int, *, by: Way, left_out: Mapping[str, int], gain: tuple[Scores | None, Scores | None]
+def _summarize(
+    user: str,
+    examples: int,
+    *,
+    by: PersonalizedBy,
+    left_out: Mapping[str, int],
+    gain: tuple[Scores | None, Scores | None],
 ) -> dict[str, Any]:
     before, after = gain
-    went = "" if after is None or before is None else f" {_went(before, after)}"
+    gained = "" if after is None or before is None else f" {_describe_gain(before, after)}"
     rest = "".join(f" ({count} {reason} left out)" for reason, count in left_out.items() if count)
     return {
         "user": user,
@@ -111,11 +118,11 @@ def _outcome(
         "after": None if after is None else after.to_dict(),
         "uploaded_bytes": 0,
         "left_out": sum(left_out.values()),
-        "message": f"{user}: personalized by {by} from {examples} examples{rest}; nothing was uploaded.{went}",
+        "message": f"{user}: personalized by {by} from {examples} examples{rest}; nothing was uploaded.{gained}",
     }
 
 
-def _went(before: Scores, after: Scores) -> str:
+def _describe_gain(before: Scores, after: Scores) -> str:
     if isinstance(before, Evaluation) and isinstance(after, Evaluation):
         change = f"accuracy went from {100 * before.accuracy:.1f} % to {100 * after.accuracy:.1f} %"
     else:
@@ -123,70 +130,79 @@ def _went(before: Scores, after: Scores) -> str:
     return f"On {after.examples} held-out examples {change}."
 
 
-# Whose examples, and which
+# Reading examples
 
 
-def own_labelled(run: Run, source: DataSettings, *, user: str | None, context: str | None) -> tuple[str, Examples, int]:
-    """One user's examples with labels, and how many have a label that the run lacks."""
-    if context is not None:
-        raise InputError(f"{run.method.name} learns labels, in no context. Leave --context out.")
-    if is_prose(Path(source.source)):
-        raise DataError(
-            f"{source.source}: {run.method.name} learns labels, which a plain text does not have. "
-            "Give a file with a label column."
-        )
-    given = source.model_copy(update={"columns": {**_run_columns(run), **source.columns}}).load()
-    return labelled_examples(given, user, labels=run.federation.labels)
-
-
-def own_utterances(
+def read_labelled_file(
     run: Run, source: DataSettings, *, user: str | None, context: str | None
 ) -> tuple[str, Examples, int]:
-    """One user's utterances in contexts of the run: a plain text, or the rows of a table."""
+    """One user's labelled examples, and the number of those left out because the run lacks their label."""
+    if context is not None:
+        raise InputError(f"{run.method.name} predicts labels and has no contexts. Leave out --context.")
+    if is_prose(Path(source.source)):
+        raise DataError(
+            f"{source.source}: {run.method.name} predicts labels, which a plain text does not have. "
+            "Give a table with a label column."
+        )
+    given = source.model_copy(update={"columns": {**_run_columns(run), **source.columns}}).load()
+    return select_labelled_examples(given, user, labels=run.federation.labels)
+
+
+def read_utterance_file(
+    run: Run, source: DataSettings, *, user: str | None, context: str | None
+) -> tuple[str, Examples, int]:
+    """One user's utterances in contexts of the run, from a plain text or the rows of a table."""
     path = Path(source.source)
     if is_prose(path):
         sentences = read_prose(path)
         if user is None:
-            raise InputError(f"{path}: say whose text it is with --user.")
-        return user, _in_context(run, Examples(sentences), context), 0
+            raise InputError(f"{path}: name the author with --user.")
+        return user, _assign_context(run, Examples(sentences), context), 0
     columns = {name: column for name, column in _run_columns(run).items() if name != "label"}
     if context is not None:
         columns.pop("context", None)
     given = source.model_copy(update={"columns": {**columns, **source.columns}}).load()
-    name, examples = one_users_examples(given, user)
+    name, examples = select_user_examples(given, user)
     if examples.contexts is None or not run.federation.contexts:
-        return name, _in_context(run, examples, context), 0
+        return name, _assign_context(run, examples, context), 0
     if context is not None:
-        raise InputError(f"{path}: has contexts of its own. Leave --context out, or the column.")
+        raise InputError(f"{path}: the table has a context column. Leave out --context, or remove the column.")
     return name, replace(examples, contexts=context_indices(run, given, examples.contexts)), 0
 
 
-def given_labelled(run: Run, texts: Sequence[str], *, labels: Sequence[str] | None, context: str | None) -> Examples:
+def convert_labelled_texts(
+    run: Run, texts: Sequence[str], *, labels: Sequence[str] | None, context: str | None
+) -> Examples:
     if labels is None or len(labels) != len(texts) or context is not None:
-        raise InputError(f"{run.method.name} learns labels, in no context: give one for each of the texts.")
+        raise InputError(f"{run.method.name} predicts labels and has no contexts: give one label per text.")
     return Examples(list(texts), labels=label_indices(labels, run.federation.labels))
 
 
-def given_utterances(run: Run, texts: Sequence[str], *, labels: Sequence[str] | None, context: str | None) -> Examples:
+def convert_utterances(
+    run: Run, texts: Sequence[str], *, labels: Sequence[str] | None, context: str | None
+) -> Examples:
     if labels is not None:
-        raise InputError(f"labels: {run.method.name} learns none. Leave them out.")
-    return _in_context(run, Examples(list(texts)), context)
+        raise InputError(f"labels: {run.method.name} does not use labels. Leave them out.")
+    return _assign_context(run, Examples(list(texts)), context)
 
 
 @dataclass(frozen=True)
 class Reader:
-    """How a user's own examples become examples of the run."""
+    """How the texts of a new user become examples of the run."""
 
-    read: Callable[..., tuple[str, Examples, int]]  # from a file: the user, examples, how many cannot be learned from
-    take: Callable[..., Examples]  # as given in Python
+    read: Callable[..., tuple[str, Examples, int]]  # from a file: the user, their examples, how many were left out
+    convert: Callable[..., Examples]  # from Python lists
 
 
-def reader_of(run: Run) -> Reader:
-    """By what the run can do for a user."""
-    readers = {"predict": Reader(own_labelled, given_labelled), "generate": Reader(own_utterances, given_utterances)}
+def choose_reader(run: Run) -> Reader:
+    """The reader for what the run's scoring offers: predict or generate."""
+    readers = {
+        "predict": Reader(read_labelled_file, convert_labelled_texts),
+        "generate": Reader(read_utterance_file, convert_utterances),
+    }
     found = [reader for offer, reader in readers.items() if offer in run.scoring.offers]
     if not found:
-        raise RunError(f"{run.vault.path.parent}: {run.method.name} does not learn from a user's own texts.")
+        raise RunError(f"{run.vault.path.parent}: {run.method.name} cannot be personalized from texts.")
     return found[0]
 
 
@@ -194,13 +210,13 @@ def _run_columns(run: Run) -> Mapping[str, str]:
     return run.data.columns if run.data is not None else {}
 
 
-def _in_context(run: Run, examples: Examples, context: str | None) -> Examples:
+def _assign_context(run: Run, examples: Examples, context: str | None) -> Examples:
     position = find_context(run, context)
     return replace(examples, contexts=np.full(len(examples), position or 0))
 
 
 def context_indices(run: Run, given: Federation, contexts: np.ndarray) -> np.ndarray:
-    """A file's contexts as the run numbers them; all that it does not know are named at once."""
+    """Map the contexts of a file to the indices of the run. One error names all unknown contexts."""
     known, unknown, faults = run.federation.contexts, [], []
     places = np.zeros(len(given.contexts), dtype=np.int64)
     for place in np.unique(contexts):
@@ -212,7 +228,7 @@ def context_indices(run: Run, given: Federation, contexts: np.ndarray) -> np.nda
             faults.append(str(error))
     if not look_like_names(unknown):
         raise DataError(
-            f"{given.name}: {len(unknown)} of its contexts are unknown to the run. They do not look like names and are "
+            f"{given.name}: the run does not know {len(unknown)} of its contexts. They do not look like names and are "
             f"not shown. The run knows {', '.join(map(repr, known))}."
         )
     if faults:
@@ -220,87 +236,90 @@ def context_indices(run: Run, given: Federation, contexts: np.ndarray) -> np.nda
     return places[contexts]
 
 
-def labelled_examples(given: Federation, user: str | None, *, labels: tuple[str, ...]) -> tuple[str, Examples, int]:
-    """The one user's examples, with labels numbered as the run numbers them, and how many have a label it lacks."""
-    name, examples = one_users_examples(given, user)
+def select_labelled_examples(
+    given: Federation, user: str | None, *, labels: tuple[str, ...]
+) -> tuple[str, Examples, int]:
+    """One user's examples with the run's label indices, and the number of those whose label the run lacks."""
+    name, examples = select_user_examples(given, user)
     if examples.labels is None:
-        raise DataError(f"{given.name}: its examples have no label. Name the column with --label-column.")
+        raise DataError(f"{given.name}: the examples have no labels. Name their column with --label-column.")
     named = [given.labels[label] for label in examples.labels]
-    known = [row for row, label in enumerate(named) if label in labels] or range(len(named))  # none: the error says so
+    known = [row for row, label in enumerate(named) if label in labels] or range(len(named))  # else it raises
     indices = label_indices([named[row] for row in known], labels)
     return name, replace(examples.take(list(known)), labels=indices), len(named) - len(known)
 
 
-def one_users_examples(given: Federation, user: str | None) -> tuple[str, Examples]:
+def select_user_examples(given: Federation, user: str | None) -> tuple[str, Examples]:
     users = list(given.users)
     if user is None and len(users) > 1:
-        raise DataError(f"{given.name}: has {len(users)} users. Say which one with --user.")
+        raise DataError(f"{given.name}: contains {len(users)} users. Choose one with --user.")
     name = users[0] if user is None else next((one for one in readings(user) if one in users), user)
     if name not in users:
         raise UnknownNameError(f"{given.name}: no user {name!r}.{nearest(name, users)}")
     return name, given.examples(users.index(name))
 
 
-def require_utterances(home: Client, given: int, *, where: str) -> None:
-    if not home.examples:
+def require_utterances(client: Client, given: int, *, where: str) -> None:
+    if not client.examples:
         raise DataError(
-            f"{where}: none of its {given} utterances has {SHORTEST} tokens or more. Give a text with longer sentences."
+            f"{where}: all {given} utterances have fewer than {SHORTEST} tokens. Give a text with longer sentences."
         )
 
 
 def require_new(run: Run, user: str) -> None:
     if not user.strip():
-        raise InputError("user: a name has to have letters or digits.")
+        raise InputError("user: the name must not be blank.")
     if user in run.federation.users:
-        raise RunError(f"user {user!r} takes part in this run: train it further instead.")
+        raise RunError(f"user {user!r} is a participant of this run. To improve their parameters, train more rounds.")
     if run.vault.private(user) is not None:
         raise RunError(
-            f"user {user!r} has private parameters in this run already. `homespun vault forget` removes them."
+            f"user {user!r} already has private parameters in this run. To remove them, use `homespun vault forget`."
         )
 
 
-# Learning at home
+# Learning on the client
 
 
-def home_engine(run: Run, *, steps: int | None = None, generated: bool = False) -> LoopEngine:
-    """One person in this process, by the steps that newcomers are evaluated with: what is measured is what is kept.
+def build_local_engine(run: Run, *, steps: int | None = None, generated: bool = False) -> LoopEngine:
+    """An engine for one client in this process, which personalizes exactly as the evaluation of new users does.
 
-    Of a shared parameter that they change the home keeps its own copy. A method that generates does so before any of
-    its steps, and `generated` means without them.
+    If personalization changes a shared parameter, the client keeps its own copy. A generator runs before any gradient
+    steps; `generated` omits these steps.
     """
-    method = replace(run.method, personalize=chosen_way(run, steps=steps, generated=generated))
+    method = replace(run.method, personalize=choose_personalization(run, steps=steps, generated=generated))
     return LoopEngine(replace(run.built, method=method), run.settings.seed, device=run.settings.device)
 
 
-def chosen_way(run: Run, *, steps: int | None, generated: bool) -> Personalization:
-    """The method's personalization, with this many gradient steps or by its generator alone."""
-    way, name = run.method.personalize, run.method.name
+def choose_personalization(run: Run, *, steps: int | None, generated: bool) -> Personalization:
+    """The method's personalization, with this many gradient steps or with its generator alone."""
+    method_default, name = run.method.personalize, run.method.name
     private = list(run.built.partition.names(Role.PRIVATE))
-    learns = any(optimizers(phase, private) for phase in way.phases)
-    if not isinstance(way, GradientSteps | Generated):
+    learns = any(optimizers(phase, private) for phase in method_default.phases)
+    if not isinstance(method_default, GradientSteps | Generated):
         if steps is not None or generated:
-            raise InputError(f"{name} personalizes in a way of its own. Leave steps and generated out.")
-        return way
-    if isinstance(way, GradientSteps) and not learns:
-        raise RunError(f"{run.vault.path.parent}: {name} keeps nothing private, so there is nothing to personalize.")
-    if generated and not isinstance(way, Generated):
+            raise InputError(f"{name} has a custom personalization procedure. Leave out steps and generated.")
+        return method_default
+    if isinstance(method_default, GradientSteps) and not learns:
+        raise RunError(f"{run.vault.path.parent}: {name} has no private parameters, so it cannot be personalized.")
+    if generated and not isinstance(method_default, Generated):
         raise InputError(
-            f"generated: {name} has no generator, it personalizes by gradient steps. Leave it out, or train a "
-            "method that generates, such as fedperc_generated."
+            f"generated: {name} has no generator and personalizes by gradient steps. Leave it out, or train a "
+            "method with a generator, such as fedperc_generated."
         )
     if steps is not None and not learns:
-        raise InputError(f"steps: {name} personalizes by its generator alone. Leave them out.")
+        raise InputError(f"steps: {name} personalizes by its generator alone. Leave out steps.")
     if steps is not None and generated:
-        raise InputError("steps: the generator alone takes none. Give steps or generated.")
+        raise InputError("steps: with generated there are no gradient steps. Give either steps or generated.")
     if steps is not None and steps < 1:
-        raise InputError(f"steps: {steps}. At least one gradient step is needed.")
-    return replace(way, phases=() if generated or not learns else [_with_steps(phase, steps) for phase in way.phases])
+        raise InputError(f"steps: {steps}: expected at least 1")
+    phases = () if generated or not learns else [_with_steps(phase, steps) for phase in method_default.phases]
+    return replace(method_default, phases=phases)
 
 
-def way(method: Method) -> Way:
-    """How this method makes private parameters at home."""
+def describe_personalization(method: Method) -> PersonalizedBy:
+    """How this method computes private parameters on the client."""
     if not method.personalize.generates:
-        return "gradient steps" if isinstance(method.personalize, GradientSteps) else "a way of its own"
+        return "gradient steps" if isinstance(method.personalize, GradientSteps) else "a custom procedure"
     return "the generator and gradient steps" if method.personalize.phases else "the generator alone"
 
 
@@ -308,22 +327,22 @@ def _with_steps(phase: Phase, steps: int | None) -> Phase:
     return phase if steps is None else replace(phase, steps=steps, epochs=None)
 
 
-def learned_at_home(run: Run, engine: LoopEngine, home: Client) -> Tree:
-    """What a home keeps of its examples: private parameters, and copies of the shared ones that it changed."""
-    return engine.work(run.state.broadcast(), [home], work="personalize").private[home.user]
+def learn_locally(run: Run, engine: LoopEngine, client: Client) -> Tree:
+    """What a client learns from its examples: private parameters, and copies of shared ones that it changed."""
+    return engine.work(run.state.broadcast(), [client], work="personalize").private[client.user]
 
 
-def held_out_gain(run: Run, engine: LoopEngine, home: Client) -> tuple[Scores | None, Scores | None]:
-    """Before and after, on a fifth of the examples that is not learned from; before means with no examples."""
-    order = seeds.numpy_generator(run.settings.seed, "held out", home.user).permutation(home.examples)
-    held = home.examples // HELD_OUT
+def evaluate_held_out(run: Run, engine: LoopEngine, client: Client) -> tuple[Scores | None, Scores | None]:
+    """Scores on a held-out fifth of the examples, personalized without any examples and with all others."""
+    order = seeds.numpy_generator(run.settings.seed, "held out", client.user).permutation(client.examples)
+    held = client.examples // HELD_OUT
     if held == 0:
         return None, None
-    tested = _rows(home.data, order[:held])
+    tested = _rows(client.data, order[:held])
 
     def scores(rows: np.ndarray) -> Scores:
-        private = learned_at_home(run, engine, replace(home, data=_rows(home.data, rows)))
-        known = replace(home, private=private, data=tested)
+        private = learn_locally(run, engine, replace(client, data=_rows(client.data, rows)))
+        known = replace(client, private=private, data=tested)
         counts = score_clients(run.scoring, engine, run.state.broadcast(), [known])
         found: Scores = run.scoring.summarize(list(counts.values()))
         return found

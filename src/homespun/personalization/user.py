@@ -1,4 +1,4 @@
-"""One person beside the shared model: what they would label or say, with parameters of their own."""
+"""The shared model with one user's private parameters: predicts their labels and generates their text."""
 
 from __future__ import annotations
 
@@ -15,61 +15,62 @@ from homespun.core.tree import Tree
 from homespun.data.federation import Examples
 from homespun.data.names import find_user
 from homespun.engines.client import Client
-from homespun.personalization.generation import continued, voice_of
+from homespun.personalization.generation import build_personal_model, continue_text
 from homespun.runs.run import Run
 
 
 @dataclass(frozen=True)
-class Person:
-    """Somebody's own parameters beside the shared model."""
+class UserModel:
+    """The shared model with the private parameters of one user."""
 
     run: Run
     user: str
     private: Tree
 
     def predict(self, texts: Sequence[str]) -> list[str]:
-        """The label this person would give to each text."""
+        """The label that this user would give to each text."""
         run = self.run
         if "predict" not in run.scoring.offers:
-            raise RunError(f"{run.method.name} learns no labels. `homespun generate` continues a text instead.")
-        require_texts(run)
-        examples = Examples(list(texts), labels=None, authors=np.full(len(texts), self._position()))
+            raise RunError(f"{run.method.name} does not predict labels. To continue a text, use `homespun generate`.")
+        require_text_method(run)
+        examples = Examples(list(texts), labels=None, authors=np.full(len(texts), self._author_index()))
         client = Client(self.user, private=self.private, data=run.method.model.encode(examples))
         (logits,) = run.trainer.predict(run.state.broadcast(), [client])
         return [run.federation.labels[label] for label in logits.argmax(dim=1).tolist()]
 
-    def generate(self, opening: str = "", *, context: str | None = None, **sampling: Any) -> list[str]:
-        """The opening as this person would continue it in a context; `sampling` as in `homespun.generate`."""
-        return continued(voice_of(self.run, self.private, user=self.user, context=context), opening, **sampling)
+    def generate(self, prompt: str = "", *, context: str | None = None, **sampling: Any) -> list[str]:
+        """Continue a prompt as this user in a context; `sampling` as in `homespun.generate`."""
+        model = build_personal_model(self.run, self.private, user=self.user, context=context)
+        return continue_text(model, prompt, **sampling)
 
-    def _position(self) -> int:
+    def _author_index(self) -> int:
         users = self.run.federation.users
         return users.index(self.user) if "author" in self.run.method.model.keys.values() else 0
 
 
-def typed_user(run: Run, typed: str) -> str:
-    """The user whom a name typed on a command line stands for; a name that nobody has stays as it is."""
+def resolve_typed_user(run: Run, typed: str) -> str:
+    """The user with a name typed on a command line; a name that no user has is returned unchanged."""
     known = (one for one in readings(typed) if one in run.federation.users or run.vault.private_many([one]))
     return next(known, typed)
 
 
-def require_person(run: Run, user: str) -> Person:
-    """Somebody the run knows; a misspelt name gets the nearest."""
+def load_user_model(run: Run, user: str) -> UserModel:
+    """The model of a user of this run. The error for an unknown name suggests the nearest."""
     if run.built.partition.names(Role.PRIVATE):
         kept = run.clients.kept([user])
         if user in kept:
-            return Person(run, user, kept[user])
+            return UserModel(run, user, kept[user])
         near = nearest(user, run.vault.users(limit=100_000))
-        raise UnknownNameError(f"no user {user!r} in this run.{near} `homespun personalize` adds somebody new.")
+        raise UnknownNameError(f"no user {user!r} in this run.{near} To add a new user, use `homespun personalize`.")
     if "author" in run.method.model.keys.values():
         find_user(run.federation, user)
-    return Person(run, user, {})
+    return UserModel(run, user, {})
 
 
-def require_texts(run: Run) -> None:
-    """Somebody who brings texts cannot be answered by a method that looks at images."""
+def require_text_method(run: Run) -> None:
+    """Raise unless the method reads texts."""
     if run.method.model.reads != "texts":
         raise RunError(
-            f"{run.method.name} reads {run.method.model.reads}, not text. `homespun evaluate` tests the run with the "
-            "users of its corpus."
+            f"{run.method.name} reads {run.method.model.reads}, not text. To test the run on the users of its corpus, "
+            "use `homespun evaluate`."
         )

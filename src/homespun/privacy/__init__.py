@@ -1,6 +1,6 @@
-"""User-level differential privacy of what clients send.
+"""User-level differential privacy of client updates.
 
     settings -> clipping -> noise -> accounting -> ledger
 
-Private parameters have no part in it: they never leave, so they need no noise.
+Private parameters are not affected: they are never uploaded, so they need no noise.
 """

@@ -1,17 +1,18 @@
-"""What rounds cost: epsilon at a given delta, for the sampler that is really used.
+"""Privacy accounting: the epsilon that rounds cost at a given delta, for the sampler in use.
 
-Adjacency is zero-out (Kairouz et al., 2021): neighbouring data sets have the same list of users, which is public, and
-one user's examples are all replaced by none, so that this user's update counts as zero.
+Adjacency is zero-out (Kairouz et al., 2021): neighbouring data sets have the same public list of users, and in one of
+them one user has no examples, so that this user's update counts as zero.
 
-A round releases one Gaussian mechanism: a sum over the users that were drawn, each clipped to a known norm C, with
-`noise_multiplier` times what one user moves as noise. Who is drawn does not depend on examples, so neighbours have the
-same draws, and their sums differ by the one user's clipped update, at most C, if that user was drawn. With Poisson
-sampling at rate q this is the pair N(0, s^2) and (1 - q) N(0, s^2) + q N(C, s^2), in both directions: the one that the
-accountant's add-or-remove relation has for Poisson sampling. Private parameters and others' draws do not change this:
-other users see nothing of the one user but what was released, and the bound C holds whatever the user's update is.
+A round is one application of the Gaussian mechanism: a sum over the sampled users, each update clipped to a known norm
+C, plus noise with a standard deviation of `noise_multiplier` times the sensitivity. Sampling does not depend on
+examples, so neighbours have the same cohorts, and their sums differ by the one user's clipped update, at most C, if
+that user was sampled. With Poisson sampling at rate q this is the pair N(0, s^2) and (1 - q) N(0, s^2) + q N(C, s^2),
+in both directions: the pair of the accountant's add-or-remove relation for Poisson sampling. Private parameters and the
+sampling of other users do not change this: other users see nothing of the one user but the releases, and the bound C
+holds for any update of the user.
 
 Two upper bounds are computed: privacy loss distributions (PLD), which compose tightly, and Renyi differential privacy
-(RDP). The smaller one counts.
+(RDP). The smaller one is reported.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from typing import Any, Literal, TypeAlias
 from homespun.core.errors import InputError, SettingsError
 from homespun.core.progress import Done, Progress, Show, counted, silent
 
-# "coarse" is PLD on a coarser grid: never less than PLD says, and ten times as fast
-Way: TypeAlias = Literal["pld", "rdp", "coarse"]
+# "coarse" is PLD on a coarser grid: never below PLD, and ten times as fast
+Accountant: TypeAlias = Literal["pld", "rdp", "coarse"]
 
 ADJACENCY = "zero-out"
-LEAST_NOISE, MOST_NOISE = 0.1, 1e4  # multipliers: less protects nobody, and with more nothing is learned
-COARSE = 2e-3  # steps of privacy loss; the library's own are 1e-4
-PRECISION = 1e-3  # of a multiplier that is found, relative
+MIN_NOISE_MULTIPLIER, MAX_NOISE_MULTIPLIER = 0.1, 1e4  # less gives no protection; with more, no model learns
+COARSE_INTERVAL = 2e-3  # discretization of the privacy loss; the library's default is 1e-4
+PRECISION = 1e-3  # relative, of a noise multiplier that is searched for
 
 
 @dataclass(frozen=True, order=True)
 class Release:
-    """One round's mechanism. `rate` is the chance of every single user to be drawn; 1 claims no amplification."""
+    """The mechanism of one round. `rate` is the probability of each user to be sampled; 1 claims no amplification."""
 
     rate: float
     noise_multiplier: float
@@ -48,58 +49,58 @@ class Release:
             raise SettingsError(f"sampling rate {self.rate}: expected more than 0 and at most 1")
         if not (self.noise_multiplier > 0 and isfinite(self.noise_multiplier)):
             raise SettingsError(f"noise multiplier {self.noise_multiplier}: expected a positive number")
-        if self.noise_multiplier < LEAST_NOISE:
+        if self.noise_multiplier < MIN_NOISE_MULTIPLIER:
             raise SettingsError(
-                f"noise multiplier {self.noise_multiplier:g}: noise below {LEAST_NOISE:g} times what one user moves "
-                "protects nobody: with everybody in it, a single round costs an epsilon of about 90. Give more noise."
+                f"noise multiplier {self.noise_multiplier:g}: expected at least {MIN_NOISE_MULTIPLIER:g}. With less "
+                "noise, a single round that samples all users costs an epsilon of about 90 or more."
             )
 
 
-Spending: TypeAlias = Mapping[Release, int]  # how often each was made
+Spending: TypeAlias = Mapping[Release, int]  # the number of times each release was made
 
 
-def epsilon(spending: Spending, *, delta: float, way: Way = "pld") -> float:
-    """What all of it costs together."""
+def compute_epsilon(spending: Spending, *, delta: float, accountant: Accountant = "pld") -> float:
+    """The total epsilon of all releases."""
     made = {release: times for release, times in spending.items() if times}
     if not made:
         return 0.0
-    accounting = _library()
-    accountant = {
-        "pld": accounting.pld.PLDAccountant,
-        "rdp": accounting.rdp.RdpAccountant,
-        "coarse": partial(accounting.pld.PLDAccountant, value_discretization_interval=COARSE),
-    }[way]()
+    library = _import_dp_accounting()
+    composed = {
+        "pld": library.pld.PLDAccountant,
+        "rdp": library.rdp.RdpAccountant,
+        "coarse": partial(library.pld.PLDAccountant, value_discretization_interval=COARSE_INTERVAL),
+    }[accountant]()
     for release, times in sorted(made.items()):
-        event = accounting.GaussianDpEvent(release.noise_multiplier)
+        event = library.GaussianDpEvent(release.noise_multiplier)
         if release.rate < 1:
-            event = accounting.PoissonSampledDpEvent(release.rate, event)
+            event = library.PoissonSampledDpEvent(release.rate, event)
         with _without_warnings():
-            accountant.compose(event, times)
+            composed.compose(event, times)
     with _without_warnings():
-        return float(accountant.get_epsilon(delta))
+        return float(composed.get_epsilon(delta))
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Two upper bounds of one epsilon."""
+    """Two upper bounds on one epsilon."""
 
     pld: float
     rdp: float
 
     @property
     def epsilon(self) -> float:
-        """The smaller one: both hold."""
+        """The smaller of the two, since both hold."""
         return min(self.pld, self.rdp)
 
 
-def bounds(spending: Spending, *, delta: float) -> Bounds:
-    """What all of it costs together, found in two ways."""
-    return Bounds(*(epsilon(spending, delta=delta, way=way) for way in ("pld", "rdp")))
+def compute_bounds(spending: Spending, *, delta: float) -> Bounds:
+    """The total epsilon of all releases, bounded by PLD and by RDP."""
+    return Bounds(*(compute_epsilon(spending, delta=delta, accountant=name) for name in ("pld", "rdp")))
 
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """RDP tries many orders and says of each that does not converge that it leaves it out, which is what it is for."""
+    """Silence the library's notices about Renyi orders that do not converge: RDP skips them by design."""
     logger = logging.getLogger("absl")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -109,14 +110,14 @@ def _without_warnings() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def affordable(release: Release, *, rounds: int, spent: Spending, budget: float, delta: float) -> int:
-    """How many of these rounds the budget has room for, after what was spent before."""
+def count_affordable_rounds(release: Release, *, rounds: int, spent: Spending, budget: float, delta: float) -> int:
+    """The number of further rounds, at most `rounds`, that fit into the budget after earlier spending."""
 
-    def fits(count: int, *ways: Way) -> bool:
+    def fits(count: int, *accountants: Accountant) -> bool:
         spending = {**spent, release: spent.get(release, 0) + count}
-        return any(epsilon(spending, delta=delta, way=way) <= budget for way in ways)
+        return any(compute_epsilon(spending, delta=delta, accountant=name) <= budget for name in accountants)
 
-    low, high = 0, rounds + 1  # `low` is known to fit, or is nothing
+    low, high = 0, rounds + 1  # `low` rounds fit, `high` rounds do not
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle, "coarse") else (low, middle)
@@ -125,35 +126,35 @@ def affordable(release: Release, *, rounds: int, spent: Spending, budget: float,
     return low
 
 
-def multiplier_for(target: float, *, rate: float, rounds: int, delta: float, progress: Show = silent) -> float:
-    """The least noise with which `rounds` rounds cost at most `target`."""
+def find_noise_multiplier(target: float, *, rate: float, rounds: int, delta: float, progress: Show = silent) -> float:
+    """The smallest noise multiplier with which `rounds` rounds cost at most epsilon `target`."""
 
-    def least(low: float, high: float, way: Way, done: Done = silent) -> float:
-        """Between noise that is too little and noise that is enough."""
+    def bisect(low: float, high: float, accountant: Accountant, done: Done = silent) -> float:
+        """Bisect between too little noise and enough noise."""
         while high - low > PRECISION * high:
             done(1)
             middle = (low + high) / 2
-            enough = epsilon({Release(rate, middle): rounds}, delta=delta, way=way) <= target
+            enough = compute_epsilon({Release(rate, middle): rounds}, delta=delta, accountant=accountant) <= target
             low, high = (low, middle) if enough else (middle, high)
         return high
 
     if not target > 0:
         raise SettingsError(f"epsilon {target}: expected a positive number")
-    if epsilon({Release(rate, MOST_NOISE): rounds}, delta=delta, way="rdp") > target:
+    if compute_epsilon({Release(rate, MAX_NOISE_MULTIPLIER): rounds}, delta=delta, accountant="rdp") > target:
         raise SettingsError(
-            f"epsilon {target:g} in {rounds} rounds with a sampling rate of {rate:g} takes more than {MOST_NOISE:g} "
-            "times the clip norm as noise. Train fewer rounds, or allow a larger epsilon."
+            f"epsilon {target:g} in {rounds} rounds with a sampling rate of {rate:g} needs a noise multiplier above "
+            f"{MAX_NOISE_MULTIPLIER:g}. Train fewer rounds, or allow a larger epsilon."
         )
-    enough = least(LEAST_NOISE, MOST_NOISE, "rdp")  # quick, and more than PLD needs
-    steps = ceil(log2(0.5 / PRECISION)) + 1  # from half of it to all of it, at most
+    enough = bisect(MIN_NOISE_MULTIPLIER, MAX_NOISE_MULTIPLIER, "rdp")  # fast; PLD needs no more
+    steps = ceil(log2(0.5 / PRECISION)) + 1  # at most, from `enough / 2` to `enough`
     done = counted(progress, f"noise for epsilon {target:g}", total=steps)
-    found = least(max(enough / 2, LEAST_NOISE), enough, "coarse", done)
+    found = bisect(max(enough / 2, MIN_NOISE_MULTIPLIER), enough, "coarse", done)
     progress(Progress(f"noise for epsilon {target:g}", steps, steps))
     return found
 
 
 def require_delta(delta: float, *, users: int) -> None:
-    """A delta above one over the number of users allows to publish somebody's data outright."""
+    """Raise unless delta < 1 / users: a larger delta would allow publishing one user's data outright."""
     if not 0 < delta < 1 / max(users, 1):
         raise SettingsError(
             f"delta {delta:g}: expected more than 0 and less than one over the number of users, 1/{users} = "
@@ -162,17 +163,17 @@ def require_delta(delta: float, *, users: int) -> None:
 
 
 def require_accountant() -> None:
-    """Raise where the library that counts is missing: before anything is told, not after."""
-    _library()
+    """Raise if the accounting library is not installed, before any update is disclosed."""
+    _import_dp_accounting()
 
 
-def _library() -> Any:
+def _import_dp_accounting() -> Any:
     try:
         import dp_accounting
         import dp_accounting.pld
         import dp_accounting.rdp
     except ImportError as error:
         raise InputError(
-            "differential privacy needs the extra privacy. Install it with `pip install homespun[privacy]`."
+            "differential privacy needs an optional dependency. Install it with `pip install homespun[privacy]`."
         ) from error
     return dp_accounting

@@ -35,16 +35,16 @@ from homespun.privacy.noise import Normal, secure_normal, seeded_normal
 
 @dataclass(frozen=True)
 class DpMechanism(UpdateTransform):
-    """User-level differential privacy of updates: each client's is clipped, and noise is added to the sum (central)
-    or, with `local`, by each client to its own update.
+    """User-level differential privacy of updates: each client's update is clipped, and noise is added to the sum
+    (central) or, with `local`, by each client to its own update.
 
-    `account` debits the ledger; it exists on the server alone. Without one nothing is debited.
+    `account` debits the ledger and exists only on the server. Without it, nothing is debited.
     """
 
     clip: Clip
     noise_multiplier: float = 0.0  # standard deviation of the noise, in clip norms
     local: bool = False
-    expected: float = 0.0  # clients a round, on average
+    expected: float = 0.0  # mean number of clients per round
     insecure_seed: int | None = None  # None: noise from the operating system's random numbers
     account: ReleaseAccount | None = None
 
@@ -54,7 +54,7 @@ class DpMechanism(UpdateTransform):
     def before_round(self, broadcast: Broadcast) -> None:
         if self.account is not None:
             self.account.open()
-            if self.local:  # a client's noised update is released when it leaves the client
+            if self.local:  # a noisy update is released when it leaves the client
                 self.account.debit(broadcast.round)
 
     def on_client(self, update: Update, broadcast: Broadcast, user: str) -> Update:
@@ -66,7 +66,7 @@ class DpMechanism(UpdateTransform):
 
     @property
     def sums_clients(self) -> bool:
-        return not self.local  # then each client adds noise of its own
+        return not self.local  # with local noise, each client adds its own
 
     def on_clients(
         self, gradients: Mapping[str, Tensor], metrics: Mapping[str, Tensor], *, scale: Mapping[str, float]
@@ -74,7 +74,7 @@ class DpMechanism(UpdateTransform):
         return clipped_sum(gradients, self.clip, times=scale), clipped_metrics(metrics, self.clip.metrics)
 
     def on_server(self, total: Update, broadcast: Broadcast) -> Update:
-        """The cohort's sum as it may be released, and how much noise is on it."""
+        """The noisy sum of the cohort, with the standard deviations of its noise."""
         names = [*total.federated, *total.keyed, *total.statistics]
         deviations = self.clip.deviations(names, noise_multiplier=self.noise_multiplier)
         if self.local:
@@ -93,11 +93,11 @@ class DpMechanism(UpdateTransform):
         return replace(noisy, noise=deviations)
 
     def bytes_sent(self, update: Update, sent: dict[str, int]) -> dict[str, int]:
-        """No weight is sent, and metrics only if they are clipped."""
+        """Weights are not sent, and metrics only if they are clipped."""
         return {**sent, "statistics": update.clients * self._statistics_bytes(update)}
 
     def disclosed(self, record: RoundRecord, broadcast: Broadcast, update: Update) -> RoundRecord:
-        """Without what says how many clients came or failed: the time, refusals and, with central noise, bytes."""
+        """Remove what reveals how many clients took part or failed: time, rejections and, with central noise, bytes."""
         loss = nan if self.clip.metrics is None else record.loss
         record = replace(record, seconds=nan, refused=0, loss=loss)
         if self.local:
@@ -106,14 +106,14 @@ class DpMechanism(UpdateTransform):
         rows = sum(row_bytes(table, rows=len(table)) for table in broadcast.keyed.values())
         up_bytes = {
             "federated": clients * byte_count(broadcast.federated),
-            "keyed": clients * rows,  # noise is on all of them
+            "keyed": clients * rows,  # all rows have noise
             "statistics": clients * self._statistics_bytes(update),
             "private": 0,
         }
         return replace(record, up_bytes=up_bytes, down_bytes=broadcast_bytes(broadcast, clients=clients))
 
     def to_dict(self) -> dict[str, Any]:
-        """The client half, from which a worker process makes it again."""
+        """The client's part, from which a worker process rebuilds the mechanism."""
         return asdict(replace(self, account=None))
 
     def _statistics_bytes(self, update: Update) -> int:

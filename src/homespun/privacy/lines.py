@@ -1,9 +1,9 @@
-"""A text file of JSON lines that only grows, for one process at a time; a line is on disk before its writer goes on.
+"""An append-only file of JSON lines with a hash chain, locked by one process at a time and synced after each write.
 
-Each line carries `chain`, the SHA-256 of the line before it and of its own content, so that a line that was removed,
-changed or moved is noticed. The first chained line of a file that an earlier version began covers all bytes before it.
-What stands after the last line break was never waited for and does not count. Lines that are cut off at the end leave a
-whole chain: who wants to notice that keeps `head` elsewhere.
+Each line has a field `chain`, the SHA-256 of the previous line's hash and its own content, so that removed, changed and
+moved lines are detected. In a file that an earlier version started, the first chained line covers all bytes before it.
+Bytes after the last line break are an incomplete write and are ignored. The chain alone does not detect that the last
+lines were cut off: to detect that, store `head` in another place.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, Recur
 
 
 class LedgerError(HomespunError):
-    """What was released cannot be read or written, so nothing more is released."""
+    """The ledger cannot be read or written, so no release is made."""
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines that were read and found whole."""
+    """Lines whose hash chain has been verified."""
 
     text: bytes = field(default=b"", repr=False)
     entries: tuple[Entry, ...] = ()
-    links: tuple[str, ...] = ()  # of the chained lines, which are the last ones
+    links: tuple[str, ...] = ()  # hashes of the chained lines, which are the last ones
 
     @property
     def head(self) -> str:
-        """What the next line is chained to."""
+        """The hash that the next line is chained to."""
         return self.links[-1] if self.links else hashlib.sha256(self.text).hexdigest()
 
     def with_new(self, entries: Sequence[Entry]) -> Lines:
@@ -51,10 +51,10 @@ class Lines:
         return Lines(text, (*self.entries, *entries), tuple(links))
 
 
-def read_on(before: Lines, text: bytes, *, path: Path, check: Callable[[Entry], object]) -> Lines:
-    """The lines of a file, of which some were read before; `check` raises where an entry makes no sense."""
+def extend_lines(before: Lines, text: bytes, *, path: Path, check: Callable[[Entry], object]) -> Lines:
+    """Read and verify the lines of a file after those read `before`. `check` raises if an entry is invalid."""
     if not text.startswith(before.text):
-        raise LedgerError(f"{path}: lines that were there before are gone or changed. Restore the file from a copy.")
+        raise LedgerError(f"{path}: lines were removed or changed while it was in use. Restore the file from a backup.")
     entries, links, place = [*before.entries], [*before.links], len(before.text)
     for line in text[place:].splitlines(keepends=True):
         number = len(entries) + 1
@@ -63,16 +63,16 @@ def read_on(before: Lines, text: bytes, *, path: Path, check: Callable[[Entry], 
             check(entry)
         except _DAMAGE:
             raise LedgerError(
-                f"{path}: line {number} cannot be read, and it may stand for something that was released. Nothing was "
-                "changed. Restore the file from a copy."
+                f"{path}: line {number} cannot be read, and it may record a release. Nothing was changed. Restore the "
+                "file from a backup."
             ) from None
         link = entry.pop("chain", None)
         if link is not None or links:
             head = links[-1] if links else hashlib.sha256(text[:place]).hexdigest()
             if link != _link(head, entry):
                 raise LedgerError(
-                    f"{path}: line {number} does not follow from the lines before it: a line was removed, changed or "
-                    "moved. Nothing was changed. Restore the file from a copy."
+                    f"{path}: line {number} breaks the hash chain: a line was removed, changed or moved. Nothing was "
+                    "changed. Restore the file from a backup."
                 )
             links.append(link)
         entries.append(entry)
@@ -84,14 +84,14 @@ def _link(head: str, entry: Mapping[str, Any]) -> str:
     return hashlib.sha256(f"{head}\n{json.dumps(entry, sort_keys=True)}".encode()).hexdigest()
 
 
-def whole_lines(path: Path) -> bytes:
-    """All lines of a file, empty if there is no file."""
+def read_complete_lines(path: Path) -> bytes:
+    """All complete lines of a file; empty if the file does not exist."""
     try:
         return _whole(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return b""
     except OSError as error:
-        raise LedgerError(f"{path}: cannot be read ({error}). Nothing is released without it.") from error
+        raise LedgerError(f"{path}: cannot be read ({error}), so no release is made.") from error
 
 
 def _whole(text: bytes) -> bytes:
@@ -99,8 +99,8 @@ def _whole(text: bytes) -> bytes:
 
 
 @contextmanager
-def appending(path: Path) -> Iterator[tuple[bytes, Callable[[bytes], None]]]:
-    """The lines of a file, which is made if need be, and a function that makes the file these longer lines."""
+def open_for_append(path: Path) -> Iterator[tuple[bytes, Callable[[bytes], None]]]:
+    """Lock a file, created if needed; give its complete lines and a function that replaces them by longer ones."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         new = not path.exists()
@@ -112,7 +112,7 @@ def appending(path: Path) -> Iterator[tuple[bytes, Callable[[bytes], None]]]:
             found = _whole(file.read())
 
             def write(longer: bytes) -> None:
-                file.truncate(len(found))  # what is left of a line that nobody waited for
+                file.truncate(len(found))  # drop an incomplete last line
                 file.write(longer[len(found) :])
                 file.flush()
                 os.fsync(file.fileno())
@@ -120,6 +120,6 @@ def appending(path: Path) -> Iterator[tuple[bytes, Callable[[bytes], None]]]:
             yield found, write
     except OSError as error:
         raise LedgerError(
-            f"{path}: cannot be written ({error}), so nothing is released. Make room on the disk, or make the file and "
-            "its folder writable."
+            f"{path}: cannot be written ({error}), so no release is made. Free disk space, or make the file and its "
+            "folder writable."
         ) from error

@@ -1,19 +1,19 @@
-"""The Gaussian mechanism on updates: clip each client's, add noise to the sum (central) or to each (local).
+"""The Gaussian mechanism on updates: clip each client's update, and add noise to the sum (central) or to each (local).
 
-An update is clipped as one vector: all federated parameters and all keyed rows together. With several groups each is
-clipped to its own norm C_g and has noise of standard deviation sigma_g. Divided by its sigma_g, each group moves by at
-most C_g / sigma_g with one user, so that all of it is one Gaussian mechanism with noise multiplier z where
-1 / z^2 = sum of (C_g / sigma_g)^2. The G groups of parameters have equal parts of this sum: sigma_g = z C_g sqrt(G).
-Statistics, where they are sent, have a tenth of it and the parameters the rest, so that parameters have 5 % more noise
-with statistics than without: a sum of two numbers stays readable with more noise than a model does.
+An update is clipped as one vector: all federated parameters and all keyed rows together. With several groups, each is
+clipped to its own norm C_g and gets noise of standard deviation sigma_g. In units of sigma_g, one user changes a group
+by at most C_g / sigma_g, so that all groups together are one Gaussian mechanism with noise multiplier z, where
+1 / z^2 = sum of (C_g / sigma_g)^2. The G groups of parameters have equal shares of this sum: sigma_g = z C_g sqrt(G).
+Statistics, if they are sent, have a tenth of it and the parameters the rest, so that parameters have 5 % more noise
+with statistics than without: a sum of two numbers remains useful with more noise than a model does.
 
-Everybody weighs 1, and a central sum is divided by the cohort that is expected, not by the one that came: how many
-came is somebody's secret too. For the same reason all rows of a keyed parameter get noise, touched or not.
+All clients have weight 1, and a central sum is divided by the expected cohort size, not by the actual one, because the
+actual size depends on who took part. For the same reason all rows of a keyed parameter get noise, touched or not.
 
-Clipped updates are added in float64. The sum of n of them is off by at most n^2 2^-53 clip norms, with a user and
-without, which is less than the part of a clip norm that `BELOW` leaves free while n is at most 60,000. A sum of float32
-would be off by up to n^2 2^-24: by 5 % of a clip norm with 900 clients. Noise is added in float64 too, and what is
-released lies on a grid that the noise decides (see `noise`).
+Clipped updates are added in float64. The rounding error of a sum of n updates, with or without a user, is at most
+n^2 2^-53 clip norms, which is below the margin that `BELOW` leaves for n up to 60,000. In float32 the error would be up
+to n^2 2^-24: 5 % of a clip norm with 900 clients. Noise is added in float64 too, and released numbers are rounded to a
+grid that depends on the noise (see `noise`).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from homespun.core.messages import Broadcast, Rows, Update
 from homespun.core.roles import first_match
 from homespun.privacy.noise import Normal, with_noise
 
-# Clipped a little below the norm, so that rounding does not carry an update, or what it adds to a sum, above it.
+# Clip slightly below the norm, so that rounding does not push an update, or its part of a sum, above it.
 BELOW = 1 - 1e-6
 METRICS_SHARE = 0.1  # of 1 / z^2
-BLOCK = 2**18  # numbers that are converted to float64 at a time, so that the copy stays in the cache
+BLOCK = 2**18  # elements converted to float64 at a time, so that the copy stays in the cache
 
 
 @dataclass(frozen=True)
 class Clip:
-    """Norms by glob, first match first; and that of the statistics, which are not sent at all where it is None."""
+    """Clip norms by glob pattern, of which the first match counts, and the norm of the metrics (None: not sent)."""
 
     norms: Mapping[str, float]
     metrics: float | None = None
@@ -46,43 +46,43 @@ class Clip:
     def __post_init__(self) -> None:
         named = {**self.norms, **({} if self.metrics is None else {"metrics": self.metrics})}
         faults = [
-            f"{group}: a clip norm of {norm} was given, expected a positive number"
+            f"{group}: clip norm {norm}: expected a positive number"
             for group, norm in named.items()
             if not (norm > 0 and isfinite(norm))
         ]
-        faults += [] if self.norms else ["no clip norm was given"]
+        faults += [] if self.norms else ["no clip norm is given"]
         if faults:
             raise_faults(SettingsError, "clip", faults)
 
     def group_of(self, name: str) -> str:
         group = first_match(name, self.norms)
         if group is None:
-            raise SettingsError(f"clip: no norm covers {name!r} (norms for: {', '.join(self.norms)}). Add one for '*'.")
+            raise SettingsError(f"clip: no pattern matches {name!r} ({', '.join(self.norms)}). Add one for '*'.")
         return group
 
     @property
     def noise(self) -> float:
-        """On parameters, in clip norms of their group, where the noise multiplier is 1."""
+        """Standard deviation on parameters, in clip norms of their group, for a noise multiplier of 1."""
         return sqrt(len(self.norms) / (1.0 if self.metrics is None else 1.0 - METRICS_SHARE))
 
     @property
     def metrics_noise(self) -> float:
-        """On statistics, in their clip norm, where the noise multiplier is 1."""
+        """Standard deviation on metrics, in their clip norm, for a noise multiplier of 1."""
         return sqrt(1 / METRICS_SHARE)
 
     def deviations(self, names: Iterable[str], *, noise_multiplier: float) -> dict[str, float]:
-        """Of the noise on each of these parameters."""
+        """Standard deviation of the noise on each of these parameters."""
         norms = {name: self.norms[self.group_of(name)] for name in names}
         return {name: noise_multiplier * norm * self.noise for name, norm in norms.items()}
 
     def metrics_deviation(self, *, noise_multiplier: float) -> float:
-        """Of the noise on each statistic, where they are sent."""
+        """Standard deviation of the noise on each metric, if they are sent."""
         assert self.metrics is not None
         return noise_multiplier * self.metrics * self.metrics_noise
 
 
 def norms(update: Update, clip: Clip) -> dict[str, float]:
-    """The length of every group of parameters; in float64, so that nothing overflows."""
+    """The L2 norm of each group of parameters, in float64 to avoid overflow."""
     squares = dict.fromkeys(clip.norms, 0.0)
     for name, tensor in _tensors(update).items():
         squares[clip.group_of(name)] += float(torch.linalg.vector_norm(tensor.double())) ** 2
@@ -90,7 +90,7 @@ def norms(update: Update, clip: Clip) -> dict[str, float]:
 
 
 def clipped(update: Update, clip: Clip) -> Update:
-    """One client's update, no longer than it may be. Shorter ones stay as they are."""
+    """Clip one client's update. Updates within the norm are unchanged."""
     factors = {group: _factor(norm, clip.norms[group]) for group, norm in norms(update, clip).items()}
 
     def scaled(name: str, tensor: Tensor) -> Tensor:
@@ -109,12 +109,12 @@ def clipped(update: Update, clip: Clip) -> Update:
 def clipped_sum(
     gradients: Mapping[str, Tensor], clip: Clip, *, times: Mapping[str, float] | None = None
 ) -> dict[str, Tensor]:
-    """The sum of many clients' clipped updates, in float64; what is not there is zero.
+    """The sum of many clients' clipped updates, in float64; missing entries count as zero.
 
-    An update is a gradient, each tensor [clients, ...], times a number, if one is given for its name: they are large,
-    and are gone over no more than twice.
+    An update is a gradient, each tensor [clients, ...], scaled by `times` if given. The tensors are large, so that each
+    is read at most twice.
     """
-    whole = {name: tensor if tensor.dim() > 1 else tensor[:, None] for name, tensor in gradients.items()}  # numbers too
+    whole = {name: tensor if tensor.dim() > 1 else tensor[:, None] for name, tensor in gradients.items()}  # scalars too
     stored = {name: _as_stored(tensor) for name, tensor in whole.items()}
     times = {name: 1.0 if times is None else times[name] for name in gradients}
     squares: dict[str, Tensor] = {}
@@ -138,18 +138,18 @@ def clipped_sum(
 
 
 def _lengths(rows: Tensor) -> Tensor:
-    """In float64, which is a copy: of as many rows at a time as stay in the cache."""
+    """L2 norms of the rows in float64, computed in blocks that fit the cache."""
     some = rows.split(max(1, 2**16 // rows.shape[1]))
     return torch.cat([torch.linalg.vector_norm(few, dim=1, dtype=torch.float64) for few in some])
 
 
 def _order(tensor: Tensor) -> list[int]:
-    """The axes but for the first, by how far apart in memory their neighbours are."""
+    """All axes except the first, by decreasing stride."""
     return sorted(range(1, tensor.dim()), key=tensor.stride, reverse=True)
 
 
 def _as_stored(tensor: Tensor) -> Tensor:
-    """With its axes in the order of memory, so that it can be flattened without being copied."""
+    """Permute the axes into memory order, so that the tensor can be flattened without a copy."""
     return tensor.permute(0, *_order(tensor))
 
 
@@ -159,7 +159,7 @@ def _back(tensor: Tensor) -> list[int]:
 
 
 def clipped_metrics(metrics: Mapping[str, Tensor], norm: float | None) -> dict[str, Tensor]:
-    """Many clients' metrics, each [clients], clipped one by one."""
+    """Clip the metrics of many clients, each [clients], client by client."""
     each = [
         dict(zip(metrics, values, strict=True)) for values in zip(*(v.tolist() for v in metrics.values()), strict=True)
     ]
@@ -179,7 +179,7 @@ def _clipped_metrics(metrics: Mapping[str, float], norm: float | None) -> dict[s
 
 
 def noised(update: Update, broadcast: Broadcast, clip: Clip, *, noise_multiplier: float, normal: Normal) -> Update:
-    """The same with noise on every number that may be told, also on rows that nobody touched."""
+    """Add noise to all disclosed numbers, including keyed rows that no client touched."""
 
     deviations = clip.deviations(_tensors(update), noise_multiplier=noise_multiplier)
 
@@ -208,7 +208,7 @@ def noised(update: Update, broadcast: Broadcast, clip: Clip, *, noise_multiplier
 
 
 def in_types_of(broadcast: Broadcast, update: Update) -> Update:
-    """A sum of float64 in the types that the parameters have."""
+    """Cast a float64 sum to the dtypes of the parameters."""
     return replace(
         update,
         federated={name: tensor.to(broadcast.federated[name].dtype) for name, tensor in update.federated.items()},
@@ -221,7 +221,7 @@ def in_types_of(broadcast: Broadcast, update: Update) -> Update:
 
 
 def whole_tables(update: Update, broadcast: Broadcast) -> dict[str, Rows]:
-    """Keyed parameters with all their rows, each with the weight of the whole update: who touched what is not told."""
+    """Keyed parameters with all rows, each with the weight of the update, to hide which rows were touched."""
     found = {}
     for name, table in broadcast.keyed.items():
         rows = update.keyed[name]
@@ -234,7 +234,7 @@ def whole_tables(update: Update, broadcast: Broadcast) -> dict[str, Rows]:
 def released_centrally(
     total: Update, broadcast: Broadcast, clip: Clip, *, noise_multiplier: float, expected: float, normal: Normal
 ) -> Update:
-    """A cohort's sum of clipped updates as it may be told; an empty cohort's too."""
+    """Turn a cohort's sum of clipped updates into its noisy release; an empty cohort's too."""
     anonymous = replace(total, weight=expected, clients=max(1, round(expected)))
     return noised(anonymous, broadcast, clip, noise_multiplier=noise_multiplier, normal=normal)
 

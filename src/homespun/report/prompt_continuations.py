@@ -17,11 +17,11 @@ from homespun.data.splits import withhold
 from homespun.experiments.experiment import Experiment, run_folder
 from homespun.personalization.generation import (
     Sampling,
-    continuations,
     find_context,
-    find_person,
-    find_voice,
-    language_model_of,
+    find_personal_model,
+    match_user,
+    require_language_model,
+    sample_continuations,
 )
 from homespun.report.continuation_tables import GENERATED_NOTICE, NEVER_USED, context_text
 from homespun.report.table_model import Column, make_table
@@ -64,20 +64,20 @@ def showcase(
     By default, the person is the first participant who has a context without examples, the people are the first other
     participants, and the context is the person's most frequent one.
     """
-    language_model_of(run)
+    require_language_model(run)
     settings = parse(Sampling, sampling, where="sampling")
     names = run.federation.contexts
-    one = _first_with_an_unused_context(run) if person is None else find_person(run, person)
-    others = _first_others(run, one) if people is None else [find_person(run, name) for name in people]
+    one = _first_with_an_unused_context(run) if person is None else match_user(run, person)
+    others = _first_others(run, one) if people is None else [match_user(run, name) for name in people]
     shared = _most_frequent_context(run, one) if context is None else find_context(run, context)
     pairs = [(one, index) for index in range(max(len(names), 1))] + [(other, shared or 0) for other in others]
     generated = []
     done = counted(run.progress, "continuations", total=len(openings) * len(pairs))
     for prompt in openings:
         for user, index in each(pairs, done):
-            voice = find_voice(run, user=user, context=names[index] if names else None)
+            model = find_personal_model(run, user=user, context=names[index] if names else None)
             used = not names or bool(_examples_by_context(run, user)[index])
-            for text in continuations(voice, prompt, settings):
+            for text in sample_continuations(model, prompt, settings):
                 generated.append(Continuation(prompt, user, names[index] if names else "", used, text))
     return generated
 

@@ -23,7 +23,7 @@ from homespun.data.source import DataSettings
 from homespun.data.splits import part, withhold
 from homespun.privacy.account import UnprotectedUse
 from homespun.privacy.accounting import require_accountant
-from homespun.privacy.settings import Privacy, Sampler, require_promise, require_public
+from homespun.privacy.settings import Privacy, Sampler, require_public_filters, validate_privacy
 from homespun.runs.prototypes import prototypical_users
 from homespun.runs.run import Run
 from homespun.runs.schedule import first_shared_phase
@@ -105,7 +105,7 @@ def open_run(
     if settings.privacy is not None:
         if not read_only:  # what was released before can be looked at without it
             require_accountant()
-            require_public(settings.privacy, looks_across=getattr(federation, "looks_across", ()))
+            require_public_filters(settings.privacy, looks_across=getattr(federation, "looks_across", ()))
         _require_protectable(built, settings.privacy, users=len(participants.users), sampler=settings.sampler)
     server_users = prototypical_users(built, federation, seed=settings.seed, device=settings.device)
     new = not (Path(folder) / VAULT_FILE).exists()
@@ -158,7 +158,7 @@ def _require_protectable(built: BuiltMethod, privacy: Privacy, *, users: int, sa
             "there to be clipped and noised. Leave privacy out, or take a federated method."
         )
     shared = (*built.partition.names(*SHARED), *sums(built.method.local.statistics))
-    require_promise(privacy, users=users, sampler=sampler, shared=shared)
+    validate_privacy(privacy, users=users, sampler=sampler, shared=shared)
     if bests(built.method.local.statistics):
         raise SettingsError(
             f"privacy: {name} elects one client's step, and noise on a sum does not hide whose it is. "

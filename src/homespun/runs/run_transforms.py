@@ -8,9 +8,9 @@ from homespun.data.federation import Federation
 from homespun.data.splits import original
 from homespun.privacy.account import ReleaseAccount, UnprotectedUse
 from homespun.privacy.dp import DpMechanism
-from homespun.privacy.finding import ledger_of, ledger_of_unprotected, ledger_to_read
-from homespun.privacy.register import data_set_of
-from homespun.privacy.settings import Plan, Privacy, make_plan
+from homespun.privacy.ledger_lookup import find_ledger_to_debit, find_ledger_to_read, find_ledger_without_privacy
+from homespun.privacy.register import identify_data_set
+from homespun.privacy.settings import Privacy, PrivacyPlan, plan_privacy
 from homespun.runs.schedule import Schedule
 from homespun.runs.settings import RunSettings
 from homespun.runs.vault import Vault
@@ -26,15 +26,15 @@ def run_transforms(
     progress: Show,
 ) -> Transforms:
     """`own` are the method's."""
-    data = data_set_of(original(federation))
+    data = identify_data_set(original(federation))
     if settings.privacy is None:  # the ledger of the data is written only where there is one already
-        ledger = None if vault.read_only else ledger_of_unprotected(data)
+        ledger = None if vault.read_only else find_ledger_without_privacy(data)
         return Transforms(own if ledger is None else (*own, UnprotectedUse(ledger, vault.token)))
     plan = _plan(settings.privacy, settings, schedule, progress=progress)
     in_turns = plan.local and settings.sampler == "shuffled"
     account = ReleaseAccount(
         plan,
-        (ledger_to_read if vault.read_only else ledger_of)(data, named=settings.privacy.ledger),
+        (find_ledger_to_read if vault.read_only else find_ledger_to_debit)(data, named=settings.privacy.ledger),
         run=vault.token,
         rounds_per_release=int(schedule.cohorts.rounds_per_turn) if in_turns else 1,
         committed=vault.round,
@@ -52,8 +52,8 @@ def run_transforms(
     return Transforms((mechanism, *own))
 
 
-def _plan(privacy: Privacy, settings: RunSettings, schedule: Schedule, *, progress: Show) -> Plan:
-    return make_plan(
+def _plan(privacy: Privacy, settings: RunSettings, schedule: Schedule, *, progress: Show) -> PrivacyPlan:
+    return plan_privacy(
         privacy,
         users=schedule.cohorts.users,
         cohort=schedule.cohorts.size,

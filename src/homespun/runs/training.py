@@ -33,7 +33,7 @@ from homespun.data.federation import Federation
 from homespun.data.source import DataSettings
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
-from homespun.privacy.accounting import ADJACENCY, bounds
+from homespun.privacy.accounting import ADJACENCY, compute_bounds
 from homespun.runs.controls import IN_CONTEXT, newcomer_controls, personal_share
 from homespun.runs.evaluate import adapted_from, evaluate, evaluate_newcomers
 from homespun.runs.open_run import SETTINGS_FILE, open_run
@@ -301,7 +301,7 @@ def privacy_of(run: Run) -> dict[str, Any] | None:
     spending = account.spending(rounds=run.state.round)
     ((release, rounds),) = spending.items()
     done = counted(run.progress, "privacy accounting", total=1)
-    cost = bounds(spending, delta=delta)
+    cost = compute_bounds(spending, delta=delta)
     found = {
         "adjacency": ADJACENCY,
         "public_filters": list(account.public),

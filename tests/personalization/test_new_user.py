@@ -1,4 +1,4 @@
-"""Somebody new, from a text of their own: learned at home, kept in the vault, the shared model untouched."""
+"""A new user from their own text: learned on the client, stored in the vault, the shared model unchanged."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from homespun.data.source import DataSettings
 from homespun.engines.client import Client
 from homespun.engines.simulation import personalize_clients
 from homespun.methods import furl
-from homespun.personalization.generation import find_voice
+from homespun.personalization.generation import find_personal_model
 from homespun.personalization.new_user import personalize_from_file
 
 
@@ -34,7 +34,7 @@ def personalized(folder, path, content, *, user="ada", **options):
 
 def test_a_plain_text_becomes_an_embedding(folder, tmp_path):
     with reopen(folder) as run:
-        state, before = run.vault.state, find_voice(run, context="spoken").prefix
+        state, before = run.vault.state, find_personal_model(run, context="spoken").prefix
     found = personalized(folder, tmp_path / "mine.txt", MINE * 4 + "So.\n", context="written")
     assert (found["user"], found["examples"], found["left_out"], found["uploaded_bytes"]) == ("ada", 12, 1, 0)
     assert found["before"]["examples"] == found["after"]["examples"] == 2
@@ -46,14 +46,14 @@ def test_a_plain_text_becomes_an_embedding(folder, tmp_path):
     with reopen(folder) as run:
         assert run.vault.state == state
         assert set(run.vault.private("ada")) == {"personal.embedding", "context.table"}  # its own copy of the contexts
-        voice = find_voice(run, user="ada", context="spoken")  # another setting than she wrote in
-        assert not torch.equal(voice.prefix, before)
+        model = find_personal_model(run, user="ada", context="spoken")  # a context that she did not write in
+        assert not torch.equal(model.prefix, before)
         assert generate(run, "We", user="ad", context="spoken")
-    with pytest.raises(RunError, match="'ada' has private parameters in this run already"):
+    with pytest.raises(RunError, match="'ada' already has private parameters in this run"):
         personalized(folder, tmp_path / "mine.txt", MINE, context="written")
 
 
-def test_more_steps_move_further(folder, tmp_path):
+def test_more_steps_change_the_embedding_more(folder, tmp_path):
     def distance(user, steps):
         personalized(folder, tmp_path / "mine.txt", MINE, user=user, context="written", steps=steps)
         with reopen(folder) as run:
@@ -72,14 +72,14 @@ def generating(tmp_path_factory):
     return made / "run"
 
 
-def test_a_generator_reads_an_embedding_off_a_text_without_gradient_steps(generating, tmp_path, monkeypatch):
+def test_a_generator_computes_an_embedding_without_gradient_steps(generating, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "backward", None)
     mine = tmp_path / "mine.txt"
     found = personalized(generating, mine, MINE * 4, context="written", generated=True)
     assert (found["by"], found["examples"], found["uploaded_bytes"]) == ("the generator alone", 12, 0)
     assert "ada: personalized by the generator alone from 12 examples; nothing was uploaded. On 2" in found["message"]
     assert found["before"]["value"] != found["after"]["value"]
-    default = personalized(generating, mine, MINE * 4, user="eve", context="written")  # it has no other way
+    default = personalized(generating, mine, MINE * 4, user="eve", context="written")  # the generator is the default
     assert default["by"] == "the generator alone"
     with reopen(generating) as run:
         kept = run.vault.private("ada")
@@ -90,14 +90,14 @@ def test_a_generator_reads_an_embedding_off_a_text_without_gradient_steps(genera
         assert kept.keys() == made.keys() == {"personal.embedding", "context.table"}
         assert all(torch.equal(kept[name], made[name]) for name in made)
         assert all(torch.equal(kept[name], run.vault.private("eve")[name]) for name in made)
-        voice = find_voice(run, user="ada", context="written")
-        assert torch.equal(voice.prefix, made["personal.embedding"] * made["context.table"][1])
-        assert not torch.equal(voice.prefix, find_voice(run, context="written").prefix)
+        model = find_personal_model(run, user="ada", context="written")
+        assert torch.equal(model.prefix, made["personal.embedding"] * made["context.table"][1])
+        assert not torch.equal(model.prefix, find_personal_model(run, context="written").prefix)
 
 
-def test_a_way_that_the_method_does_not_have_is_refused(folder, generating, tmp_path):
+def test_steps_or_a_generator_that_the_method_lacks_are_rejected(folder, generating, tmp_path):
     for run, options, message in [
-        (folder, {"generated": True}, "fedperc has no generator, it .* such as fedperc_generated"),
+        (folder, {"generated": True}, "fedperc has no generator and .* such as fedperc_generated"),
         (folder, {"generated": True, "steps": 3}, "fedperc has no generator"),
         (generating, {"steps": 3}, "steps: fedperc_generated personalizes by its generator alone"),
         (generating, {"steps": 3, "generated": True}, "steps: fedperc_generated personalizes by its generator alone"),
@@ -120,7 +120,7 @@ def method(settings, task):
 """
 
 
-def test_a_method_with_both_ways_generates_first_and_learns_from_there(tmp_path):
+def test_a_method_with_a_generator_and_steps_generates_first(tmp_path):
     (tmp_path / "both.py").write_text(BOTH)
     train_small(tmp_path, method=tmp_path / "both.py").close()
 
@@ -136,42 +136,42 @@ def test_a_method_with_both_ways_generates_first_and_learns_from_there(tmp_path)
     assert step.abs().min() > 0 and step.abs().max() < 0.05 + 1e-6  # less where a gradient is near its epsilon
     moved = learned["context.table"] - generated["context.table"]  # its own copy, in the one context of the text
     assert [float(row.abs().median()) for row in moved] == pytest.approx([0.0, 0.05], abs=1e-5)
-    with pytest.raises(InputError, match="Give steps or generated"):
+    with pytest.raises(InputError, match="Give either steps or generated"):
         kept("leo", steps=1, generated=True)
 
 
-def test_from_python_it_is_the_same_and_nothing_is_kept(folder, generating, tmp_path):
+def test_from_python_the_result_is_the_same_and_nothing_is_stored(folder, generating, tmp_path):
     texts = prose_sentences(MINE)
     for place, way in ((folder, {"steps": 4}), (generating, {"generated": True})):
         personalized(place, tmp_path / "mine.txt", MINE, user="zoe", context="written", **way)
         with reopen(place) as run:
-            person = personalize(run, "zoe", texts, context="written", **way)
+            model = personalize(run, "zoe", texts, context="written", **way)
             kept = run.vault.private("zoe")
-            assert kept.keys() == person.private.keys()
-            assert all(torch.equal(kept[name], person.private[name]) for name in kept)
-            said = person.generate("We must", context="spoken", samples=2)
+            assert kept.keys() == model.private.keys()
+            assert all(torch.equal(kept[name], model.private[name]) for name in kept)
+            said = model.generate("We must", context="spoken", samples=2)
             assert said == generate(run, "We must", user="zoe", context="spoken", samples=2)
             assert run.vault.private(personalize(run, "max", texts, context="spoken").user) is None
             for options, error, message in [
-                ({"labels": ["a", "b", "c"]}, InputError, "labels: fedperc.* learns none"),
-                ({}, InputError, "there are 2 contexts"),
+                ({"labels": ["a", "b", "c"]}, InputError, "labels: fedperc.* does not use labels"),
+                ({}, InputError, "the run has 2 contexts"),
             ]:
                 with pytest.raises(error, match=message):
                     personalize(run, "leo", texts, **options)
-            with pytest.raises(DataError, match="texts: none of its 1 utterances has 4 tokens"):
+            with pytest.raises(DataError, match="texts: all 1 utterances have fewer than 4 tokens"):
                 personalize(run, "leo", ["So."], context="written")
 
 
-def test_labels_are_still_needed_where_they_are_learned(tmp_path):
-    people = load_federation("dialects", settings={"users": 4, "examples": 5})
-    with train("furl", people, rounds=1, workers=0, **furl.SMALL) as run:
-        assert personalize(run, "ada", ["mepu basi"], ["label-0"]).predict(["mepu"])[0] in people.labels
+def test_a_method_that_predicts_labels_needs_them(tmp_path):
+    federation = load_federation("dialects", settings={"users": 4, "examples": 5})
+    with train("furl", federation, rounds=1, workers=0, **furl.SMALL) as run:
+        assert personalize(run, "ada", ["mepu basi"], ["label-0"]).predict(["mepu"])[0] in federation.labels
         for labels in (None, ["label-0"] * 2):
-            with pytest.raises(InputError, match="furl learns labels, in no context: give one for each"):
+            with pytest.raises(InputError, match="furl predicts labels and has no contexts: give one label per text"):
                 personalize(run, "ada", ["mepu basi"], labels)
 
 
-def test_it_pays_where_there_is_something_to_learn(tmp_path):
+def test_personalizing_on_repeated_sentences_lowers_the_perplexity(tmp_path):
     base = write_gpt2(tmp_path / "base")
     weights = load_file(base / "model.safetensors")  # so small that a prefix hardly matters: made larger
     weights = {name: 10 * weight if weight.ndim == 2 else weight for name, weight in weights.items()}
@@ -181,15 +181,15 @@ def test_it_pays_where_there_is_something_to_learn(tmp_path):
     assert found["after"]["value"] < 0.95 * found["before"]["value"]  # the same three sentences over and over
 
 
-def test_a_table_needs_no_label_and_its_contexts_are_the_runs(folder, tmp_path):
+def test_a_table_needs_no_labels_and_uses_the_contexts_of_the_run(folder, tmp_path):
     rows = [f"eve,{'Written' if row % 2 else 'SPOKEN'},We must go on to {row}" for row in range(10)]
     found = personalized(folder, tmp_path / "a.csv", "user,context,text\n" + "\n".join(rows), user=None)
     assert (found["user"], found["examples"]) == ("eve", 10)
     plain = "user,text\nmia,We must go on\nmia,The people must go on\n"
     assert personalized(folder, tmp_path / "b.csv", plain, user="mia", context="spok")["examples"] == 2
-    with pytest.raises(InputError, match=r"there are 2 contexts: 'spoken', 'written'. Say which one"):
+    with pytest.raises(InputError, match=r"the run has 2 contexts: 'spoken', 'written'. Choose one"):
         personalized(folder, tmp_path / "c.csv", plain.replace("mia", "leo"), user=None)
-    with pytest.raises(InputError, match="has contexts of its own"):
+    with pytest.raises(InputError, match="the table has a context column"):
         personalized(
             folder, tmp_path / "d.csv", "user,context,text\nleo,spoken,We go on\n", user=None, context="written"
         )
@@ -205,22 +205,22 @@ def test_a_table_needs_no_label_and_its_contexts_are_the_runs(folder, tmp_path):
         (b"\n \n", DataError, "there is no sentence in it"),
         (b"We must\0go on.", DataError, "not a text but a binary file"),
         (b"We must.\nG\xfcnther goes on.", DataError, "line 2 is not UTF-8"),
-        (b"So.\nGo.\n", DataError, "none of its 2 utterances has 4 tokens or more"),
+        (b"So.\nGo.\n", DataError, "all 2 utterances have fewer than 4 tokens"),
     ],
 )
-def test_what_is_no_text_to_learn_from(folder, tmp_path, content, error, message):
+def test_unusable_texts_are_rejected(folder, tmp_path, content, error, message):
     with pytest.raises(error, match=message):
         personalized(folder, tmp_path / "mine.txt", content, user="leo", context="written")
     with reopen(folder) as run:
         assert run.vault.private("leo") is None
 
 
-def test_other_refusals(folder, tmp_path):
+def test_other_invalid_input_is_rejected(folder, tmp_path):
     for options, error, message in [
-        ({"user": None, "context": "written"}, InputError, "say whose text it is with --user"),
-        ({"user": "Abraham Lincoln", "context": "written"}, RunError, "takes part in this run"),
+        ({"user": None, "context": "written"}, InputError, "name the author with --user"),
+        ({"user": "Abraham Lincoln", "context": "written"}, RunError, "is a participant of this run"),
         ({"user": "leo", "context": "sung"}, UnknownNameError, "no context 'sung'"),
-        ({"user": "leo"}, InputError, "there are 2 contexts"),
+        ({"user": "leo"}, InputError, "the run has 2 contexts"),
     ]:
         with pytest.raises(error, match=message):
             personalized(folder, tmp_path / "mine.txt", MINE, **options)
@@ -228,13 +228,13 @@ def test_other_refusals(folder, tmp_path):
         personalize_from_file(folder, DataSettings(source=str(tmp_path / "mien.txt")), user="leo", context="written")
 
 
-def test_a_method_that_keeps_nothing_private_has_nothing_to_personalize(tmp_path):
+def test_a_method_without_private_parameters_cannot_be_personalized(tmp_path):
     train_small(tmp_path, rounds=1, prefix="context").close()
-    with pytest.raises(RunError, match="keeps nothing private"):
+    with pytest.raises(RunError, match="has no private parameters"):
         personalized(tmp_path / "run", tmp_path / "mine.txt", MINE, context="written")
 
 
-def test_prose_is_joined_where_it_was_wrapped_and_freed_of_markup():
+def test_wrapped_lines_of_prose_are_joined_and_markup_is_removed():
     assert prose_sentences("We must go\non together. And\r\nso we do.\n\nA title\nThe end") == [
         "We must go on together.", "And so we do.", "A title", "The end",
     ]  # fmt: skip
@@ -242,16 +242,16 @@ def test_prose_is_joined_where_it_was_wrapped_and_freed_of_markup():
     assert prose_sentences(text, markdown=True) == ["Me", "I am here.", "So it is, snake_case too."]
 
 
-def test_what_is_kept_of_a_new_user_is_what_newcomers_are_evaluated_with(folder):
-    """The same steps on the same utterances, personal embedding and the home's own copy of the contexts."""
+def test_a_new_user_is_personalized_exactly_as_in_the_evaluation(folder):
+    """The same steps on the same utterances give the same embedding and the same local copy of the contexts."""
     with reopen(folder) as run:
         texts = ["we must ask what the people think of it", "my fellow citizens, go on together"]
-        person = personalize(run, "zoe", texts, context="spoken")
+        model = personalize(run, "zoe", texts, context="spoken")
         examples = Examples(texts, contexts=np.full(2, run.federation.contexts.index("spoken")))
-        home = Client(
+        client = Client(
             "zoe", private=run.clients.new_private("zoe", run.state.broadcast()), data=run.method.model.encode(examples)
         )
-        (evaluated,) = personalize_clients(run.method, run.trainer, run.state.broadcast(), [home])
-        assert person.private.keys() == evaluated.keys() == {"personal.embedding", "context.table"}
+        (evaluated,) = personalize_clients(run.method, run.trainer, run.state.broadcast(), [client])
+        assert model.private.keys() == evaluated.keys() == {"personal.embedding", "context.table"}
         for name, value in evaluated.items():
-            torch.testing.assert_close(person.private[name], value)
+            torch.testing.assert_close(model.private[name], value)
