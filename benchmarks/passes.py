@@ -33,8 +33,8 @@ from homespun.core.method import Batch, BuiltMethod, Phase, Task, build, optimiz
 from homespun.core.roles import Role
 from homespun.data.federation import Examples, Federation
 from homespun.engines.client import Client
-from homespun.engines.sequential import narrow, train_alone
-from homespun.engines.stacked import predict_together, work_together
+from homespun.engines.sequential import narrow, train_one_client
+from homespun.engines.stacked import predict_clients, train_clients
 from homespun.report.table_model import MISSING, Column, Table, byte_text, make_table
 from homespun.runs.training import load
 from homespun.system.json_files import SCHEMA, versions
@@ -180,21 +180,21 @@ def ready_passes(side: Side, built: BuiltMethod, home: Home) -> dict[str, Callab
     first = replace(built, method=replace(built.method, local=local))
 
     def adapt() -> Any:
-        return work_together(built, broadcast, [adapted], work="personalize", seed=SEED).private[home.user]
+        return train_clients(built, broadcast, [adapted], mode="personalize", seed=SEED).private[home.user]
 
     def test() -> None:
         # An embedding is generated within the pass, as in the paper.
         client = replace(scored, private=adapt()) if built.method.personalize.generates else scored
-        predict_together(built, broadcast, [client])
+        predict_clients(built, broadcast, [client])
 
     work: dict[str, Callable[[], Any]] = {
-        "update": partial(train_alone, first, own.broadcast, own.client, work="phases", seed=SEED),
-        "round": partial(work_together, built, broadcast, [trained], work="phases", seed=SEED),
+        "update": partial(train_one_client, first, own.broadcast, own.client, mode="round", seed=SEED),
+        "round": partial(train_clients, built, broadcast, [trained], mode="round", seed=SEED),
         **({"adapt": adapt} if side.adapts else {}),
         "test": test,
     }
     if side.features == "kept":
-        predict_together(built, broadcast, [trained, adapted, scored])
+        predict_clients(built, broadcast, [trained, adapted, scored])
     return {name: partial(timed, side, built, one) for name, one in work.items()}
 
 

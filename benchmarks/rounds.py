@@ -10,7 +10,7 @@ from homespun.core.messages import ServerState
 from homespun.core.method import Batch, BuiltMethod
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
 from homespun.engines.client import Client
-from homespun.engines.cohort import CohortEngine
+from homespun.engines.cohort import CohortTrainer
 from homespun.engines.simulation import SimulationEngine
 from homespun.engines.staging import MemoryClients
 from homespun.runs.round import run_round
@@ -21,7 +21,7 @@ class Rounds:
 
     def __init__(self, built: BuiltMethod, *, seed: int, transforms: Transforms = NO_TRANSFORMS) -> None:
         self.built, self.seed, self.transforms = built, seed, transforms
-        self.trainer = CohortEngine(built, seed, transforms=transforms)
+        self.trainer = CohortTrainer(built, seed, transforms=transforms)
 
     def begin(self, state: ServerState, data: Sequence[Batch], private: Mapping[str, Tensor]) -> None:
         clients = (

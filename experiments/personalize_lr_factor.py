@@ -17,7 +17,7 @@ from homespun.core import seeds
 from homespun.core.tree import Tree
 from homespun.data.splits import sample_users
 from homespun.engines.client import Client
-from homespun.engines.loop import LoopEngine
+from homespun.engines.loop import LoopTrainer
 from homespun.engines.simulation import k_shot, score_clients
 from homespun.runs.run import Run
 from homespun.runs.training import reopen
@@ -39,7 +39,7 @@ def halves(run: Run, position: int) -> tuple[dict[str, torch.Tensor], dict[str, 
 def perplexities(run: Run, pace: float) -> list[float]:
     settings = {**run.method.settings.model_dump(mode="json"), "personalize_lr_factor": pace}
     method = load_method(run.method.origin, settings, run.method.task)
-    engine, broadcast = LoopEngine(replace(run.built, method=method), run.settings.seed), run.state.broadcast()
+    engine, broadcast = LoopTrainer(replace(run.built, method=method), run.settings.seed), run.state.broadcast()
     positions = sample_users(run.federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
     users = [run.federation.users[position] for position in positions]
     private = run.clients.private(users, broadcast)
@@ -48,7 +48,7 @@ def perplexities(run: Run, pace: float) -> list[float]:
     for count in COUNTS:
         draws = {user: seeds.numpy_generator(run.settings.seed, "samples", user) for user in users}
         homes = [Client(user, private[user], k_shot(parts[user][0], count, draw=draws[user])) for user in users]
-        learned: dict[str, Tree] = dict(engine.work(broadcast, homes, work="personalize").private)
+        learned: dict[str, Tree] = dict(engine.train(broadcast, homes, mode="personalize").private)
         clients = [Client(user, learned[user], parts[user][1]) for user in users]
         counts = score_clients(run.scoring, engine, broadcast, clients)
         found.append(float(np.exp(run.scoring.summarize(list(counts.values())).loss)))

@@ -4,4 +4,4 @@
 def clients_of(run, positions):
     users = run.clients.population.users
     names = [users[position] for position in positions]
-    return run.clients.load(names, "train", run.state.broadcast(), people="population")
+    return run.clients.load(names, "train", run.state.broadcast(), user_set="population")

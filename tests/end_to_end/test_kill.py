@@ -45,8 +45,8 @@ def die_in(owner, name, when):
 
 POINTS = {
     "none": lambda: None,
-    "before local work": lambda: die_in(cohort.CohortEngine, "work", "before"),
-    "after local work": lambda: die_in(cohort.CohortEngine, "work", "after"),
+    "before local work": lambda: die_in(cohort.CohortTrainer, "train", "before"),
+    "after local work": lambda: die_in(cohort.CohortTrainer, "train", "after"),
     "before staging": lambda: die_in(Vault, "stage", "before"),
     "after staging": lambda: die_in(Vault, "stage", "after"),
     "before the commit": lambda: die_in(Vault, "commit", "before"),

@@ -11,9 +11,9 @@ from homespun.core.method import Task, build
 from homespun.data.dialects import Dialects
 from homespun.data.dialects import Settings as DialectSettings
 from homespun.engines.client import Client, client_update
-from homespun.engines.cohort import CohortEngine
+from homespun.engines.cohort import CohortTrainer
 from homespun.engines.exchange import clients_to_tensors
-from homespun.engines.loop import LoopEngine
+from homespun.engines.loop import LoopTrainer
 from homespun.engines.pool import WorkerPool, broadcast_message, setup_message
 from homespun.engines.worker import answer
 from homespun.methods.furl import SMALL
@@ -67,8 +67,8 @@ def wrong_broadcasts():
 
 WRONG = wrong_broadcasts()
 ENGINES = {
-    "loop": LoopEngine,
-    "cohort": lambda built, seed: CohortEngine(built, seed, workers=0),
+    "loop": LoopTrainer,
+    "cohort": lambda built, seed: CohortTrainer(built, seed, workers=0),
 }
 
 
@@ -76,20 +76,20 @@ ENGINES = {
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 def test_a_broadcast_with_other_names_roles_shapes_or_types_is_refused(engine, built, broadcast, reason):
     with pytest.raises(MessageError, match=reason):
-        engine(built, 0).work(broadcast, [client(built)])
+        engine(built, 0).train(broadcast, [client(built)])
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 def test_whoever_personalizes_or_predicts_refuses_it_too(engine):
     with pytest.raises(MessageError, match="private here"):
-        engine(BUILT, 0).work(greedy(), [client()], work="personalize")
+        engine(BUILT, 0).train(greedy(), [client()], mode="personalize")
     with pytest.raises(MessageError, match="private here"):
         engine(BUILT, 0).predict(greedy(), [client()])
 
 
-@pytest.mark.parametrize("kind", ["work", "predict"])
+@pytest.mark.parametrize("kind", ["train", "predict"])
 def test_a_worker_does_not_rely_on_its_parent(kind):
-    header = {"kind": kind, "work": "phases", "transforms": [], "users": [client().user]}
+    header = {"kind": kind, "mode": "round", "transforms": [], "users": [client().user]}
     with pytest.raises(MessageError, match="private here"):
         answer(BUILT, 0, greedy(), header, clients_to_tensors([client()]))
 
@@ -97,9 +97,9 @@ def test_a_worker_does_not_rely_on_its_parent(kind):
 @pytest.mark.system
 def test_a_worker_process_sends_nothing_back_to_such_a_server():
     with pytest.raises(MessageError, match="private here"):
-        CohortEngine(BUILT, 0, workers=1).work(greedy(), [client()])
+        CohortTrainer(BUILT, 0, workers=1).train(greedy(), [client()])
     pool = WorkerPool(1)
-    header = {"kind": "work", "work": "phases", "transforms": [], "users": [client().user]}
+    header = {"kind": "train", "mode": "round", "transforms": [], "users": [client().user]}
     job = {"setup": setup_message(BUILT, 0), "broadcast": broadcast_message(greedy())}
     with pytest.raises(WorkerError, match=r"MessageError: .*private here"):
         pool.run([pack(header, clients_to_tensors([client()]))], **job)
@@ -109,7 +109,7 @@ def test_a_worker_process_sends_nothing_back_to_such_a_server():
 def test_all_faults_are_named_at_once():
     both = asking(spy=torch.zeros(1), **{"user.embedding": torch.zeros(1)})
     with pytest.raises(MessageError, match=r"2 faults(.|\n)*'spy'(.|\n)*'user.embedding'"):
-        LoopEngine(BUILT, 0).work(both, [client()])
+        LoopTrainer(BUILT, 0).train(both, [client()])
 
 
 def test_an_update_has_no_place_for_a_private_parameter_whatever_the_broadcast_lists():

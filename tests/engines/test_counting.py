@@ -6,8 +6,8 @@ import torch
 from homespun.core.method import Task, build
 from homespun.data import load_federation
 from homespun.engines.client import Client
-from homespun.engines.cohort import CohortEngine
-from homespun.engines.loop import LoopEngine
+from homespun.engines.cohort import CohortTrainer
+from homespun.engines.loop import LoopTrainer
 from homespun.methods.furl import SMALL
 from homespun.system.method_loading import load_method
 
@@ -15,9 +15,9 @@ from homespun.system.method_loading import load_method
 @pytest.mark.parametrize(
     "engine",
     [
-        lambda built: LoopEngine(built, 0),
-        lambda built: CohortEngine(built, 0, workers=0),
-        pytest.param(lambda built: CohortEngine(built, 0, workers=1), marks=pytest.mark.system),
+        lambda built: LoopTrainer(built, 0),
+        lambda built: CohortTrainer(built, 0, workers=0),
+        pytest.param(lambda built: CohortTrainer(built, 0, workers=1), marks=pytest.mark.system),
     ],
     ids=["loop", "cohort", "workers"],
 )
@@ -37,5 +37,5 @@ def test_every_client_counts_once(engine):
     made.predict(broadcast, clients, done=counts.append)
     assert sum(counts) == 60 and len(counts) > 1
     counts.clear()
-    made.work(broadcast, clients, done=counts.append)
+    made.train(broadcast, clients, done=counts.append)
     assert sum(counts) == 60 and len(counts) > 1

@@ -21,10 +21,10 @@ from homespun.core.transforms import Transforms
 from homespun.data import load_federation
 from homespun.engines import single_step as summed
 from homespun.engines.client import Client
-from homespun.engines.cohort import CohortEngine
+from homespun.engines.cohort import CohortTrainer
 from homespun.engines.device import broadcast_on, values_on
 from homespun.engines.local_step import LocalStep
-from homespun.engines.loop import LoopEngine
+from homespun.engines.loop import LoopTrainer
 from homespun.engines.stacked import stack_data, stack_private
 from homespun.methods.furl import SMALL
 from homespun.models import document
@@ -38,8 +38,8 @@ from homespun.system.trust import named_by_user
 
 SIZES = [5, 2, 3]
 ENGINES = {
-    "loop": lambda made, **more: LoopEngine(made, 0, **more),
-    "cohort": lambda made, **more: CohortEngine(made, 0, workers=0, **more),
+    "loop": lambda made, **more: LoopTrainer(made, 0, **more),
+    "cohort": lambda made, **more: CohortTrainer(made, 0, workers=0, **more),
 }
 # Every way through the engines and, of the models, everything that is written by hand.
 SUBJECTS = {
@@ -106,7 +106,7 @@ def test_a_round_elsewhere(name, engine):
     start = made.start().broadcast()
 
     def worked(engine):
-        trained, at_home = engine.work(start, clients), engine.work(start, clients, work="personalize")
+        trained, at_home = engine.train(start, clients), engine.train(start, clients, mode="personalize")
         assert trained.refused == {}
         return [*tensors(trained), *tensors(at_home), *engine.predict(start, clients)]
 
@@ -121,8 +121,8 @@ def test_clipped_gradients_elsewhere():
     made, clients = make("fedembed")
     start, clips = made.start().broadcast(), Transforms((DpMechanism(Clip({"*": 0.5})),))
     with elsewhere():
-        found = CohortEngine(made, 0, workers=0, transforms=clips, device="meta").work(start, clients)
-    require_same(tensors(CohortEngine(made, 0, workers=0, transforms=clips).work(start, clients)), tensors(found))
+        found = CohortTrainer(made, 0, workers=0, transforms=clips, device="meta").train(start, clients)
+    require_same(tensors(CohortTrainer(made, 0, workers=0, transforms=clips).train(start, clients)), tensors(found))
 
 
 @pytest.mark.parametrize("optimizer", [Sgd(0.1, momentum=0.9, weight_decay=0.1), Adam(0.1), AdamW(0.1)])
@@ -132,8 +132,8 @@ def test_every_optimizer_elsewhere(optimizer):
     made = replace(made, method=replace(made.method, local=replace(made.method.local, phases=(phase,))))
     start = made.start().broadcast()
     with elsewhere():
-        found = CohortEngine(made, 0, workers=0, device="meta").work(start, clients)
-    expected = CohortEngine(made, 0, workers=0).work(start, clients)
+        found = CohortTrainer(made, 0, workers=0, device="meta").train(start, clients)
+    expected = CohortTrainer(made, 0, workers=0).train(start, clients)
     assert tree.max_abs_difference(expected.update.federated, found.update.federated) < 1e-4
 
 
@@ -141,7 +141,7 @@ def test_workers_are_not_asked_where_the_device_is_another_one(monkeypatch):
     monkeypatch.setattr("homespun.engines.cohort.shared_pool", None)
     made, clients = make("furl")
     with elsewhere():
-        CohortEngine(made, 0, workers=2, device="meta").work(made.start().broadcast(), clients)
+        CohortTrainer(made, 0, workers=2, device="meta").train(made.start().broadcast(), clients)
 
 
 # The tests above notice what they are for
@@ -156,9 +156,9 @@ def test_a_tensor_that_stayed_on_the_cpu_is_noticed_in_training(engine):
         return made.method.local.loss(lambda *given: predict(*given) * kept, parameters, batch)
 
     wrong = replace(made, method=replace(made.method, local=replace(made.method.local, loss=loss)))
-    engine(wrong).work(made.start().broadcast(), clients)  # here nothing is wrong
+    engine(wrong).train(made.start().broadcast(), clients)  # here nothing is wrong
     with elsewhere(), pytest.raises(TwoDevicesError, match=r"aten.mul.Tensor: .*\(8,\)\] on the CPU"):
-        engine(wrong, device="meta").work(made.start().broadcast(), clients)
+        engine(wrong, device="meta").train(made.start().broadcast(), clients)
 
 
 def test_an_index_without_a_device_is_noticed(monkeypatch):
@@ -174,7 +174,7 @@ def test_an_index_without_a_device_is_noticed(monkeypatch):
 
     monkeypatch.setattr(document, "torch", Torch())
     with elsewhere(), pytest.raises(TwoDevicesError, match=r"aten.index.Tensor"):
-        CohortEngine(made, 0, workers=0, device="meta").work(made.start().broadcast(), clients)
+        CohortTrainer(made, 0, workers=0, device="meta").train(made.start().broadcast(), clients)
 
 
 # FakeTensorMode

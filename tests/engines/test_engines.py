@@ -8,9 +8,9 @@ from small_cohort import built, clients
 from homespun.core import tree
 from homespun.core.method import Adam, Phase, Sgd
 from homespun.engines.client import Client, client_update
-from homespun.engines.cohort import CohortEngine, chunked
+from homespun.engines.cohort import CohortTrainer, chunked
 from homespun.engines.local_step import Stepper
-from homespun.engines.loop import LoopEngine, torch_optimizer
+from homespun.engines.loop import LoopTrainer, torch_optimizer
 from homespun.engines.stacked import pad_rows, stack_data
 from homespun.methods.furl import SMALL
 
@@ -35,8 +35,8 @@ def differences(one, other):
 def test_stacked_equals_loop(settings):
     made = built(**settings)
     broadcast = made.start().broadcast()
-    slow = LoopEngine(made, 0).work(broadcast, clients(made))
-    fast = CohortEngine(made, 0, workers=0).work(broadcast, clients(made))
+    slow = LoopTrainer(made, 0).train(broadcast, clients(made))
+    fast = CohortTrainer(made, 0, workers=0).train(broadcast, clients(made))
     assert differences(slow, fast) < 1e-4  # the update is weighted by examples: sums of about 100
     assert slow.update.metrics["loss"] == pytest.approx(fast.update.metrics["loss"], rel=1e-5)
     assert slow.update.metrics["examples"] == fast.update.metrics["examples"]
@@ -52,12 +52,12 @@ def test_a_client_without_examples_changes_nothing():
         data={k: v[:0] for k, v in everybody[0].data.items()},
     )
     broadcast = made.start().broadcast()
-    for engine in (LoopEngine(made, 0), CohortEngine(made, 0, workers=0)):
-        without, with_them = engine.work(broadcast, everybody), engine.work(broadcast, [*everybody, nobody])
+    for engine in (LoopTrainer(made, 0), CohortTrainer(made, 0, workers=0)):
+        without, with_them = engine.train(broadcast, everybody), engine.train(broadcast, [*everybody, nobody])
         assert tree.max_abs_difference(without.update.federated, with_them.update.federated) < 1e-6
         assert with_them.update.weight == without.update.weight
         assert tree.max_abs_difference(with_them.private["nobody"], nobody.private) == 0
-        assert engine.work(broadcast, [nobody]).update.weight == 0
+        assert engine.train(broadcast, [nobody]).update.weight == 0
 
 
 @pytest.mark.parametrize("optimizer", [Sgd(0.1), Sgd(0.1, momentum=0.9), Adam(0.01)])
@@ -80,9 +80,9 @@ def test_stacked_steps_are_torch_steps_while_clients_drop_out(optimizer):
 
 def test_nobody_at_all():
     made = built()
-    engine = CohortEngine(made, 0, workers=0)
+    engine = CohortTrainer(made, 0, workers=0)
     assert engine.predict(made.start().broadcast(), []) == []
-    assert engine.work(made.start().broadcast(), []).update.clients == 0
+    assert engine.train(made.start().broadcast(), []).update.clients == 0
 
 
 @pytest.mark.parametrize(("clients_in_cohort", "sizes"), [(1, [1]), (10, [5, 5]), (50, [25, 25]), (60, [15] * 4)])
@@ -109,8 +109,8 @@ def test_predictions_come_in_the_order_asked():
     made = built()
     everybody = clients(made)
     broadcast = made.start().broadcast()
-    slow = LoopEngine(made, 0).predict(broadcast, everybody)
-    fast = CohortEngine(made, 0, workers=0).predict(broadcast, everybody)
+    slow = LoopTrainer(made, 0).predict(broadcast, everybody)
+    fast = CohortTrainer(made, 0, workers=0).predict(broadcast, everybody)
     for one, other, client in zip(slow, fast, everybody, strict=True):
         assert one.shape == other.shape == (client.examples, 8)
         assert torch.allclose(one, other, atol=1e-5)
@@ -124,8 +124,8 @@ def test_phases_that_train_nothing_else():
     phase = Phase(trains={"output.*": Adam(0.01)}, batch=4, steps=3)
     made = replace(made, method=replace(made.method, local=replace(made.method.local, phases=(phase,))))
     broadcast = made.start().broadcast()
-    slow = LoopEngine(made, 0).work(broadcast, clients(made))
-    fast = CohortEngine(made, 0, workers=0).work(broadcast, clients(made))
+    slow = LoopTrainer(made, 0).train(broadcast, clients(made))
+    fast = CohortTrainer(made, 0, workers=0).train(broadcast, clients(made))
     assert differences(slow, fast) < 1e-4
     assert slow.update.federated["hidden.weight"].abs().max() == 0
     assert slow.update.federated["output.weight"].abs().max() > 0
@@ -135,7 +135,7 @@ def test_phases_that_train_nothing_else():
 def test_the_number_of_workers_does_not_change_a_bit():
     made = built()
     broadcast = made.start().broadcast()
-    outcomes = [CohortEngine(made, 0, workers=workers).work(broadcast, clients(made)) for workers in (0, 1, 2)]
+    outcomes = [CohortTrainer(made, 0, workers=workers).train(broadcast, clients(made)) for workers in (0, 1, 2)]
     for other in outcomes[1:]:
         assert tree.to_bytes(outcomes[0].update.federated) == tree.to_bytes(other.update.federated)
         assert all(
@@ -148,21 +148,21 @@ def test_strange_user_names_reach_the_workers_and_come_back():
     made = built()
     names = ["../../x", "a" * 300, "\0", "A", "a", "\ud800"]
     some = [Client(name, made.new_private(name, seed=0), clients(made, [0])[0].data) for name in names]
-    outcome = CohortEngine(made, 0, workers=2).work(made.start().broadcast(), some)
+    outcome = CohortTrainer(made, 0, workers=2).train(made.start().broadcast(), some)
     assert set(outcome.private) == set(names)
 
 
 @pytest.mark.parametrize("workers", [None, 0, pytest.param(2, marks=pytest.mark.system)])
 def test_a_home_whose_training_went_wrong_is_left_out_and_keeps_what_it_had(workers):
     made = built()
-    engine = LoopEngine(made, 0) if workers is None else CohortEngine(made, 0, workers=workers)
+    engine = LoopTrainer(made, 0) if workers is None else CohortTrainer(made, 0, workers=workers)
     start, everybody = made.start().broadcast(), clients(made)
     lost = everybody[3]
     spoiled = Client(lost.user, {name: value * float("nan") for name, value in lost.private.items()}, lost.data)
-    found = engine.work(start, [*everybody[:3], spoiled, *everybody[4:]])
+    found = engine.train(start, [*everybody[:3], spoiled, *everybody[4:]])
     assert list(found.refused) == [lost.user] and "NaN, infinity" in found.refused[lost.user]
     assert lost.user not in found.private and len(found.private) == 11
-    without = engine.work(start, [*everybody[:3], *everybody[4:]])
+    without = engine.train(start, [*everybody[:3], *everybody[4:]])
     assert found.update.clients == 11 and differences(without, found) < 1e-6
 
 

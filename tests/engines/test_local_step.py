@@ -10,11 +10,11 @@ from homespun.core import tree
 from homespun.core.errors import MethodError
 from homespun.core.method import Adam, AdamW, Phase, Sgd
 from homespun.core.personalize import GradientSteps
-from homespun.engines.cohort import CohortEngine
+from homespun.engines.cohort import CohortTrainer
 from homespun.engines.local_step import FusedStepper, LocalStep, Stepper, clip_by_norm
-from homespun.engines.loop import LoopEngine
+from homespun.engines.loop import LoopTrainer
 from homespun.engines.sequential import narrow
-from homespun.engines.single_step import can_be_summed
+from homespun.engines.single_step import can_take_single_step
 from homespun.models.document import DocumentModel
 
 OPTIMIZERS = {
@@ -136,12 +136,12 @@ def test_engines_agree(optimizer, clip_norm, path):
     start = made.start().broadcast()
     everybody = clients(made, [0, 5, 8])
     assert len({client.examples for client in everybody}) == 3
-    slow = LoopEngine(made, 0).work(start, everybody)
-    slow_at_home = LoopEngine(made, 0).work(start, everybody, work="personalize")
+    slow = LoopTrainer(made, 0).train(start, everybody)
+    slow_at_home = LoopTrainer(made, 0).train(start, everybody, mode="personalize")
     if path == "alone":
         made = alone(made)
-    agree(slow, CohortEngine(made, 0, workers=0).work(start, everybody))
-    agree(slow_at_home, CohortEngine(made, 0, workers=0).work(start, everybody, work="personalize"))
+    agree(slow, CohortTrainer(made, 0, workers=0).train(start, everybody))
+    agree(slow_at_home, CohortTrainer(made, 0, workers=0).train(start, everybody, mode="personalize"))
 
 
 def test_clipping_changes_the_round():
@@ -151,7 +151,7 @@ def test_clipping_changes_the_round():
     plain, clipped = (
         phases(made, Phase(trains={"*": Sgd(0.3)}, batch=4, epochs=1, clip_norm=norm)) for norm in (None, 0.2)
     )
-    moved = [LoopEngine(one, 0).work(start, everybody).update.federated["output.weight"] for one in (plain, clipped)]
+    moved = [LoopTrainer(one, 0).train(start, everybody).update.federated["output.weight"] for one in (plain, clipped)]
     assert moved[1].norm() < 0.5 * moved[0].norm()
 
 
@@ -159,7 +159,7 @@ def test_an_optimizer_starts_afresh_in_every_phase():
     phase = Phase(trains={"*": Adam(0.01, eps=1e-4)}, batch=4, steps=2)
     made = phases(built(), phase, phase)
     start, everybody = made.start().broadcast(), clients(made, [0, 1])
-    agree(LoopEngine(made, 0).work(start, everybody), CohortEngine(made, 0, workers=0).work(start, everybody))
+    agree(LoopTrainer(made, 0).train(start, everybody), CohortTrainer(made, 0, workers=0).train(start, everybody))
 
 
 def test_rows_that_a_client_never_uses_are_left_out_unless_they_decay():
@@ -190,6 +190,6 @@ def test_only_one_plain_step_is_summed(optimizer, changes, summed):
     phase = replace(Phase(trains={"*": optimizer}, batch=100, steps=1), **changes)
     made = phases(built(), phase)
     everybody = clients(made, [0, 3])
-    assert can_be_summed(made, everybody) is summed
+    assert can_take_single_step(made, everybody) is summed
     start = made.start().broadcast()
-    agree(LoopEngine(made, 0).work(start, everybody), CohortEngine(made, 0, workers=0).work(start, everybody))
+    agree(LoopTrainer(made, 0).train(start, everybody), CohortTrainer(made, 0, workers=0).train(start, everybody))

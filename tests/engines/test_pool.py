@@ -17,7 +17,7 @@ from homespun.core.errors import WorkerError
 from homespun.core.messages import pack
 from homespun.engines import cohort, pool
 from homespun.engines.client import Client
-from homespun.engines.cohort import CohortEngine
+from homespun.engines.cohort import CohortTrainer
 from homespun.engines.exchange import clients_to_tensors, outputs_from_reply
 from homespun.engines.pool import Watch, WorkerPool, broadcast_message, cpu_time, setup_message
 from homespun.engines.worker import serve
@@ -48,7 +48,7 @@ def bits(outcome):
 
 
 def work(made, *, workers, seed=0):
-    return bits(CohortEngine(made, seed, workers=workers).work(made.start().broadcast(), clients(made)))
+    return bits(CohortTrainer(made, seed, workers=workers).train(made.start().broadcast(), clients(made)))
 
 
 @pytest.mark.system
@@ -165,7 +165,7 @@ def test_an_error_in_a_worker_names_its_cause():
     broken = clients(made)
     broken[3] = Client(broken[3].user, broken[3].private, {k: v for k, v in broken[3].data.items() if k != "text"})
     with pytest.raises(WorkerError, match="KeyError"):
-        CohortEngine(made, 0, workers=2).work(made.start().broadcast(), broken)
+        CohortTrainer(made, 0, workers=2).train(made.start().broadcast(), broken)
 
 
 @pytest.mark.system

@@ -129,14 +129,14 @@ def protocols(run):
     found = [EvaluationProtocol(part)]
     if run.method.personalize.adapts:
         found.append(EvaluationProtocol(part, adapt_to="adapt", k=1))
-        found.append(EvaluationProtocol(part, people="newcomers", adapt_to="train", k=2, private="prior"))
+        found.append(EvaluationProtocol(part, user_set="newcomers", adapt_to="train", k=2, private="prior"))
     return found
 
 
 def evaluations(engine, scoring, state, participants, newcomers, asked):
     found = []
     for protocol in asked:
-        users = newcomers if protocol.people == "newcomers" else participants
+        users = newcomers if protocol.user_set == "newcomers" else participants
         counts = engine.evaluate(state.broadcast(), users, protocol)
         found.append(scoring.summarize(list(counts.values())).to_dict())
     return found
@@ -242,10 +242,10 @@ def test_a_message_that_makes_no_sense_is_answered_with_an_error(header, reason)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"part": "adapt"}, {"people": "population"}, {"adapt_to": "test"}, {"private": "another"}, {"k": -1}]
+    "wrong", [{"part": "adapt"}, {"user_set": "population"}, {"adapt_to": "test"}, {"private": "another"}, {"k": -1}]
 )
 def test_a_protocol_may_not_look_where_evaluations_do_not(wrong):
-    protocol = {"part": "test", "people": "participants", "adapt_to": None, "k": None, "private": "own", **wrong}
+    protocol = {"part": "test", "user_set": "participants", "adapt_to": None, "k": None, "private": "own", **wrong}
     sent, tensors = broadcast_to_tensors(BROADCAST)
     message = pack({"ask": "evaluate", "users": [], "protocol": protocol, **sent}, tensors)
     assert b"its protocol has no such" in answer(Refusing(), message)

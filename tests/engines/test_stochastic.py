@@ -15,9 +15,9 @@ from homespun.core.transforms import NO_TRANSFORMS, Transforms
 from homespun.data import load_federation
 from homespun.engines import single_step as summed
 from homespun.engines.client import Client
-from homespun.engines.cohort import CohortEngine
-from homespun.engines.loop import LoopEngine
-from homespun.engines.single_step import can_be_summed
+from homespun.engines.cohort import CohortTrainer
+from homespun.engines.loop import LoopTrainer
+from homespun.engines.single_step import can_take_single_step
 from homespun.privacy.dp import DpMechanism
 from homespun.privacy.mechanism import Clip
 from homespun.runs.open_run import open_run
@@ -64,11 +64,11 @@ CLIPS = Transforms((DpMechanism(Clip({"*": 0.5})),))
 def test_engines_draw_the_same_masks(path, chain):
     made = make(path=path)
     start, everybody = made.start().broadcast(), make_clients(made)
-    assert can_be_summed(made, everybody) is (path == "single step")
-    slow = LoopEngine(made, 0, chain).work(start, everybody)
-    fast = CohortEngine(made, 0, workers=0, transforms=chain).work(start, everybody)
+    assert can_take_single_step(made, everybody) is (path == "single step")
+    slow = LoopTrainer(made, 0, chain).train(start, everybody)
+    fast = CohortTrainer(made, 0, workers=0, transforms=chain).train(start, everybody)
     assert difference(slow, fast) < 1e-4
-    without = LoopEngine(make(path=path, p=0.0), 0, chain).work(start, everybody)
+    without = LoopTrainer(make(path=path, p=0.0), 0, chain).train(start, everybody)
     assert difference(slow, without) > 0.01  # else nothing was dropped
 
 
@@ -77,17 +77,17 @@ def test_engines_draw_the_same_masks_at_home(path):
     made = make(path=path)
     start, everybody = made.start().broadcast(), make_clients(made)
     slow, fast = (
-        engine.work(start, everybody, work="personalize").private
-        for engine in (LoopEngine(made, 0), CohortEngine(made, 0, workers=0))
+        engine.train(start, everybody, mode="personalize").private
+        for engine in (LoopTrainer(made, 0), CohortTrainer(made, 0, workers=0))
     )
     for user, own in slow.items():
         assert tree.max_abs_difference(own, fast[user]) < 1e-5
 
 
 def test_a_cohort_of_one_gradient_goes_the_summed_way(monkeypatch):
-    monkeypatch.setattr(summed, "work_together", None)
+    monkeypatch.setattr(summed, "train_clients", None)
     made = make(path="single step")
-    CohortEngine(made, 0, workers=0).work(made.start().broadcast(), make_clients(made))
+    CohortTrainer(made, 0, workers=0).train(made.start().broadcast(), make_clients(made))
 
 
 def keys_of(engine, made, *, round=0, position=0):
@@ -100,12 +100,14 @@ def keys_of(engine, made, *, round=0, position=0):
 
     phases = tuple(replace(phase, loss=loss) for phase in made.method.local.phases)
     watched = replace(made, method=replace(made.method, local=replace(made.method.local, phases=phases)))
-    engine(watched).work(replace(made.start().broadcast(), round=round), make_clients(made, [position]))
+    engine(watched).train(replace(made.start().broadcast(), round=round), make_clients(made, [position]))
     return met
 
 
 @pytest.mark.parametrize(
-    "engine", [lambda made: LoopEngine(made, 0), lambda made: CohortEngine(made, 0, workers=0)], ids=["loop", "cohort"]
+    "engine",
+    [lambda made: LoopTrainer(made, 0), lambda made: CohortTrainer(made, 0, workers=0)],
+    ids=["loop", "cohort"],
 )
 @pytest.mark.parametrize("path", PATHS)
 def test_every_step_round_user_and_seed_has_keys_of_its_own(path, engine):
@@ -122,9 +124,9 @@ def test_every_step_round_user_and_seed_has_keys_of_its_own(path, engine):
 def test_predictions_have_no_key_and_are_the_same_twice():
     made = make()
     start, everybody = made.start().broadcast(), make_clients(made)
-    for engine in (LoopEngine(made, 0), CohortEngine(made, 0, workers=0), LoopEngine(make(p=0.0), 5)):
+    for engine in (LoopTrainer(made, 0), CohortTrainer(made, 0, workers=0), LoopTrainer(make(p=0.0), 5)):
         for one, other in zip(
-            engine.predict(start, everybody), LoopEngine(made, 3).predict(start, everybody), strict=True
+            engine.predict(start, everybody), LoopTrainer(made, 3).predict(start, everybody), strict=True
         ):
             assert torch.allclose(one, other, atol=1e-6)
 

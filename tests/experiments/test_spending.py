@@ -41,7 +41,7 @@ def test_one_run_costs_its_own_epsilon_and_no_run_nothing():
     ],
 )
 def test_noise_of_earlier_results_is_counted_as_it_was(about, counted):
-    found = together([run(noise_multiplier=4.0, rate=1.0, releases=1, **about)] * 2, users=20)
+    found = total_privacy_cost([run(noise_multiplier=4.0, rate=1.0, releases=1, **about)] * 2, users=20)
     assert found["epsilon_rdp"] == compute_epsilon({Release(1.0, counted): 2}, delta=1e-5, accountant="rdp")
 
 

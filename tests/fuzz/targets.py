@@ -28,7 +28,7 @@ from homespun.core.method import Task, build
 from homespun.data.source import DataSettings
 from homespun.engines.client import Client
 from homespun.engines.exchange import outcome_from_reply, outcome_to_bytes, outputs_from_reply, outputs_to_bytes
-from homespun.engines.loop import LoopEngine
+from homespun.engines.loop import LoopTrainer
 from homespun.experiments.results import RESULTS_FILE, single_results, write_results
 from homespun.methods.furl import SMALL
 from homespun.privacy.accounting import Release
@@ -89,8 +89,8 @@ def reply_targets() -> dict[str, Target]:
             Client(user, built.new_private(user, seed=0), built.method.model.encode(people.examples(place)))
             for place, user in enumerate(people.users[:3])
         ]
-        start, engine = built.start().broadcast(), LoopEngine(built, 0)
-        outcomes = [engine.work(start, clients), engine.work(start, clients, work="personalize")]
+        start, engine = built.start().broadcast(), LoopTrainer(built, 0)
+        outcomes = [engine.train(start, clients), engine.train(start, clients, mode="personalize")]
 
         def outcome(data, built=built, start=start, clients=clients):
             return outcome_from_reply(*unpack(data), built=built, broadcast=start, clients=clients)

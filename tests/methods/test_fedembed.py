@@ -16,8 +16,8 @@ from homespun.core.roles import Role
 from homespun.core.server import FedAvg
 from homespun.data import load_federation
 from homespun.engines.client import Client
-from homespun.engines.cohort import CohortEngine
-from homespun.engines.loop import LoopEngine, train_client
+from homespun.engines.cohort import CohortTrainer
+from homespun.engines.loop import LoopTrainer, train_client
 from homespun.methods import fedembed
 from homespun.models.som import SomRule, map_step, som_statistics
 from homespun.runs.open_run import open_run, task_of
@@ -64,7 +64,7 @@ def test_the_speech_network_reads_a_spectrogram():
     somebody = Client("ann", built.new_private("ann", seed=0), data)
     slow, fast = (
         engine.predict(built.start().broadcast(), [somebody])[0]
-        for engine in (LoopEngine(built, 0), CohortEngine(built, 0, workers=0))
+        for engine in (LoopTrainer(built, 0), CohortTrainer(built, 0, workers=0))
     )
     assert slow.shape == (3, 2 + 20 + 2)
     torch.testing.assert_close(slow, fast, atol=1e-5, rtol=1e-5)
@@ -125,7 +125,7 @@ def test_one_step_a_round_is_algorithm_1_where_the_two_can_be_compared(federatio
     """With one sample they are the same; with many, as long as the embedding stands still in between."""
     built = made(federation, assignment="type", embedding_lr=rate)
     somebody, start = client(built, federation, rows=rows), built.start().broadcast()
-    trained, _ = train_client(built, start, somebody, work="phases", seed=0)
+    trained, _ = train_client(built, start, somebody, mode="round", seed=0)
     totals, embedding = literal_algorithm_1(built, start, somebody, rate=rate)
     for name, total in totals.items():
         expected = {**start.federated, **start.keyed}[name] - total / somebody.examples
@@ -157,11 +157,11 @@ def test_which_head_moves_the_embedding_changes_no_gradient_of_what_is_shared(fe
     sent = {}
     for trained_by in ("all", "common", "assigned"):
         built = made(federation, assignment="type", trained_by=trained_by)
-        outcome = LoopEngine(built, 0).work(built.start().broadcast(), [client(built, federation)])
+        outcome = LoopTrainer(built, 0).train(built.start().broadcast(), [client(built, federation)])
         sent[trained_by] = outcome.update
         engines = [
             outcome,
-            CohortEngine(built, 0, workers=0).work(built.start().broadcast(), [client(built, federation)]),
+            CohortTrainer(built, 0, workers=0).train(built.start().broadcast(), [client(built, federation)]),
         ]
         embeddings = [one.private[federation.users[0]]["user.embedding"] for one in engines]
         torch.testing.assert_close(*embeddings, atol=1e-5, rtol=1e-4)
@@ -176,7 +176,7 @@ def test_a_new_user_is_personalized_by_the_head_that_trains_embeddings(federatio
     for trained_by in ("all", "assigned"):
         built = made(federation, assignment=assignment, trained_by=trained_by, personalize_steps=3)
         somebody, start = client(built, federation), built.start().broadcast()
-        moved[trained_by], _ = train_client(built, start, somebody, work="personalize", seed=0)
+        moved[trained_by], _ = train_client(built, start, somebody, mode="personalize", seed=0)
     assert not torch.equal(moved["all"]["user.embedding"], moved["assigned"]["user.embedding"])
 
 
@@ -283,7 +283,7 @@ def opened(folder, federation, **settings):
 def test_prototypes_are_moved_by_the_servers_own_users_and_by_nobody_elses_update(tmp_path, federation):
     with opened(tmp_path / "run", federation) as run:
         before = run.state.server["places.prototypes"]
-        sent = run.trainer.work(run.state.broadcast(), clients_of(run, [0, 1, 2])).update
+        sent = run.trainer.train(run.state.broadcast(), clients_of(run, [0, 1, 2])).update
         assert "places.prototypes" not in {**sent.federated, **sent.statistics, **sent.best}
         run.step()
         after = run.state.server["places.prototypes"]
@@ -291,7 +291,7 @@ def test_prototypes_are_moved_by_the_servers_own_users_and_by_nobody_elses_updat
         held = Client("prototype 3", {"user.embedding": before[3]}, run.server_users.examples[3])
     # what one of them learns is what anybody with these examples would
     built = made(federation, seed=0)
-    learned = LoopEngine(built, 0).work(built.start().broadcast(), [held]).private["prototype 3"]["user.embedding"]
+    learned = LoopTrainer(built, 0).train(built.start().broadcast(), [held]).private["prototype 3"]["user.embedding"]
     torch.testing.assert_close(after[3], learned, atol=1e-6, rtol=1e-5)
 
 
@@ -326,7 +326,7 @@ def test_zeros_for_unused_heads_are_what_averaging_over_the_cohort_takes_them_fo
     for sends in ("touched", "all"):
         built = made(federation, assignment="type", sends=sends, over=over, server="fedavg")
         somebody = [client(built, federation, position) for position in range(4)]
-        update = LoopEngine(built, 0).work(built.start().broadcast(), somebody).update
+        update = LoopTrainer(built, 0).train(built.start().broadcast(), somebody).update
         sent[sends] = built.method.server(built.start(), update).keyed["heads.weight"]
         assert len(update.keyed["heads.weight"].index) == (
             10 if sends == "all" else len({federation.group(p) for p in range(4)})
@@ -384,7 +384,7 @@ def test_candidates_that_are_none_are_refused(federation):
 
     built = made(federation, assignment="som")
     start = built.start().broadcast()
-    sent = LoopEngine(built, 0).work(start, [client(built, federation)]).update
+    sent = LoopTrainer(built, 0).train(start, [client(built, federation)]).update
     declared = {"statistics": ["places.overlap"], "best": ["places.next"]}
     assert refusal(sent, start, **declared) is None
     step = sent.best["places.next"].value
@@ -486,7 +486,7 @@ def test_a_home_tells_its_place_on_the_old_map_first():
 def test_a_head_of_ones_own_is_trained_by_its_own_steps_and_nothing_else(federation):
     built = made(federation, assignment="personal", own_steps=1, own_lr=0.5)
     somebody, start = client(built, federation), built.start().broadcast()
-    trained, _ = train_client(built, start, somebody, work="phases", seed=0)
+    trained, _ = train_client(built, start, somebody, mode="round", seed=0)
     head = {name: somebody.private[name].clone().requires_grad_() for name in ("head.weight", "head.bias")}
     given = {**built.parameters(start, somebody.private), **head}
     logits = torch.func.functional_call(built.model, given, (somebody.data,))[:, :2]
@@ -503,7 +503,7 @@ def test_who_comes_later_goes_to_the_prototype_of_what_they_like(federation):
     apart = replace(start, server={"places.prototypes": 0.8 * torch.eye(10, 28)})
     for position in (0, 7):
         somebody = client(built, federation, position)
-        trained, _ = train_client(built, apart, somebody, work="personalize", seed=0)
+        trained, _ = train_client(built, apart, somebody, mode="personalize", seed=0)
         distances = (trained["user.embedding"] - apart.server["places.prototypes"]).norm(dim=1)
         assert int(distances.argmin()) == int(federation.group(position)) and distances.min() < 0.5
 
@@ -520,7 +520,7 @@ def test_the_k_way_head_is_to_say_the_kind_of_the_sample(federation):
     """Section 3.1: not the sub-population of whoever has it."""
     built = made(federation, assignment="type")
     somebody, start = client(built, federation), built.start().broadcast()
-    trained, _ = train_client(built, start, somebody, work="phases", seed=0)
+    trained, _ = train_client(built, start, somebody, mode="round", seed=0)
     given = {**built.parameters(start, somebody.private)}
     bias = given["kinds.bias"].clone().requires_grad_()
     data = {**somebody.data, "head": somebody.data["group"]}

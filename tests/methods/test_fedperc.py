@@ -16,7 +16,7 @@ from homespun.core.method import Sgd, Task, build
 from homespun.core.roles import Role
 from homespun.data.federation import Examples
 from homespun.engines.client import Client
-from homespun.engines.loop import LoopEngine, model_output, predict_client, train_phase
+from homespun.engines.loop import LoopTrainer, model_output, predict_client, train_phase
 from homespun.models.generator import with_evidence
 from homespun.models.losses import padded_losses
 from homespun.models.pretrained import load_pretrained
@@ -73,7 +73,7 @@ def test_the_generators_begin_there_too_with_and_without_evidence(gpt2):
     client = home(built)
     broadcast = built.start().broadcast()
     expected = losses_behind_bos(gpt2, client.data)
-    outcome = LoopEngine(built, 0).work(broadcast, [client], work="personalize")
+    outcome = LoopTrainer(built, 0).train(broadcast, [client], mode="personalize")
     later = Client("ada", private=outcome.private["ada"], data=client.data)
     torch.testing.assert_close(predict_client(built, broadcast, later), expected, rtol=1e-5, atol=1e-5)
     trained = built.method.local.loss(
@@ -102,7 +102,7 @@ def test_the_prefix_is_the_product_of_person_and_context(gpt2):
 
 def test_a_home_sends_the_contexts_it_used_and_keeps_what_is_personal(gpt2):
     built = made(gpt2)
-    outcome = LoopEngine(built, 0).work(built.start().broadcast(), [home(built)])
+    outcome = LoopTrainer(built, 0).train(built.start().broadcast(), [home(built)])
     assert outcome.update.keyed["context.table"].index.tolist() == [0, 1]
     assert set(outcome.update.federated) == {"prior.embedding"}
     assert set(outcome.private["ada"]) == {"personal.embedding"}
@@ -112,9 +112,9 @@ def test_a_home_sends_the_contexts_it_used_and_keeps_what_is_personal(gpt2):
 def test_a_round_counts_the_bytes_that_its_homes_would_send(tmp_path):
     with train_small(tmp_path, rounds=1) as run:
         (recorded,) = [entry["up_bytes"] for entry in run.history() if entry["kind"] == "round"]
-        engine, start = LoopEngine(run.built, 0), run.built.start().broadcast()
+        engine, start = LoopTrainer(run.built, 0), run.built.start().broadcast()
         sent = [
-            update_to_tensors(engine.work(start, [one]).update)[1]
+            update_to_tensors(engine.train(start, [one]).update)[1]
             for one in clients_of(run, run.schedule.cohorts.of(0))
         ]
     for role in ("federated", "keyed"):
@@ -127,7 +127,7 @@ def test_a_round_counts_the_bytes_that_its_homes_would_send(tmp_path):
 def test_somebody_new_begins_where_the_prior_is(gpt2):
     built = made(gpt2)
     state = built.method.server(
-        built.start(), LoopEngine(built, 0).work(built.start().broadcast(), [home(built)]).update
+        built.start(), LoopTrainer(built, 0).train(built.start().broadcast(), [home(built)]).update
     )
     prior = state.federated["prior.embedding"]
     assert not torch.equal(prior, torch.ones(1, 16))
@@ -142,12 +142,12 @@ def test_the_noisy_average_is_told_only_if_asked_for_and_clipped(gpt2):
     still = {"lr": 0.0, "personal_lr": 0.0}
     built = made(gpt2, prior="average", average_clip=0.5, average_noise=0.0, **still)
     clients = [home(built, "ada", **{"personal.embedding": near}), home(built, "bob", **{"personal.embedding": far})]
-    state = built.method.server(built.start(), LoopEngine(built, 0).work(built.start().broadcast(), clients).update)
+    state = built.method.server(built.start(), LoopTrainer(built, 0).train(built.start().broadcast(), clients).update)
     # ada is 0.04 away and tells all of it, 0.01 everywhere; bob is 8 away and tells 0.5, 0.125 everywhere
     expected = torch.full((1, 16), 1 + (0.01 + 0.125) / 2)
     torch.testing.assert_close(state.server["prior.embedding"], expected)
     noisy = made(gpt2, prior="average", average_noise=0.2, **still)
-    told = LoopEngine(noisy, 0).work(noisy.start().broadcast(), [home(noisy)]).update.statistics["prior.embedding"]
+    told = LoopTrainer(noisy, 0).train(noisy.start().broadcast(), [home(noisy)]).update.statistics["prior.embedding"]
     assert 0.1 < float(told.std()) < 0.3
 
 
@@ -168,7 +168,7 @@ def test_every_client_counts_the_same_and_a_long_utterance_more_than_a_short_one
 
 def test_personalizing_sends_nothing_and_copies_only_what_it_changed(gpt2):
     built = made(gpt2)
-    outcome = LoopEngine(built, 0).work(built.start().broadcast(), [home(built)], work="personalize")
+    outcome = LoopTrainer(built, 0).train(built.start().broadcast(), [home(built)], mode="personalize")
     assert outcome.update.clients == 0 and not len(outcome.update.keyed["context.table"].index)
     assert set(outcome.private["ada"]) == {"personal.embedding", "context.table"}
 
@@ -262,7 +262,7 @@ def test_chosen_layers_or_an_adapter_can_be_trained_by_everybody(gpt2):
         client = home(built)
         before = predict_client(built, built.start().broadcast(), client)
         torch.testing.assert_close(before, losses_behind_bos(gpt2, client.data), rtol=1e-5, atol=1e-5)
-        update = LoopEngine(built, 0).work(built.start().broadcast(), [client]).update
+        update = LoopTrainer(built, 0).train(built.start().broadcast(), [client]).update
         assert any(bool(delta.abs().max() > 0) for name, delta in update.federated.items() if "backbone" in name)
 
 
@@ -276,7 +276,7 @@ def test_trained_layers_are_read_as_they_are_now(gpt2):
     built = made(gpt2, layers="transformer.h.*", lr=0.05)
     client = home(built)
     broadcast = built.start().broadcast()
-    update = LoopEngine(built, 0).work(broadcast, [client]).update
+    update = LoopTrainer(built, 0).train(broadcast, [client]).update
     trained = replace(
         broadcast, federated={name: value + update.federated[name] for name, value in broadcast.federated.items()}
     )

@@ -16,7 +16,7 @@ from homespun.core.method import Task, build
 from homespun.data.dialects import Dialects
 from homespun.data.dialects import Settings as DialectSettings
 from homespun.engines.client import Client
-from homespun.engines.loop import LoopEngine
+from homespun.engines.loop import LoopTrainer
 from homespun.methods import furl
 
 USERS, ROUNDS = 5, 4
@@ -46,7 +46,7 @@ def start_table(built_home):
 def at_home(keeps, *, loss=furl.loss):
     """Federated parameters and everybody's embedding after some rounds, embeddings at home."""
     built = kept({"users": "private", "private_update": keeps}, loss=loss)
-    state, engine = built.start(), LoopEngine(built, 0)
+    state, engine = built.start(), LoopTrainer(built, 0)
     private = {user: built.new_private(user, seed=0) for user in FEDERATION.users}
     for round in range(ROUNDS):
         clients = [
@@ -54,7 +54,7 @@ def at_home(keeps, *, loss=furl.loss):
                    data=built.method.model.encode(FEDERATION.examples(position)))
             for position in cohort(round)
         ]  # fmt: skip
-        outcome = engine.work(state.broadcast(), clients)
+        outcome = engine.train(state.broadcast(), clients)
         state = built.method.server(state, outcome.update)
         for client in clients:
             share = client.examples / outcome.update.weight if keeps == "share" else 1.0
@@ -68,7 +68,7 @@ def at_the_server(keeps, *, loss=furl.loss):
     built = kept({"users": "table", "private_update": keeps}, loss=loss)
     home = kept({"users": "private"})
     state = replace(built.start(), federated=home.start().federated, keyed={"user.table": start_table(home)})
-    engine = LoopEngine(built, 0)
+    engine = LoopTrainer(built, 0)
     for round in range(ROUNDS):
         clients = [
             Client(
@@ -78,7 +78,7 @@ def at_the_server(keeps, *, loss=furl.loss):
             )
             for position in cohort(round)
         ]
-        state = built.method.server(state, engine.work(state.broadcast(), clients).update)
+        state = built.method.server(state, engine.train(state.broadcast(), clients).update)
     return state.federated, state.keyed["user.table"]
 
 

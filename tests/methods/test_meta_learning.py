@@ -9,7 +9,7 @@ from homespun.core.method import Task, build
 from homespun.core.roles import Role
 from homespun.data.federation import Examples
 from homespun.engines.client import Client
-from homespun.engines.cohort import CohortEngine
+from homespun.engines.cohort import CohortTrainer
 from homespun.system.method_loading import load_method
 
 TEXTS = ["We must go on together, my fellow citizens.", "The people ask what the state of the union is."]
@@ -32,18 +32,18 @@ def test_the_head_is_all_that_is_shared_and_nothing_is_private(built):
 
 
 def test_everybody_counts_alike(built):
-    engine, start = CohortEngine(built, 0, workers=0), built.start()
+    engine, start = CohortTrainer(built, 0, workers=0), built.start()
     ada, ben = client(built), client(built, "ben", TEXTS[:1])
-    alone = [engine.work(start.broadcast(), [one]).update.federated["head.weight"] for one in (ada, ben)]
-    after = built.method.server(start, engine.work(start.broadcast(), [ada, ben]).update).federated["head.weight"]
+    alone = [engine.train(start.broadcast(), [one]).update.federated["head.weight"] for one in (ada, ben)]
+    after = built.method.server(start, engine.train(start.broadcast(), [ada, ben]).update).federated["head.weight"]
     torch.testing.assert_close(after, start.federated["head.weight"] + (alone[0] + alone[1]) / 2)
     assert alone[0].any() and alone[1].any()
 
 
 def test_fine_tuning_at_home_helps_there_and_changes_nothing_shared(built):
-    engine, state, ada = CohortEngine(built, 0, workers=0), built.start(), client(built)
+    engine, state, ada = CohortTrainer(built, 0, workers=0), built.start(), client(built)
     before = state_to_bytes(state)
-    outcome = engine.work(state.broadcast(), [ada], work="personalize")
+    outcome = engine.train(state.broadcast(), [ada], mode="personalize")
     assert state_to_bytes(state) == before
     assert outcome.update.clients == 0 and not outcome.update.federated["head.weight"].any()
     tuned = Client("ada", private=outcome.private["ada"], data=ada.data)

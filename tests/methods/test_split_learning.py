@@ -12,8 +12,8 @@ from homespun.core.messages import broadcast_to_bytes, state_to_bytes, update_to
 from homespun.core.method import Task, build
 from homespun.data.federation import Examples
 from homespun.engines.client import Client
-from homespun.engines.cohort import CohortEngine
-from homespun.engines.loop import LoopEngine
+from homespun.engines.cohort import CohortTrainer
+from homespun.engines.loop import LoopTrainer
 from homespun.system.method_loading import load_method
 from homespun.testing.contract import check_method
 
@@ -41,10 +41,10 @@ def client(built, user="ada", contexts=(1, 1, 1, 1)):
     return Client(user, private=built.new_private(user, seed=0), data=data)
 
 
-@pytest.mark.parametrize("engine", [LoopEngine, lambda *given: CohortEngine(*given, workers=0)])
+@pytest.mark.parametrize("engine", [LoopTrainer, lambda *given: CohortTrainer(*given, workers=0)])
 def test_only_the_heads_of_used_contexts_move(built, engine):
     start = built.start()
-    outcome = engine(built, 0).work(start.broadcast(), [client(built, contexts=(0, 2, 2, 0))])
+    outcome = engine(built, 0).train(start.broadcast(), [client(built, contexts=(0, 2, 2, 0))])
     rows = outcome.update.keyed["context.heads"]
     assert rows.index.tolist() == [0, 2] and all(values.any() for values in rows.values)
     after = built.method.server(start, outcome.update).keyed["context.heads"]
@@ -59,9 +59,9 @@ def test_the_two_engines_agree(built):
         client(built, "ben", (1, 1, 1, 1)),
         client(built, "cy", (2, 1, 0, 2)),
     ]
-    for work in ("phases", "personalize"):
-        slow = LoopEngine(built, 0).work(state.broadcast(), clients, work=work)
-        fast = CohortEngine(built, 0, workers=0).work(state.broadcast(), clients, work=work)
+    for mode in ("round", "personalize"):
+        slow = LoopTrainer(built, 0).train(state.broadcast(), clients, mode=mode)
+        fast = CohortTrainer(built, 0, workers=0).train(state.broadcast(), clients, mode=mode)
         for user in slow.private:
             assert tree.max_abs_difference(slow.private[user], fast.private[user]) < 1e-5
         one, other = slow.update.keyed["context.heads"], fast.update.keyed["context.heads"]
@@ -74,7 +74,7 @@ def test_a_head_of_ones_own_is_in_no_message(built):
     start = built.start()
     ada = client(built)
     own = ada.private["personal.head"] + 0.01 * torch.randn(300, 16, generator=torch.Generator().manual_seed(0))
-    outcome = LoopEngine(built, 0).work(start.broadcast(), [replace(ada, private={"personal.head": own})])
+    outcome = LoopTrainer(built, 0).train(start.broadcast(), [replace(ada, private={"personal.head": own})])
     kept = outcome.private["ada"]["personal.head"]
     assert set(outcome.private["ada"]) == {"personal.head"} and not torch.equal(kept, own)
     state = built.method.server(start, outcome.update)
@@ -86,7 +86,7 @@ def test_a_head_of_ones_own_is_in_no_message(built):
 def test_adapting_at_home_changes_nothing_shared(built):
     state = built.start()
     before = state_to_bytes(state)
-    outcome = CohortEngine(built, 0, workers=0).work(state.broadcast(), [client(built)], work="personalize")
+    outcome = CohortTrainer(built, 0, workers=0).train(state.broadcast(), [client(built)], mode="personalize")
     assert state_to_bytes(state) == before
     assert outcome.update.clients == 0 and not len(outcome.update.keyed["context.heads"].index)
     mine = outcome.private["ada"]
@@ -101,7 +101,7 @@ def test_before_training_all_methods_are_the_untouched_base(base, built, method)
     losses = []
     for name in ("fedperc", method):
         other = build(load_method(name, settings, task), seed=0)
-        (output,) = LoopEngine(other, 0).predict(other.start().broadcast(), [client(other, contexts=(0, 1, 2, 0))])
+        (output,) = LoopTrainer(other, 0).predict(other.start().broadcast(), [client(other, contexts=(0, 1, 2, 0))])
         losses.append(output)
     assert float((losses[0] - losses[1]).abs().max()) < 1e-5
     assert float(losses[0].max()) > 1  # there is something to agree about
@@ -110,7 +110,7 @@ def test_before_training_all_methods_are_the_untouched_base(base, built, method)
 def test_both_heads_learn_at_their_own_rates(base):
     settings = {**SMALL, "base_model": base, "lr": 0.0, "personal_lr": 0.01}
     built = build(load_method("split_learning", settings, Task(contexts=3)), seed=0)
-    outcome = LoopEngine(built, 0).work(built.start().broadcast(), [client(built)])
+    outcome = LoopTrainer(built, 0).train(built.start().broadcast(), [client(built)])
     assert not outcome.update.keyed["context.heads"].values.any()
     assert not torch.equal(outcome.private["ada"]["personal.head"], client(built).private["personal.head"])
 

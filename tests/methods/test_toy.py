@@ -62,9 +62,9 @@ def test_a_mask_hides_each_update_and_leaves_the_sum(corpus):
     with train(TOY, corpus, workers=0, **{**SETTINGS, "rounds": 1}) as run:
         broadcast = run.built.start().broadcast()
         users = list(run.federation.users)[:2]
-        clients = run.clients.load(users, "train", broadcast, people="population")
-        plain = type(run.trainer)(run.built, 0, workers=0).work(broadcast, clients).update
-        masked = run.trainer.work(broadcast, clients).update
+        clients = run.clients.load(users, "train", broadcast, user_set="population")
+        plain = type(run.trainer)(run.built, 0, workers=0).train(broadcast, clients).update
+        masked = run.trainer.train(broadcast, clients).update
         assert (plain.federated["words.weight"] - masked.federated["words.weight"]).abs().mean() > 0.5
         unmasked = Mask().on_server(masked, broadcast)
         torch.testing.assert_close(unmasked.federated, dict(plain.federated), atol=1e-5, rtol=1e-4)

@@ -12,8 +12,8 @@ from homespun.core.roles import Role
 from homespun.core.server import FedAvg
 from homespun.data import load_federation
 from homespun.engines.client import Client
-from homespun.engines.cohort import CohortEngine
-from homespun.engines.loop import LoopEngine, train_client
+from homespun.engines.cohort import CohortTrainer
+from homespun.engines.loop import LoopTrainer, train_client
 from homespun.methods.pfedkm import LloydRule, split
 from homespun.runs.open_run import task_of
 from homespun.system.method_loading import load_method
@@ -34,7 +34,7 @@ def made(method, federation, **settings):
 def test_fedrep_keeps_the_head_and_sends_the_representation(federation):
     built, somebody = made("fedrep", federation)
     assert built.partition.names(Role.PRIVATE) == ("head.weight", "head.bias")
-    sent = LoopEngine(built, 0).work(built.start().broadcast(), [somebody])
+    sent = LoopTrainer(built, 0).train(built.start().broadcast(), [somebody])
     assert set(sent.update.federated) == {name for name in built.initial if name.startswith("encoder.")}
     assert not torch.equal(sent.private[somebody.user]["head.weight"], somebody.private["head.weight"])
 
@@ -42,10 +42,10 @@ def test_fedrep_keeps_the_head_and_sends_the_representation(federation):
 def test_fedrep_alternates_the_representation_sees_the_trained_head(federation):
     built, somebody = made("fedrep", federation, head_steps=4)
     start = built.start().broadcast()
-    both, _ = train_client(built, start, somebody, work="phases", seed=0)
+    both, _ = train_client(built, start, somebody, mode="round", seed=0)
     ready = Client(somebody.user, {name: both[name] for name in somebody.private}, somebody.data)
     still = load_method("fedrep", {"head_steps": 4, "head_lr": 0.0}, task_of(federation))
-    again, _ = train_client(build(still, seed=3), start, ready, work="phases", seed=0)
+    again, _ = train_client(build(still, seed=3), start, ready, mode="round", seed=0)
     for name in start.federated:
         torch.testing.assert_close(again[name], both[name], atol=1e-7, rtol=1e-5)
 
@@ -54,7 +54,7 @@ def test_pfedme_moves_the_common_head_towards_ones_own(federation):
     """w - eta lambda (w - theta), with theta as it is after the personal steps."""
     built, somebody = made("pfedme", federation, tie=0.5, common_lr=0.4)
     start = built.start().broadcast()
-    trained, _ = train_client(built, start, somebody, work="phases", seed=0)
+    trained, _ = train_client(built, start, somebody, mode="round", seed=0)
     for name in ("head.weight", "head.bias"):
         common, own = start.federated[f"model.{name}"], trained[f"own.{name.replace('.', '/')}"]
         torch.testing.assert_close(trained[f"model.{name}"], common - 0.4 * 0.5 * (common - own))
@@ -65,7 +65,7 @@ def test_a_stronger_tie_keeps_ones_own_closer(federation):
     def distance(tie):
         built, somebody = made("pfedme", federation, tie=tie, own_steps=20)
         start = built.start().broadcast()
-        trained, _ = train_client(built, start, somebody, work="phases", seed=0)
+        trained, _ = train_client(built, start, somebody, mode="round", seed=0)
         return float((trained["own.head/weight"] - start.federated["model.head.weight"]).norm())
 
     assert distance(10.0) < distance(0.1) < distance(0.0)
@@ -76,7 +76,7 @@ def test_the_full_moreau_envelope_averages_nothing_but_common_parameters(federat
     private = set(built.partition.names(Role.PRIVATE))
     assert len(private) == len(built.initial) // 2 and all(name.startswith("own.") for name in private)
     start = built.start().broadcast()
-    trained, _ = train_client(built, start, somebody, work="phases", seed=0)
+    trained, _ = train_client(built, start, somebody, mode="round", seed=0)
     assert all(not torch.equal(trained[name], value) for name, value in start.federated.items() if "bias" not in name)
 
 
@@ -137,7 +137,7 @@ def test_a_users_direction_is_that_of_the_gradient_of_the_reference_head(federat
     built, somebody = made("pfedkm", federation, gradient=gradient)
     share = 0.0 if gradient == "at zero" else 1.0
     start = built.start().broadcast()
-    trained, _ = train_client(built, start, somebody, work="phases", seed=0)
+    trained, _ = train_client(built, start, somebody, mode="round", seed=0)
     head = {
         name: (share * start.keyed[f"heads.{name}"].mean(dim=0)).requires_grad_()
         for name in ("head/weight", "head/bias")
@@ -156,13 +156,13 @@ def test_a_users_direction_is_that_of_the_gradient_of_the_reference_head(federat
 def test_a_user_of_pfedkm_is_in_the_cluster_that_its_gradient_is_nearest_to(federation):
     built, somebody = made("pfedkm", federation)
     start = built.start().broadcast()
-    trained, _ = train_client(built, start, somebody, work="phases", seed=0)
+    trained, _ = train_client(built, start, somebody, mode="round", seed=0)
     own = trained["user.direction"]
     for cluster in (3, 8):
         centroids = torch.zeros_like(start.server["centroids"])
         centroids[cluster] = 0.5 * own  # the others are twice as far
         there = replace(start, server={**start.server, "centroids": centroids})
-        sent = LoopEngine(built, 0).work(there, [somebody]).update
+        sent = LoopTrainer(built, 0).train(there, [somebody]).update
         assert sent.keyed["heads.head/weight"].index.tolist() == [cluster]
         assert sent.statistics["members"].nonzero().flatten().tolist() == [cluster]
         torch.testing.assert_close(sent.statistics["centroids"][cluster], 0.5 * own, atol=1e-5, rtol=1e-4)
@@ -201,7 +201,9 @@ def test_language_models_can_be_put_underneath(method, of):
     user = corpus.users[0]
     data = built.method.model.encode(corpus.examples(0).take(range(3)))
     start, client = built.start().broadcast(), Client(user, built.new_private(user, seed=0), data)
-    slow, fast = (engine.work(start, [client]) for engine in (LoopEngine(built, 0), CohortEngine(built, 0, workers=0)))
+    slow, fast = (
+        engine.train(start, [client]) for engine in (LoopTrainer(built, 0), CohortTrainer(built, 0, workers=0))
+    )
     assert not slow.refused and not fast.refused
     for name, value in slow.private[user].items():
         torch.testing.assert_close(fast.private[user][name], value, rtol=1e-4, atol=1e-5)
@@ -241,6 +243,6 @@ def test_pfedkm_refuses_more_clusters_than_users(federation):
 def test_what_is_private_underneath_is_trained_too_with_others_and_alone(federation, method, settings):
     built, somebody = made(method, federation, base_settings={"embedding": True}, **settings)
     (name,) = [name for name in somebody.private if name.endswith("user.embedding")]
-    for work in ("phases", "personalize"):
-        kept = LoopEngine(built, 0).work(built.start().broadcast(), [somebody], work=work).private[somebody.user]
-        assert not torch.equal(kept[name], somebody.private[name]), work
+    for mode in ("round", "personalize"):
+        kept = LoopTrainer(built, 0).train(built.start().broadcast(), [somebody], mode=mode).private[somebody.user]
+        assert not torch.equal(kept[name], somebody.private[name]), mode

@@ -49,8 +49,8 @@ def test_a_user_without_examples_changes_a_sum_by_one_clip_norm_with_any_sampler
     settings = {"sampler": sampler}
     with opened(tmp_path / "run", data, settings=settings, insecure=True, clip=CLIP, **privacy) as run:
         broadcast, cohort = run.state.broadcast(), run.schedule.cohorts.of(0)
-        with_user = run.trainer.work(broadcast, clients_of(run, cohort)).update
-        without = run.trainer.work(broadcast, clients_of(run, cohort[1:])).update
+        with_user = run.trainer.train(broadcast, clients_of(run, cohort)).update
+        without = run.trainer.train(broadcast, clients_of(run, cohort[1:])).update
     moved = [with_user.federated[name] - without.federated[name] for name in with_user.federated]
     length = float(torch.cat([part.flatten() for part in moved]).norm())
     assert 0 < length <= CLIP * (1 + 1e-6)

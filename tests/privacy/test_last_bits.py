@@ -15,8 +15,8 @@ from homes import clients_of
 from homespun.core.messages import ServerState
 from homespun.core.transforms import Transforms
 from homespun.data import load_federation
-from homespun.engines.cohort import CohortEngine
-from homespun.engines.loop import LoopEngine
+from homespun.engines.cohort import CohortTrainer
+from homespun.engines.loop import LoopTrainer
 from homespun.methods.furl import SMALL
 from homespun.privacy.mechanism import clipped
 from homespun.privacy.noise import seeded_normal
@@ -52,14 +52,14 @@ def known(run):
     """What the observer knows: the sum without the last user and with them, or two updates that one user may send."""
     start = run.state.broadcast()
     if run.dp.local:
-        plain = [LoopEngine(run.built, 0).work(start, [client]).update for client in clients_of(run, [0, 1])]
+        plain = [LoopTrainer(run.built, 0).train(start, [client]).update for client in clients_of(run, [0, 1])]
         one, other = (
             replace(sent, federated={n: v / sent.weight for n, v in sent.federated.items()}, weight=1.0)
             for sent in plain
         )
         return one, other
     clients = clients_of(run, range(USERS))
-    return run.trainer.work(start, clients[:-1]).update, run.trainer.work(start, clients).update
+    return run.trainer.train(start, clients[:-1]).update, run.trainer.train(start, clients).update
 
 
 def released(run, sums, secret, *, trial):
@@ -120,12 +120,12 @@ def test_releases_do_not_reveal_membership(run):
     assert 73 <= guessed_right(run, released) <= 127
 
 
-@pytest.mark.parametrize(("engine", "most"), [(LoopEngine, 0.0), (CohortEngine, 1e-6)])
+@pytest.mark.parametrize(("engine", "most"), [(LoopTrainer, 0.0), (CohortTrainer, 1e-6)])
 def test_without_a_user_the_sum_of_the_others_is_unchanged(run, engine, most):
     """In clip norms; clients of one batch may share rounding errors, and a sum adds none."""
     start, clients = run.state.broadcast(), clients_of(run, range(USERS))
     clips = Transforms((replace(run.dp, local=False),))
-    work = (engine(run.built, 0, clips) if engine is LoopEngine else engine(run.built, 0, 0, clips)).work
+    work = (engine(run.built, 0, clips) if engine is LoopTrainer else engine(run.built, 0, 0, clips)).work
     within, without, alone = (work(start, some).update for some in (clients, clients[1:], clients[:1]))
     moved = [
         (within.federated[name] - without.federated[name] - alone.federated[name]).norm() for name in start.federated

@@ -18,8 +18,8 @@ from homespun.core.messages import Broadcast, Rows, Update, state_to_bytes
 from homespun.core.settings import parse
 from homespun.core.transforms import Transforms
 from homespun.data import load_federation
-from homespun.engines.cohort import CohortEngine
-from homespun.engines.loop import LoopEngine
+from homespun.engines.cohort import CohortTrainer
+from homespun.engines.loop import LoopTrainer
 from homespun.methods.furl import SMALL
 from homespun.privacy.accounting import Release, compute_epsilon
 from homespun.privacy.dp import DpMechanism
@@ -61,7 +61,7 @@ def test_a_round_by_hand(tmp_path):
         total = {name: torch.zeros_like(value) for name, value in start.federated.items()}
         lengths = []
         for client in clients_of(run, drawn.tolist()):
-            sent = LoopEngine(run.built, 0).work(start, [client]).update
+            sent = LoopTrainer(run.built, 0).train(start, [client]).update
             plain = Update(**{**vars(sent), "federated": {n: v / sent.weight for n, v in sent.federated.items()}})
             lengths.append(norms(plain, clip)["*"])
             short = clipped(plain, clip)
@@ -84,8 +84,8 @@ def test_all_engines_transform_alike(tmp_path, users, local_noise, workers):
     chain = Transforms((noise,))
     with opened(tmp_path, method_settings={"users": users}) as run:
         start, clients = run.state.broadcast(), clients_of(run, range(9))
-        slow = LoopEngine(run.built, 0, chain).work(start, clients).update
-        fast = CohortEngine(run.built, 0, workers, chain).work(start, clients).update
+        slow = LoopTrainer(run.built, 0, chain).train(start, clients).update
+        fast = CohortTrainer(run.built, 0, workers, chain).train(start, clients).update
     assert slow.weight == fast.weight == 9.0 and slow.metrics == fast.metrics == {"loss": 0.0, "examples": 0.0}
     for name, value in slow.federated.items():
         torch.testing.assert_close(value, fast.federated[name], rtol=0, atol=1e-6)
@@ -217,7 +217,7 @@ def test_local_noise_does_not_come_from_the_seed_unless_insecure(tmp_path):
     def sent(name, **privacy):
         local = {"noise": "local", "amplification": False, **privacy}
         with opened(tmp_path, name=name, privacy=local, sampler="shuffled") as run:
-            update = run.trainer.work(run.state.broadcast(), clients_of(run, [0])).update
+            update = run.trainer.train(run.state.broadcast(), clients_of(run, [0])).update
         return torch.cat([tensor.flatten() for _, tensor in sorted(update.federated.items())])
 
     once, again = sent("once", insecure=False), sent("again", insecure=False)
@@ -297,7 +297,7 @@ def test_the_server_knows_the_standard_deviation_of_the_noise(tmp_path):
     for noise, expected in (("central", 1.5 * 0.05), ("local", 1.5 * 0.05 * 3)):
         with opened(tmp_path, name=noise, privacy={"noise": noise}, method_settings={"users": "table"}) as run:
             start = run.state.broadcast()
-            total = LoopEngine(run.built, 0).work(start, clients_of(run, range(9))).update
+            total = LoopTrainer(run.built, 0).train(start, clients_of(run, range(9))).update
             noise = run.dp.on_server(total, start).noise
         assert noise == {name: pytest.approx(expected) for name in [*start.federated, *start.keyed]}
 
@@ -366,7 +366,7 @@ def test_the_attack_on_whole_rounds(tmp_path, monkeypatch, noise_multiplier):
     with opened(tmp_path, privacy=privacy, **settings) as run:
         start, broadcast = run.state, run.state.broadcast()
         monkeypatch.setattr(run.dp.account.ledger, "debit", lambda *_, **__: None)  # a thousand waits for the disk
-        no_clients = run.trainer.work(broadcast, [])
+        no_clients = run.trainer.train(broadcast, [])
         loud = {name: torch.full_like(value, 100.0) for name, value in broadcast.federated.items()}
         rows = {
             name: Rows(torch.arange(len(table)), torch.full_like(table, 100.0), torch.ones(len(table)))

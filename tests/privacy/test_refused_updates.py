@@ -10,8 +10,8 @@ from homespun.core.method import Task, build
 from homespun.core.transforms import Transforms
 from homespun.data import load_federation
 from homespun.engines.client import Client
-from homespun.engines.cohort import CohortEngine
-from homespun.engines.loop import LoopEngine
+from homespun.engines.cohort import CohortTrainer
+from homespun.engines.loop import LoopTrainer
 from homespun.methods.furl import SMALL
 from homespun.privacy.dp import DpMechanism
 from homespun.privacy.mechanism import Clip
@@ -56,7 +56,7 @@ def spoil(run, users):
 def test_a_round_whose_updates_are_all_rejected_looks_like_any_other(tmp_path, noise, engine):
     with opened(tmp_path, noise=noise) as run:
         if engine == "loop":
-            run.trainer = LoopEngine(run.built, 0, run.transforms)
+            run.trainer = LoopTrainer(run.built, 0, run.transforms)
         start = run.state
         spoil(run, run.clients.population.users)
         record = run.step()
@@ -125,14 +125,14 @@ def preferences():
     return built, Client("lost", built.new_private("lost", seed=0), {"image": image, **columns})
 
 
-@pytest.mark.parametrize("engine", [LoopEngine, CohortEngine])
+@pytest.mark.parametrize("engine", [LoopTrainer, CohortTrainer])
 def test_with_local_noise_a_client_that_failed_sends_noise_in_every_row(preferences, engine):
     """It looks like any other update; a missing one would disclose that the client failed."""
     built, lost = preferences
     noise = Transforms((DpMechanism(Clip({"*": 1.0}, metrics=2.0), 2.0, local=True, insecure_seed=5),))
     start = built.start().broadcast()
-    made = engine(built, 0, noise) if engine is LoopEngine else engine(built, 0, 0, noise)
-    found = made.work(start, [lost])
+    made = engine(built, 0, noise) if engine is LoopTrainer else engine(built, 0, 0, noise)
+    found = made.train(start, [lost])
     assert list(found.refused) == ["lost"] and found.private == {}
     update = found.update
     assert (update.weight, update.clients) == (1.0, 1) and all(update.metrics.values())
@@ -143,12 +143,12 @@ def test_with_local_noise_a_client_that_failed_sends_noise_in_every_row(preferen
     assert all((tensor != 0).float().mean() > 0.999 for tensor in update.federated.values())
 
 
-@pytest.mark.parametrize("engine", [LoopEngine, CohortEngine])
+@pytest.mark.parametrize("engine", [LoopTrainer, CohortTrainer])
 def test_with_central_noise_it_adds_zero(preferences, engine):
     built, lost = preferences
     noise = Transforms((DpMechanism(Clip({"*": 1.0}, metrics=2.0)),))
-    made = engine(built, 0, noise) if engine is LoopEngine else engine(built, 0, 0, noise)
-    update = made.work(built.start().broadcast(), [lost]).update
+    made = engine(built, 0, noise) if engine is LoopTrainer else engine(built, 0, 0, noise)
+    update = made.train(built.start().broadcast(), [lost]).update
     assert (update.weight, update.clients) == (1.0, 1) and not any(update.metrics.values())
     assert all(bool((tensor == 0).all()) for tensor in update.federated.values())
     assert all(len(rows.index) == 0 for rows in update.keyed.values())

@@ -10,8 +10,8 @@ from homes import clients_of
 from homespun.core.errors import MessageError, UnknownNameError
 from homespun.core.transforms import Transforms, UpdateTransform
 from homespun.data import load_federation
-from homespun.engines.cohort import CohortEngine
-from homespun.engines.loop import LoopEngine
+from homespun.engines.cohort import CohortTrainer
+from homespun.engines.loop import LoopTrainer
 from homespun.methods.furl import SMALL
 from homespun.privacy.dp import DpMechanism
 from homespun.privacy.mechanism import Clip
@@ -67,7 +67,7 @@ def test_a_transform_that_breaks_an_update_costs_that_update_alone(tmp_path, pri
     with opened(tmp_path / "run") as run:
         clients = clients_of(run, range(8))
         chain = Transforms((*((dp,) if private else ()), Breaks(clients[2].user)))
-        found = LoopEngine(run.built, 0, chain).work(run.state.broadcast(), clients)
+        found = LoopTrainer(run.built, 0, chain).train(run.state.broadcast(), clients)
     assert list(found.refused) == [clients[2].user] and "after its transforms" in found.refused[clients[2].user]
     assert all(bool(torch.isfinite(value).all()) for value in found.update.federated.values())
     assert found.update.clients == (8 if private else 7)  # or as zeros
@@ -76,11 +76,11 @@ def test_a_transform_that_breaks_an_update_costs_that_update_alone(tmp_path, pri
 def test_a_refused_update_was_sent_all_the_same(tmp_path):
     with opened(tmp_path / "run") as run:
         clients = clients_of(run, range(8))
-        whole = LoopEngine(run.built, 0).work(run.state.broadcast(), clients).sent_bytes
+        whole = LoopTrainer(run.built, 0).train(run.state.broadcast(), clients).sent_bytes
         lost = replace(
             clients[0], private={"user.embedding": torch.full_like(clients[0].private["user.embedding"], torch.nan)}
         )
-        found = LoopEngine(run.built, 0).work(run.state.broadcast(), [lost, *clients[1:]])
+        found = LoopTrainer(run.built, 0).train(run.state.broadcast(), [lost, *clients[1:]])
     assert len(found.refused) == 1 and found.sent_bytes == whole
 
 
@@ -122,10 +122,10 @@ def test_bytes_are_those_after_the_transforms_in_every_engine(tmp_path):
         clients = clients_of(run, range(8))
         plain, halved = (
             [
-                make(chain).work(run.state.broadcast(), clients).sent_bytes
+                make(chain).train(run.state.broadcast(), clients).sent_bytes
                 for make in (
-                    lambda chain: LoopEngine(run.built, 0, chain),
-                    lambda chain: CohortEngine(run.built, 0, 0, chain),
+                    lambda chain: LoopTrainer(run.built, 0, chain),
+                    lambda chain: CohortTrainer(run.built, 0, 0, chain),
                 )
             ]
             for chain in (Transforms(), Transforms((Half(),)))

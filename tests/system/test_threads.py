@@ -12,15 +12,15 @@ from homespun.core.threads import one_thread
 from homespun.data import load_federation
 from homespun.data.federation import Examples
 from homespun.engines.client import Client
-from homespun.engines.cohort import CohortEngine
-from homespun.engines.loop import LoopEngine
+from homespun.engines.cohort import CohortTrainer
+from homespun.engines.loop import LoopTrainer
 from homespun.runs.training import train
 from homespun.system.method_loading import load_method
 
 SPEECH = [f"My fellow citizens, state {place} of the union is strong, and stronger every day." for place in range(4)]
 ENGINES = {
-    "loop": lambda built: LoopEngine(built, 0),
-    "cohort": lambda built: CohortEngine(built, 0, workers=0),
+    "loop": lambda built: LoopTrainer(built, 0),
+    "cohort": lambda built: CohortTrainer(built, 0, workers=0),
 }
 
 
@@ -50,7 +50,7 @@ def test_local_work_has_the_same_bits_with_one_thread_and_with_two(threads, meth
         built, examples = method()
         client = Client("ann", built.new_private("ann", seed=0), built.method.model.encode(examples))
         start = built.start().broadcast()
-        trained, alone = (engine(built).work(start, [client], work=work) for work in ("phases", "personalize"))
+        trained, alone = (engine(built).train(start, [client], mode=mode) for mode in ("round", "personalize"))
         rows = {f"rows of {name}": rows.values for name, rows in trained.update.keyed.items()}
         (output,) = engine(built).predict(start, [client])
         assert torch.get_num_threads() == count  # it is the caller's again
@@ -100,7 +100,7 @@ def test_workers_give_the_bits_of_work_in_this_process(threads, tmp_path):
     clients = [Client(user, built.new_private(user, seed=0), data) for user in ("ann", "bob", "cem")]
     threads(2)
     here, there = (
-        CohortEngine(built, 0, workers=workers).work(built.start().broadcast(), clients) for workers in (0, 1)
+        CohortTrainer(built, 0, workers=workers).train(built.start().broadcast(), clients) for workers in (0, 1)
     )
     assert tree.to_bytes(here.update.federated) == tree.to_bytes(there.update.federated)
     assert {user: tree.to_bytes(own) for user, own in here.private.items()} == {

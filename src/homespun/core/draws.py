@@ -26,9 +26,9 @@ _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133
 _BITS = 24  # of a float32 between 0 and 1
 
 
-def step_key(seed: int, work: str, round: int, user: str, *, phase: int, step: int) -> int:
+def step_key(seed: int, purpose: str, round: int, user: str, *, phase: int, step: int) -> int:
     """The key of one local step of one client; `phase` is its place among the method's phases."""
-    return _signed(seeds.derive(seed, "draws", work, round, user, phase, step))
+    return _signed(seeds.derive(seed, "draws", purpose, round, user, phase, step))
 
 
 def example_keys(steps: Tensor, positions: Tensor) -> Tensor:

@@ -20,7 +20,9 @@ from homespun.core.statistics import bests, sums
 from homespun.core.transforms import NO_TRANSFORMS, NOTHING_SENT, Transforms
 from homespun.core.tree import Tree
 
-Work: TypeAlias = Literal["phases", "personalize"]  # train with the cohort, or alone at home
+Mode: TypeAlias = Literal["round", "personalize"]  # train in a round, or personalize a client by itself
+# Part of what random draws derive from.
+SEED_PURPOSE: Mapping[Mode, str] = {"round": "phases", "personalize": "personalize"}
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ class Outcome:
 class Trainer(Protocol):
     """Trains the clients it is handed. `done` is called with how many more of them are finished."""
 
-    def work(
-        self, broadcast: Broadcast, clients: Sequence[Client], *, work: Work = "phases", done: Done = silent
+    def train(
+        self, broadcast: Broadcast, clients: Sequence[Client], *, mode: Mode = "round", done: Done = silent
     ) -> Outcome:
         """Local training of every client. The order of `clients` does not matter."""
         ...
@@ -219,9 +221,9 @@ def with_derived(built: BuiltMethod, parameters: Tree, data: Batch) -> Batch:
         return {**data, **{name: derive(parameters, data) for name, derive in built.method.model.derived.items()}}
 
 
-def phases_of(built: BuiltMethod, work: Work) -> Sequence[LocalPhase]:
+def phases_of(built: BuiltMethod, mode: Mode) -> Sequence[LocalPhase]:
     """The gradient steps of a round, or those that personalization ends with."""
-    return built.method.local.phases if work == "phases" else built.method.personalize.phases
+    return built.method.local.phases if mode == "round" else built.method.personalize.phases
 
 
 def can_stack(built: BuiltMethod, clients: Sequence[Client]) -> bool:
@@ -245,10 +247,10 @@ def trainable(parameters: Tree) -> list[str]:
     return [name for name, value in parameters.items() if value.is_floating_point()]
 
 
-def kept_at_home(built: BuiltMethod, broadcast: Broadcast, trained: Tree, *, work: Work) -> dict[str, Tensor]:
+def kept_private(built: BuiltMethod, broadcast: Broadcast, trained: Tree, *, mode: Mode) -> dict[str, Tensor]:
     """The private parameters and, from personalizing, the home's own copies of the shared ones that changed."""
     kept = {name: trained[name] for name in private_names(built, trained)}
-    if work == "personalize":
+    if mode == "personalize":
         shared = {**broadcast.federated, **broadcast.keyed}
         kept |= {name: trained[name] for name, value in shared.items() if not torch.equal(trained[name], value)}
     return kept

@@ -22,12 +22,12 @@ from homespun.core.method import BuiltMethod, Stackable
 from homespun.core.progress import Done, each, silent
 from homespun.core.threads import one_thread
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
-from homespun.engines.client import Client, Outcome, Work, empty_update, in_user_order, require_own_roles
+from homespun.engines.client import Client, Mode, Outcome, empty_update, in_user_order, require_own_roles
 from homespun.engines.device import place
 from homespun.engines.exchange import clients_to_tensors, outcome_from_reply, outputs_from_reply, transforms_to_list
 from homespun.engines.pool import Reply, broadcast_message, setup_message, shared_pool
-from homespun.engines.single_step import work_cohort
-from homespun.engines.stacked import merged, predict_together
+from homespun.engines.single_step import train_chunk
+from homespun.engines.stacked import merged, predict_clients
 
 # Clients per chunk, at most: large enough to fill a stacked matrix product, small enough that its activations
 # stay in the cache (measured; see docs/decisions/0002-stacked-lstm.md).
@@ -39,7 +39,7 @@ def default_workers() -> int:
 
 
 @dataclass
-class CohortEngine:
+class CohortTrainer:
     """`workers=0` does the same work in this process."""
 
     built: BuiltMethod
@@ -57,20 +57,20 @@ class CohortEngine:
         return self.workers == 0 or self.device != CPU
 
     @one_thread()
-    def work(
-        self, broadcast: Broadcast, clients: Sequence[Client], *, work: Work = "phases", done: Done = silent
+    def train(
+        self, broadcast: Broadcast, clients: Sequence[Client], *, mode: Mode = "round", done: Done = silent
     ) -> Outcome:
         require_own_roles(broadcast, self.built)
         chunks = chunked(by_size(in_user_order(clients)), self._chunk)
         if self._here:
             outcomes = [
-                work_cohort(self.placed, broadcast, chunk, work=work, seed=self.seed, transforms=self.transforms)
+                train_chunk(self.placed, broadcast, chunk, mode=mode, seed=self.seed, transforms=self.transforms)
                 for chunk in each(chunks, done, size=len)
             ]
         else:
             header = {
-                "kind": "work",
-                "work": work,
+                "kind": "train",
+                "mode": mode,
                 "transforms": transforms_to_list(self.transforms, self.built.method),
             }
             replies = self._distribute(broadcast, chunks, header, done=done)
@@ -86,7 +86,7 @@ class CohortEngine:
         order = sorted(range(len(clients)), key=lambda position: -clients[position].examples)
         chunks = chunked([clients[position] for position in order], self._chunk)
         if self._here:
-            outputs = [predict_together(self.placed, broadcast, chunk) for chunk in each(chunks, done, size=len)]
+            outputs = [predict_clients(self.placed, broadcast, chunk) for chunk in each(chunks, done, size=len)]
         else:
             replies = self._distribute(broadcast, chunks, {"kind": "predict"}, done=done)
             outputs = [outputs_from_reply(tensors, chunk) for chunk, (_, tensors) in zip(chunks, replies, strict=True)]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from homespun.core import draws
 from homespun.core.method import Batch, BuiltMethod
-from homespun.engines.client import Work
+from homespun.engines.client import SEED_PURPOSE, Mode
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class PhaseKeys:
 
     stochastic: bool
     seed: int
-    work: Work
+    mode: Mode
     round: int
     phase: int
     users: Sequence[str]
@@ -31,12 +31,13 @@ class PhaseKeys:
         if not self.stochastic:
             return batch
         users = self.users[: 1 if rows.dim() == 1 else len(rows)]
-        steps = [draws.step_key(self.seed, self.work, self.round, user, phase=self.phase, step=step) for user in users]
+        purpose = SEED_PURPOSE[self.mode]
+        steps = [draws.step_key(self.seed, purpose, self.round, user, phase=self.phase, step=step) for user in users]
         return draws.with_keys(batch, steps, rows)
 
 
-def phase_keys(built: BuiltMethod, *, seed: int, work: Work, round: int, phase: int, users: Sequence[str]) -> PhaseKeys:
-    return PhaseKeys(built.method.local.stochastic, seed, work, round, phase, users)
+def phase_keys(built: BuiltMethod, *, seed: int, mode: Mode, round: int, phase: int, users: Sequence[str]) -> PhaseKeys:
+    return PhaseKeys(built.method.local.stochastic, seed, mode, round, phase, users)
 
 
 def client_batches(data: Batch, plan: Sequence[np.ndarray], keys: PhaseKeys) -> list[Batch]:

@@ -33,13 +33,14 @@ from homespun.core.threads import one_thread
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
 from homespun.core.tree import Tree
 from homespun.engines.client import (
+    SEED_PURPOSE,
     Client,
+    Mode,
     Outcome,
-    Work,
     client_update,
     in_user_order,
     intake,
-    kept_at_home,
+    kept_private,
     require_own_roles,
     trainable,
     with_derived,
@@ -49,7 +50,7 @@ from homespun.engines.keys import client_batches, phase_keys
 
 
 @dataclass(frozen=True)
-class LoopEngine:
+class LoopTrainer:
     built: BuiltMethod
     seed: int
     transforms: Transforms = NO_TRANSFORMS
@@ -60,15 +61,15 @@ class LoopEngine:
         return place(self.built, self.device)
 
     @one_thread()
-    def work(
-        self, broadcast: Broadcast, clients: Sequence[Client], *, work: Work = "phases", done: Done = silent
+    def train(
+        self, broadcast: Broadcast, clients: Sequence[Client], *, mode: Mode = "round", done: Done = silent
     ) -> Outcome:
         require_own_roles(broadcast, self.built)
         arrived, private = intake(self.built, broadcast, self.transforms), {}
         there = broadcast_on(broadcast, self.device)  # once for all clients
         for client in each(in_user_order(clients), done):
-            trained, metrics = train_client(self.placed, there, client, work=work, seed=self.seed)
-            if work == "phases":  # personalization sends nothing
+            trained, metrics = train_client(self.placed, there, client, mode=mode, seed=self.seed)
+            if mode == "round":  # personalization sends nothing
                 sent = client_update(
                     self.built,
                     broadcast,
@@ -80,7 +81,7 @@ class LoopEngine:
                 )
                 if not arrived.take(client.user, sent, transforms=self.transforms):
                     continue
-            private[client.user] = kept_at_home(self.built, broadcast, trained, work=work)
+            private[client.user] = kept_private(self.built, broadcast, trained, mode=mode)
         return Outcome(arrived.total, private, arrived.refused, arrived.sent_bytes)
 
     @one_thread()
@@ -106,13 +107,13 @@ def predict_client(built: BuiltMethod, broadcast: Broadcast, client: Client) -> 
 
 
 def train_client(
-    built: BuiltMethod, broadcast: Broadcast, client: Client, *, work: Work, seed: int
+    built: BuiltMethod, broadcast: Broadcast, client: Client, *, mode: Mode, seed: int
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """All phases of one client's local work: its trained parameters and its metrics."""
     broadcast, client = broadcast_on(broadcast, built.device), client_on(client, built.device)
-    steps = ClientSteps(built, broadcast, client, work=work, seed=seed)
+    steps = ClientSteps(built, broadcast, client, mode=mode, seed=seed)
     parameters = built.parameters(broadcast, client.private)
-    if work == "phases":
+    if mode == "round":
         trained = steps.train(built.method.local.phases, parameters, client.data)
     else:
         trained = personalized(built, client, parameters, steps, seed=seed)
@@ -137,9 +138,9 @@ def personalized(
 class ClientSteps:
     """One client's gradient steps, phase after phase, and what they summed up to."""
 
-    def __init__(self, built: BuiltMethod, broadcast: Broadcast, client: Client, *, work: Work, seed: int) -> None:
-        self.built, self.broadcast, self.client, self.work, self.seed = built, broadcast, client, work, seed
-        self.generator = seeds.numpy_generator(seed, work, broadcast.round, client.user)
+    def __init__(self, built: BuiltMethod, broadcast: Broadcast, client: Client, *, mode: Mode, seed: int) -> None:
+        self.built, self.broadcast, self.client, self.mode, self.seed = built, broadcast, client, mode, seed
+        self.generator = seeds.numpy_generator(seed, SEED_PURPOSE[mode], broadcast.round, client.user)
         self.phase, self.loss, self.examples = 0, 0.0, 0.0
 
     def train(self, phases: Sequence[LocalPhase], parameters: Tree, data: Batch) -> dict[str, Tensor]:
@@ -156,7 +157,7 @@ class ClientSteps:
         built, client, round = self.built, self.client, self.broadcast.round
         plan = plan_batches(len(next(iter(data.values()))), phase, self.generator)
         here = with_derived(built, parameters, data)
-        keys = phase_keys(built, seed=self.seed, work=self.work, round=round, phase=self.phase, users=[client.user])
+        keys = phase_keys(built, seed=self.seed, mode=self.mode, round=round, phase=self.phase, users=[client.user])
         trained, loss = train_phase(
             built, phase, parameters, anchor=built.parameters(self.broadcast, client.private),
             batches=client_batches(here, plan, keys),

@@ -17,7 +17,7 @@ from homespun.core.transforms import NOTHING_SENT
 from homespun.core.tree import Tree
 from homespun.engines.client import Client
 
-People: TypeAlias = Literal["population", "participants", "newcomers"]  # population: those who train
+UserSet: TypeAlias = Literal["population", "participants", "newcomers"]  # population: those who train
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class EvaluationProtocol:
     """What is scored, of whom, with which private parameters, after learning what at home."""
 
     part: Part  # the examples that are scored
-    people: People = "participants"
+    user_set: UserSet = "participants"
     # Personalize on this part first. None: as trained, except that parameters which a method generates from a text
     # are generated from the training part.
     adapt_to: Part | None = None
@@ -68,7 +68,7 @@ class ClientStore(Protocol):
     """Where clients live: their data, their splits, their private state."""
 
     def load(
-        self, users: Sequence[str], part: Part, broadcast: Broadcast, *, people: People, prior: bool = False
+        self, users: Sequence[str], part: Part, broadcast: Broadcast, *, user_set: UserSet, prior: bool = False
     ) -> list[Client]:
         """These users' clients with one part of their examples and their private parameters; with `prior`, or where a
         user has none yet, those that a new user starts with."""

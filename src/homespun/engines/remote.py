@@ -160,7 +160,7 @@ def _protocol(header: Mapping[str, Any]) -> EvaluationProtocol:
         raise MessageError("its protocol does not have the fields of one")
     allowed = {
         "part": ("train", "eval", "test", "scored"),
-        "people": ("participants", "newcomers"),
+        "user_set": ("participants", "newcomers"),
         "adapt_to": ("train", "adapt", None),
         "private": ("own", "prior"),  # clients do not have each other's
     }

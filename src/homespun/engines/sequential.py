@@ -19,25 +19,25 @@ from homespun.core.messages import Broadcast, Update
 from homespun.core.method import Assign, Batch, BuiltMethod, Phase, optimizers
 from homespun.core.transforms import Transforms
 from homespun.core.tree import Tree
-from homespun.engines.client import Client, Work, client_update, kept_at_home, phases_of
+from homespun.engines.client import SEED_PURPOSE, Client, Mode, client_update, kept_private, phases_of
 from homespun.engines.device import broadcast_on, client_on, taken_back
 from homespun.engines.keys import client_batches, phase_keys
 from homespun.engines.local_step import local_step
 from homespun.engines.loop import assigned, model_output
 
 
-def work_alone(
-    built: BuiltMethod, broadcast: Broadcast, client: Client, *, work: Work, seed: int, transforms: Transforms
+def train_sequentially(
+    built: BuiltMethod, broadcast: Broadcast, client: Client, *, mode: Mode, seed: int, transforms: Transforms
 ) -> tuple[Update | None, dict[str, Tensor]]:
     """What this client sends, if it is not for itself, and what stays at its home."""
-    own = narrow(built, broadcast, client, work=work)
-    trained, metrics = train_alone(built, own.broadcast, own.client, work=work, seed=seed)
+    own = narrow(built, broadcast, client, mode=mode)
+    trained, metrics = train_one_client(built, own.broadcast, own.client, mode=mode, seed=seed)
     whole = built.parameters(broadcast, client.private)
     kept = {
         name: whole[name].index_copy(0, own.rows[name], value) if name in own.rows else value
-        for name, value in kept_at_home(built, own.broadcast, trained, work=work).items()
+        for name, value in kept_private(built, own.broadcast, trained, mode=mode).items()
     }
-    if work == "personalize":
+    if mode == "personalize":
         return None, kept
     update = client_update(
         built, own.broadcast, own.client, trained=trained, metrics=metrics, seed=seed, transforms=transforms
@@ -55,8 +55,8 @@ class Narrowed:
     rows: Mapping[str, Tensor]  # keyed parameter -> where its rows stand in the whole table
 
 
-def narrow(built: BuiltMethod, broadcast: Broadcast, client: Client, *, work: Work = "phases") -> Narrowed:
-    if _decays(built, work):  # then also the rows that the client never uses move
+def narrow(built: BuiltMethod, broadcast: Broadcast, client: Client, *, mode: Mode = "round") -> Narrowed:
+    if _decays(built, mode):  # then also the rows that the client never uses move
         return Narrowed(broadcast, client, {name: torch.arange(len(table)) for name, table in broadcast.keyed.items()})
     named = {
         column: torch.unique(client.data[column].long(), return_inverse=True)
@@ -69,27 +69,27 @@ def narrow(built: BuiltMethod, broadcast: Broadcast, client: Client, *, work: Wo
     return Narrowed(replace(broadcast, keyed=keyed), replace(client, private=private, data=data), rows)
 
 
-def _decays(built: BuiltMethod, work: Work) -> bool:
+def _decays(built: BuiltMethod, mode: Mode) -> bool:
     """Whether the weights of a keyed parameter decay."""
-    phases, keyed = phases_of(built, work), built.method.model.keys
+    phases, keyed = phases_of(built, mode), built.method.model.keys
     return any(one.weight_decay for phase in phases for one in optimizers(phase, keyed).values())
 
 
-def train_alone(
-    built: BuiltMethod, broadcast: Broadcast, client: Client, *, work: Work, seed: int
+def train_one_client(
+    built: BuiltMethod, broadcast: Broadcast, client: Client, *, mode: Mode, seed: int
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """`loop.train_client`."""
     broadcast, client = broadcast_on(broadcast, built.device), client_on(client, built.device)
     anchor = built.parameters(broadcast, client.private)
     parameters: dict[str, Tensor] = dict(anchor)
-    generator = seeds.numpy_generator(seed, work, broadcast.round, client.user)
+    generator = seeds.numpy_generator(seed, SEED_PURPOSE[mode], broadcast.round, client.user)
     loss, examples = 0.0, 0.0
-    for number, phase in enumerate(phases_of(built, work)):
+    for number, phase in enumerate(phases_of(built, mode)):
         if isinstance(phase, Assign):
             parameters |= assigned(built, phase, parameters, client.data)
             continue
         plan = plan_batches(client.examples, phase, generator)
-        keys = phase_keys(built, seed=seed, work=work, round=broadcast.round, phase=number, users=[client.user])
+        keys = phase_keys(built, seed=seed, mode=mode, round=broadcast.round, phase=number, users=[client.user])
         batches = client_batches(client.data, plan, keys)
         trained, phase_loss = _train_phase(built, phase, parameters, anchor=anchor, batches=batches)
         parameters |= trained

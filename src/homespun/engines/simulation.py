@@ -31,8 +31,8 @@ class SimulationEngine:
     transforms: Transforms = NO_TRANSFORMS
 
     def train(self, broadcast: Broadcast, users: Sequence[str], *, done: Done = silent) -> Trained:
-        clients = self.store.load(users, "train", broadcast, people="population")
-        outcome = self.trainer.work(broadcast, clients, done=done)
+        clients = self.store.load(users, "train", broadcast, user_set="population")
+        outcome = self.trainer.train(broadcast, clients, done=done)
         weights = {client.user: client_weight(self.built, client, self.transforms) for client in clients}
         self.store.stage(broadcast.round, clients, outcome.private, weights=weights)
         return Trained(outcome.update, tuple(outcome.refused.values()), outcome.sent_bytes)
@@ -75,7 +75,7 @@ class SimulationEngine:
         self, users: Sequence[str], part: Part, broadcast: Broadcast, protocol: EvaluationProtocol
     ) -> list[Client]:
         prior = protocol.private == "prior"
-        return self.store.load(users, part, broadcast, people=protocol.people, prior=prior)
+        return self.store.load(users, part, broadcast, user_set=protocol.user_set, prior=prior)
 
     def _k_shot(self, home: Client, k: int | None) -> Batch:
         return k_shot(home.data, k, draw=seeds.numpy_generator(self.seed, "samples", home.user))
@@ -107,7 +107,7 @@ def personalize_clients(
     if not method.personalize.adapts or not able:
         done(len(homes))
         return [home.private for home in homes]
-    learned = trainer.work(broadcast, able, work="personalize", done=done).private
+    learned = trainer.train(broadcast, able, mode="personalize", done=done).private
     done(len(homes) - len(able))
     return [learned.get(home.user, home.private) for home in homes]
 

@@ -27,8 +27,8 @@ from homespun.core.transforms import NO_TRANSFORMS, NUMBER_BYTES, Transforms, ro
 from homespun.core.tree import Tree, byte_count
 from homespun.engines.client import (
     Client,
+    Mode,
     Outcome,
-    Work,
     best_values,
     can_stack,
     client_weight,
@@ -40,27 +40,27 @@ from homespun.engines.client import (
 from homespun.engines.device import broadcast_on, values_on
 from homespun.engines.keys import phase_keys
 from homespun.engines.local_step import local_step
-from homespun.engines.stacked import assigned_stacked, stack_data, stack_private, train_phase_stacked, work_together
+from homespun.engines.stacked import assigned_stacked, stack_data, stack_private, train_clients, train_phase_stacked
 
 
-def work_cohort(
+def train_chunk(
     built: BuiltMethod,
     broadcast: Broadcast,
     clients: Sequence[Client],
     *,
-    work: Work,
+    mode: Mode,
     seed: int,
     transforms: Transforms = NO_TRANSFORMS,
 ) -> Outcome:
-    """`work_together`, and where the method allows it in one gradient."""
-    if work == "phases" and can_be_summed(built, clients) and transforms.sums_clients:
-        found = _summed(built, broadcast, in_user_order(clients), seed=seed, transforms=transforms)
+    """`train_clients`, and where the method allows it in one gradient."""
+    if mode == "round" and can_take_single_step(built, clients) and transforms.sums_clients:
+        found = _single_step(built, broadcast, in_user_order(clients), seed=seed, transforms=transforms)
         if found is not None:
             return found
-    return work_together(built, broadcast, clients, work=work, seed=seed, transforms=transforms)
+    return train_clients(built, broadcast, clients, mode=mode, seed=seed, transforms=transforms)
 
 
-def can_be_summed(built: BuiltMethod, clients: Sequence[Client]) -> bool:
+def can_take_single_step(built: BuiltMethod, clients: Sequence[Client]) -> bool:
     method = built.method
     if (
         not clients
@@ -97,10 +97,10 @@ class Stacked:
         return torch.tensor([client.examples for client in self.clients])
 
 
-def _summed(
+def _single_step(
     built: BuiltMethod, broadcast: Broadcast, clients: Sequence[Client], *, seed: int, transforms: Transforms
 ) -> Outcome | None:
-    """What `work_together` gives; None if a number is not finite."""
+    """What `train_clients` gives; None if a number is not finite."""
     changes = transforms.client_side
     nothing = torch.zeros(len(clients), dtype=torch.float64)
     metrics = {name: nothing.clone() for name in METRICS}
@@ -166,7 +166,7 @@ def _train_private(built: BuiltMethod, broadcast: Broadcast, cohort: Stacked, *,
             continue
         plans = [plan_batches(clients[place].examples, phase, draw) for place, draw in zip(order, draws, strict=True)]
         here = with_derived(built, {**frozen, **values}, data)
-        keys = phase_keys(built, seed=seed, work="phases", round=broadcast.round, phase=number, users=users)
+        keys = phase_keys(built, seed=seed, mode="round", round=broadcast.round, phase=number, users=users)
         cohort.metrics["loss"][order] += train_phase_stacked(
             built, phase, values, anchor=shared, data=here, plans=plans, keys=keys
         )
@@ -214,7 +214,7 @@ def _with_keys(built: BuiltMethod, broadcast: Broadcast, cohort: Stacked, data: 
     """The last phase has one step, on everything there is."""
     users = [client.user for client in cohort.clients]
     phase = len(built.method.local.phases) - 1
-    keys = phase_keys(built, seed=seed, work="phases", round=broadcast.round, phase=phase, users=users)
+    keys = phase_keys(built, seed=seed, mode="round", round=broadcast.round, phase=phase, users=users)
     most = max(client.examples for client in cohort.clients)
     return keys.add(data, step=0, rows=torch.arange(most, device=built.device).expand(len(users), -1))
 
@@ -233,7 +233,7 @@ def _beside(weights: Tensor, value: Tensor) -> Tensor:
 
 def _last_phase(built: BuiltMethod) -> Phase:
     last = built.method.local.phases[-1]
-    assert isinstance(last, Phase)  # `can_be_summed`
+    assert isinstance(last, Phase)  # `can_take_single_step`
     return last
 
 

@@ -24,14 +24,15 @@ from homespun.core.roles import Role
 from homespun.core.transforms import NO_TRANSFORMS, NOTHING_SENT, Transforms, add_bytes
 from homespun.core.tree import Tree
 from homespun.engines.client import (
+    SEED_PURPOSE,
     Client,
+    Mode,
     Outcome,
-    Work,
     can_stack,
     client_update,
     in_user_order,
     intake,
-    kept_at_home,
+    kept_private,
     phases_of,
     private_names,
     with_derived,
@@ -39,16 +40,16 @@ from homespun.engines.client import (
 from homespun.engines.device import values_on
 from homespun.engines.keys import PhaseKeys, phase_keys
 from homespun.engines.local_step import local_step
-from homespun.engines.loop import LoopEngine, predict_client
-from homespun.engines.sequential import work_alone
+from homespun.engines.loop import LoopTrainer, predict_client
+from homespun.engines.sequential import train_sequentially
 
 
-def work_together(
+def train_clients(
     built: BuiltMethod,
     broadcast: Broadcast,
     clients: Sequence[Client],
     *,
-    work: Work,
+    mode: Mode,
     seed: int,
     transforms: Transforms = NO_TRANSFORMS,
 ) -> Outcome:
@@ -57,28 +58,28 @@ def work_together(
     arrived, private = intake(built, broadcast, transforms), {}
     stackable = isinstance(built.model, Stackable)
     # What is not gradient steps is done client by client, and so are columns that need all rows of keyed parameters.
-    own_way = work == "personalize" and not isinstance(built.method.personalize, GradientSteps)
+    own_way = mode == "personalize" and not isinstance(built.method.personalize, GradientSteps)
     if own_way or not can_stack(built, clients) or (built.method.model.derived and not stackable):
-        return LoopEngine(built, seed, transforms, device=built.device).work(broadcast, clients, work=work)
+        return LoopTrainer(built, seed, transforms, device=built.device).train(broadcast, clients, mode=mode)
     if not stackable:
         for client in clients:
-            sent, kept = work_alone(built, broadcast, client, work=work, seed=seed, transforms=transforms)
+            sent, kept = train_sequentially(built, broadcast, client, mode=mode, seed=seed, transforms=transforms)
             if sent is None or arrived.take(client.user, sent, transforms=transforms):
                 private[client.user] = kept
         return Outcome(arrived.total, private, arrived.refused, arrived.sent_bytes)
-    results = train_stacked(built, broadcast, clients, work=work, seed=seed) if clients else []
+    results = train_stacked(built, broadcast, clients, mode=mode, seed=seed) if clients else []
     for client, (trained, metrics) in zip(clients, results, strict=True):
-        if work == "phases":  # personalization sends nothing
+        if mode == "round":  # personalization sends nothing
             sent = client_update(
                 built, broadcast, client, trained=trained, metrics=metrics, seed=seed, transforms=transforms
             )
             if not arrived.take(client.user, sent, transforms=transforms):
                 continue
-        private[client.user] = kept_at_home(built, broadcast, trained, work=work)
+        private[client.user] = kept_private(built, broadcast, trained, mode=mode)
     return Outcome(arrived.total, private, arrived.refused, arrived.sent_bytes)
 
 
-def predict_together(built: BuiltMethod, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
+def predict_clients(built: BuiltMethod, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
     able = all(client.examples for client in clients) and can_stack(built, clients)
     if not isinstance(built.model, Stackable) or not able:
         return [predict_client(built, broadcast, client) for client in clients]
@@ -97,7 +98,7 @@ def predict_together(built: BuiltMethod, broadcast: Broadcast, clients: Sequence
 
 
 def train_stacked(
-    built: BuiltMethod, broadcast: Broadcast, clients: Sequence[Client], *, work: Work, seed: int
+    built: BuiltMethod, broadcast: Broadcast, clients: Sequence[Client], *, mode: Mode, seed: int
 ) -> list[tuple[dict[str, Tensor], dict[str, float]]]:
     """What `train_client` gives for each client, in the order of `clients`."""
     order = sorted(range(len(clients)), key=lambda position: -clients[position].examples)
@@ -110,11 +111,12 @@ def train_stacked(
         values_on(stack_data(busiest_first), built.device),
         built.partition.select(built.initial, Role.FROZEN),
     )
-    generators = [seeds.numpy_generator(seed, work, broadcast.round, client.user) for client in busiest_first]
+    purpose = SEED_PURPOSE[mode]
+    generators = [seeds.numpy_generator(seed, purpose, broadcast.round, client.user) for client in busiest_first]
     loss, examples = torch.zeros(count, dtype=torch.float64), np.zeros(count)
     users = [client.user for client in busiest_first]
     counts = torch.tensor([client.examples for client in busiest_first])
-    for number, phase in enumerate(phases_of(built, work)):
+    for number, phase in enumerate(phases_of(built, mode)):
         if isinstance(phase, Assign):
             values |= assigned_stacked(built, phase, {**frozen, **values}, data, examples=counts)
             continue
@@ -123,7 +125,7 @@ def train_stacked(
             for client, generator in zip(busiest_first, generators, strict=True)
         ]
         here = with_derived(built, {**frozen, **values}, data)
-        keys = phase_keys(built, seed=seed, work=work, round=broadcast.round, phase=number, users=users)
+        keys = phase_keys(built, seed=seed, mode=mode, round=broadcast.round, phase=number, users=users)
         loss += train_phase_stacked(built, phase, values, anchor=anchor, data=here, plans=plans, keys=keys)
         examples += [sum(len(rows) for rows in plan) for plan in plans]
     found: dict[int, tuple[dict[str, Tensor], dict[str, float]]] = {}

@@ -12,7 +12,7 @@ from homespun.core.method import BuiltMethod
 from homespun.core.scoring import Part
 from homespun.core.tree import Tree
 from homespun.engines.client import Client
-from homespun.engines.protocol import People
+from homespun.engines.protocol import UserSet
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class MemoryClients:
         self._staged = StagedRounds()
 
     def load(
-        self, users: Sequence[str], part: Part, broadcast: Broadcast, *, people: People, prior: bool = False
+        self, users: Sequence[str], part: Part, broadcast: Broadcast, *, user_set: UserSet, prior: bool = False
     ) -> list[Client]:
         clients = [self.clients[user] for user in users]
         if not prior:

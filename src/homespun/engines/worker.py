@@ -19,8 +19,8 @@ from homespun.core.method import BuiltMethod, MethodFile, Task, build
 from homespun.core.tree import Tree
 from homespun.engines.client import require_own_roles
 from homespun.engines.exchange import clients_from_tensors, outcome_to_bytes, outputs_to_bytes, transforms_from_list
-from homespun.engines.single_step import work_cohort
-from homespun.engines.stacked import predict_together
+from homespun.engines.single_step import train_chunk
+from homespun.engines.stacked import predict_clients
 from homespun.system.method_loading import load_method
 
 
@@ -35,9 +35,9 @@ def answer(built: BuiltMethod, seed: int, broadcast: Broadcast, header: dict[str
     require_own_roles(broadcast, built)
     clients = clients_from_tensors(header["users"], tensors)
     if header["kind"] == "predict":
-        return outputs_to_bytes(predict_together(built, broadcast, clients))
+        return outputs_to_bytes(predict_clients(built, broadcast, clients))
     transforms = transforms_from_list(header["transforms"], built.method)
-    outcome = work_cohort(built, broadcast, clients, work=header["work"], seed=seed, transforms=transforms)
+    outcome = train_chunk(built, broadcast, clients, mode=header["mode"], seed=seed, transforms=transforms)
     return outcome_to_bytes(outcome, header["users"])
 
 

@@ -19,7 +19,7 @@ from homespun.core.tree import Tree
 from homespun.data.federation import Examples, Federation
 from homespun.data.splits import Fractions, Split, part, pooled, split
 from homespun.engines.client import Client
-from homespun.engines.protocol import People
+from homespun.engines.protocol import UserSet
 from homespun.engines.staging import Staged, StagedRounds
 from homespun.runs.vault import Vault
 
@@ -47,12 +47,12 @@ class SimulatedClients:
         return pooled(training) if self.built.method.local.pooled else training
 
     def load(
-        self, users: Sequence[str], part: Part, broadcast: Broadcast, *, people: People, prior: bool = False
+        self, users: Sequence[str], part: Part, broadcast: Broadcast, *, user_set: UserSet, prior: bool = False
     ) -> list[Client]:
-        federation: Federation = getattr(self, people)
+        federation: Federation = getattr(self, user_set)
         unknown = [user for user in users if user not in federation.users]
         if unknown:
-            raise UnknownNameError(f"{federation.name}: no user {unknown[0]!r} among the {people}.")
+            raise UnknownNameError(f"{federation.name}: no user {unknown[0]!r} among the {user_set}.")
         new = {user: self.new_private(user, broadcast) for user in users} if prior else {}
         private = new or self.private(users, broadcast)
         places = [federation.users.index(user) for user in users]

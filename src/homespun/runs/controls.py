@@ -31,7 +31,7 @@ from homespun.models.in_context import joined, losses_after
 from homespun.models.language import PreferenceModel
 from homespun.models.pretrained import Pretrained, load_pretrained
 from homespun.runs.clients import spaced
-from homespun.runs.evaluate import evaluate_people, own_samples, sampled
+from homespun.runs.evaluate import evaluate_users, own_samples, sampled
 from homespun.runs.run import Run
 
 STARTS = ("", ".", "\n", " ")  # what may stand before a text: BOS, and what ends another one
@@ -217,7 +217,7 @@ def personal_share(run: Run) -> dict[str, TextEvaluation] | None:
         "another": replace(own, private="another"),
     }
     found = {
-        name: evaluate_people(
+        name: evaluate_users(
             run,
             run.federation,
             protocol,

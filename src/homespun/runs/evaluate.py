@@ -29,10 +29,10 @@ def evaluate(run: Run, part: Part = "test") -> Evaluated:
         )
     task = f"{'test' if part == 'scored' else part} part"
     passes = 2 if run.method.personalize.generates else 1
-    return evaluate_people(run, run.federation, EvaluationProtocol(part), task=task, passes=passes)
+    return evaluate_users(run, run.federation, EvaluationProtocol(part), task=task, passes=passes)
 
 
-def evaluate_people(
+def evaluate_users(
     run: Run, people: Federation, protocol: EvaluationProtocol, *, task: str, passes: int = 1
 ) -> Evaluated:
     """A sample of these people. `passes` is how often each of them is worked on."""
@@ -79,7 +79,7 @@ def evaluate_newcomers(run: Run, counts: Sequence[int | None] | None = None) -> 
         return {}
     counts, part = (counts or run.scoring.k_shot) if run.method.personalize.adapts else (0,), run.scoring.scored_part
     protocols = {
-        k: EvaluationProtocol(part, people="newcomers", adapt_to="train", k=k, private="prior") for k in counts
+        k: EvaluationProtocol(part, user_set="newcomers", adapt_to="train", k=k, private="prior") for k in counts
     }
     return _by_k(run, run.newcomers, protocols, whose="new users")
 
@@ -90,7 +90,7 @@ def _by_k(
     found = {}
     for k, protocol in protocols.items():
         name = "all" if k is None else str(k)
-        found[name] = evaluate_people(run, people, protocol, task=f"{whose} with {own_samples(name)}", passes=2)
+        found[name] = evaluate_users(run, people, protocol, task=f"{whose} with {own_samples(name)}", passes=2)
     return found
 
 

@@ -20,7 +20,7 @@ from homespun.core.tree import Tree
 from homespun.data.federation import Federation
 from homespun.data.preferences import Preferences
 from homespun.engines.client import Client
-from homespun.engines.cohort import CohortEngine
+from homespun.engines.cohort import CohortTrainer
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,15 @@ class PrototypicalUsers:
             Client(user, private={**self._new_private(user, broadcast), own: embedding}, data=data)
             for user, embedding, data in zip(users, broadcast.server[table], self.examples, strict=True)
         ]
-        outcome = self._trainer.work(broadcast, clients)
+        outcome = self._trainer.train(broadcast, clients)
         if outcome.refused:  # all of them are needed
             reasons = outcome.refused.values()
             raise refused_error("updates of prototypical users", reasons, round=broadcast.round)
         return torch.stack([outcome.private[user][own] for user in users])
 
     @cached_property
-    def _trainer(self) -> CohortEngine:
-        return CohortEngine(private_only(self.built), self.seed, workers=0, device=self.device)
+    def _trainer(self) -> CohortTrainer:
+        return CohortTrainer(private_only(self.built), self.seed, workers=0, device=self.device)
 
     def _new_private(self, user: str, broadcast: Broadcast) -> Tree:
         return self.built.new_private(user, seed=self.seed, broadcast=broadcast)

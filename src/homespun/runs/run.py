@@ -23,8 +23,8 @@ from homespun.core.scoring import Scoring
 from homespun.core.transforms import Transforms
 from homespun.data.federation import Federation
 from homespun.engines.client import Trainer
-from homespun.engines.cohort import CohortEngine, default_workers
-from homespun.engines.loop import LoopEngine
+from homespun.engines.cohort import CohortTrainer, default_workers
+from homespun.engines.loop import LoopTrainer
 from homespun.engines.protocol import Engine
 from homespun.engines.simulation import SimulationEngine
 from homespun.privacy.dp import DpMechanism, dp_of
@@ -93,9 +93,9 @@ class Run:
         """Computes clients' local work."""
         settings, device = self.settings, require_device(self.settings.device)  # it may be opened on another machine
         if settings.engine == "loop":
-            return LoopEngine(self.built, settings.seed, self.transforms, device=device)
+            return LoopTrainer(self.built, settings.seed, self.transforms, device=device)
         workers = default_workers() if settings.workers is None else settings.workers
-        return CohortEngine(self.built, settings.seed, workers, self.transforms, device=device)
+        return CohortTrainer(self.built, settings.seed, workers, self.transforms, device=device)
 
     @cached_property
     def engine(self) -> Engine:

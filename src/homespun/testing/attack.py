@@ -14,7 +14,7 @@ from homespun.core.method import BuiltMethod
 from homespun.core.roles import Role
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
 from homespun.engines.client import Client
-from homespun.engines.loop import LoopEngine
+from homespun.engines.loop import LoopTrainer
 
 SMALLEST_EMBEDDING, LARGEST_EMBEDDING = 4, 10_000  # numbers; fewer are guessed by chance, more are a head
 
@@ -53,7 +53,7 @@ def attack_updates(
     for client in clients:
         truth = {name: torch.randn(built.initial[name].shape, generator=generator) for name in names}
         victim = replace(client, private={**client.private, **truth})
-        outcome = LoopEngine(built, seed, transforms).work(start.broadcast(), [victim])
+        outcome = LoopTrainer(built, seed, transforms).train(start.broadcast(), [victim])
         guesses = [_mean_input(outcome.update.federated, layer) for layer in _linear_layers(start.federated)]
         for name in names:
             own = truth[name].flatten()

@@ -45,8 +45,8 @@ from homespun.core.transforms import Transforms, UpdateTransform
 from homespun.data import load_federation
 from homespun.data.federation import Federation
 from homespun.engines.client import Client, Trainer
-from homespun.engines.cohort import CohortEngine
-from homespun.engines.loop import LoopEngine, train_client
+from homespun.engines.cohort import CohortTrainer
+from homespun.engines.loop import LoopTrainer, train_client
 from homespun.engines.simulation import SimulationEngine
 from homespun.engines.staging import MemoryClients
 from homespun.privacy.dp import DpMechanism
@@ -158,11 +158,11 @@ MakeTrainer: TypeAlias = Callable[[BuiltMethod, Transforms], Trainer]
 
 
 def _loop(built: BuiltMethod, transforms: Transforms) -> Trainer:
-    return LoopEngine(built, SEED, transforms)
+    return LoopTrainer(built, SEED, transforms)
 
 
 def _cohort(built: BuiltMethod, transforms: Transforms) -> Trainer:
-    return CohortEngine(built, SEED, workers=0, transforms=transforms)
+    return CohortTrainer(built, SEED, workers=0, transforms=transforms)
 
 
 def _advance(
@@ -217,7 +217,7 @@ def _check_zero_rates(subject: Subject) -> None:
 def _check_frozen(subject: Subject) -> None:
     names = subject.built.partition.names(Role.FROZEN)
     broadcast = subject.built.start().broadcast()
-    trained, _ = train_client(subject.built, broadcast, subject.clients[2], work="phases", seed=SEED)
+    trained, _ = train_client(subject.built, broadcast, subject.clients[2], mode="round", seed=SEED)
     for name in names:
         _require(torch.equal(trained[name], subject.built.initial[name]), f"{name} is frozen and moved")
 
@@ -259,7 +259,7 @@ def _engine_difference(subject: Subject) -> float:
     broadcast = slow[0].broadcast()
     outputs = [
         engine.predict(broadcast, subject.clients)
-        for engine in (LoopEngine(subject.built, SEED), CohortEngine(subject.built, SEED, workers=0))
+        for engine in (LoopTrainer(subject.built, SEED), CohortTrainer(subject.built, SEED, workers=0))
     ]
     differences += [float((one - other).abs().max()) for one, other in zip(*outputs, strict=True)]
     return max(differences)
@@ -288,14 +288,14 @@ def _check_engines(subject: Subject) -> None:
 
 
 def _check_newcomer(subject: Subject) -> None:
-    engine = CohortEngine(subject.built, SEED, workers=0)
+    engine = CohortTrainer(subject.built, SEED, workers=0)
     state, _ = _advance(subject, _cohort, rounds=1)
     client = replace(
         subject.clients[3], user="somebody new", private=subject.built.new_private("somebody new", seed=SEED)
     )
     before = tree.to_bytes({**state.federated, **state.keyed})
     if subject.method.personalize.adapts:
-        outcome = engine.work(state.broadcast(), [client], work="personalize")
+        outcome = engine.train(state.broadcast(), [client], mode="personalize")
         client = replace(client, private=outcome.private[client.user])
         moved = tree.max_abs_difference(outcome.update.federated, tree.zeros_like(state.federated))
         _require(moved == 0, "personalizing somebody produced something to upload")
@@ -314,7 +314,7 @@ def _check_wire(subject: Subject) -> None:
             name: value + 0.01 * torch.randn(value.shape, generator=generator) for name, value in client.private.items()
         }
         client = replace(client, private=own)
-        outcome = LoopEngine(subject.built, SEED).work(start.broadcast(), [client])
+        outcome = LoopTrainer(subject.built, SEED).train(start.broadcast(), [client])
         state = subject.method.server(start, outcome.update)
         wires = update_to_bytes(outcome.update), broadcast_to_bytes(state.broadcast()), state_to_bytes(state)
         sent = _names_sent(*wires)
@@ -336,11 +336,11 @@ def _names_sent(update: bytes, broadcast: bytes, state: bytes) -> set[str]:
 def _check_last_bits(subject: Subject) -> None:
     start = subject.built.start().broadcast()
     central = replace(LOCAL_DP, local=False, expected=float(len(subject.clients)))
-    clipping = CohortEngine(subject.built, SEED, workers=0, transforms=Transforms((central,)))
-    noising = LoopEngine(subject.built, SEED, Transforms((LOCAL_DP,)))
+    clipping = CohortTrainer(subject.built, SEED, workers=0, transforms=Transforms((central,)))
+    noising = LoopTrainer(subject.built, SEED, Transforms((LOCAL_DP,)))
     released = {
-        "central": central.on_server(clipping.work(start, subject.clients).update, start),
-        "local": noising.work(start, subject.clients[:1]).update,
+        "central": central.on_server(clipping.train(start, subject.clients).update, start),
+        "local": noising.train(start, subject.clients[:1]).update,
     }
     for noise, update in released.items():
         rows = {name: rows.values for name, rows in update.keyed.items()}
@@ -363,8 +363,8 @@ def _check_fedavg(subject: Subject) -> None:
     built = build(plain, seed=SEED)
     clients = [replace(client, private={}) for client in subject.clients]
     start = built.start()
-    ours = plain.server(start, CohortEngine(built, SEED, workers=0).work(start.broadcast(), clients).update)
-    models = [train_client(built, start.broadcast(), client, work="phases", seed=SEED)[0] for client in clients]
+    ours = plain.server(start, CohortTrainer(built, SEED, workers=0).train(start.broadcast(), clients).update)
+    models = [train_client(built, start.broadcast(), client, mode="round", seed=SEED)[0] for client in clients]
     weights = [plain.local.client_weight(client.examples) for client in clients]
     for name in start.federated:
         average = sum(weight * model[name].double() for weight, model in zip(weights, models, strict=True)) / sum(

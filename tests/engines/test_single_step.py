@@ -10,9 +10,9 @@ from homespun.core.method import Task, build
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
 from homespun.engines import single_step as summed
 from homespun.engines.client import Client
-from homespun.engines.cohort import CohortEngine
+from homespun.engines.cohort import CohortTrainer
 from homespun.engines.exchange import clients_from_tensors, clients_to_tensors
-from homespun.engines.loop import LoopEngine
+from homespun.engines.loop import LoopTrainer
 from homespun.privacy.dp import DpMechanism
 from homespun.privacy.mechanism import Clip
 from homespun.system.method_loading import load_method
@@ -64,7 +64,7 @@ def nothing_but_summed(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("the cohort was not summed")
 
-    monkeypatch.setattr(summed, "work_together", refuse)
+    monkeypatch.setattr(summed, "train_clients", refuse)
 
 
 @pytest.mark.parametrize("chain", CHAINS)
@@ -73,8 +73,8 @@ def nothing_but_summed(monkeypatch):
 def test_summed_equals_loop(assignment, chain):
     made, chain = make(assignment), CHAINS[chain]
     start, everybody = made.start().broadcast(), make_clients(made)
-    slow = LoopEngine(made, 0, chain).work(start, everybody)
-    fast = CohortEngine(made, 0, workers=0, transforms=chain).work(start, everybody)
+    slow = LoopTrainer(made, 0, chain).train(start, everybody)
+    fast = CohortTrainer(made, 0, workers=0, transforms=chain).train(start, everybody)
     assert max(differences(slow, fast).values()) < 2e-5
     assert slow.update.metrics == pytest.approx(fast.update.metrics, rel=1e-5)
     assert (slow.update.weight, slow.update.clients) == (fast.update.weight, fast.update.clients)
@@ -86,8 +86,8 @@ def test_summed_equals_loop(assignment, chain):
 def test_summed_speech_equals_loop(assignment, settings, chain):
     made, chain = make(assignment, SPEECH, **settings), CHAINS[chain]
     start, everybody = made.start().broadcast(), make_clients(made, SPEECH)[1:4]
-    slow = LoopEngine(made, 0, chain).work(start, everybody)
-    fast = CohortEngine(made, 0, workers=0, transforms=chain).work(start, everybody)
+    slow = LoopTrainer(made, 0, chain).train(start, everybody)
+    fast = CohortTrainer(made, 0, workers=0, transforms=chain).train(start, everybody)
     assert max(differences(slow, fast).values()) < 5e-5
 
 
@@ -106,10 +106,10 @@ def test_one_client_with_data_that_is_no_number_is_refused_alone(chain, size, wo
     image = lost.data["image"].clone()
     image[0, 3, 3] = torch.nan
     spoiled = replace(lost, data={**lost.data, "image": image})
-    engine = CohortEngine(made, 0, workers=workers, transforms=chain)
-    found = engine.work(start, [*everybody[:2], spoiled, *everybody[3:]])
+    engine = CohortTrainer(made, 0, workers=workers, transforms=chain)
+    found = engine.train(start, [*everybody[:2], spoiled, *everybody[3:]])
     assert list(found.refused) == [lost.user] and lost.user not in found.private
-    without = engine.work(start, [*everybody[:2], *everybody[3:]])
+    without = engine.train(start, [*everybody[:2], *everybody[3:]])
     assert found.update.clients == (len(EXAMPLES) - 1 if chain == NO_TRANSFORMS else len(EXAMPLES))  # or as zeros
     assert max(differences(without, found).values()) < 2e-5
 
@@ -118,7 +118,7 @@ def test_one_client_with_data_that_is_no_number_is_refused_alone(chain, size, wo
 def test_workers_are_told_what_size_images_have():
     made = make("type")
     start, everybody = made.start().broadcast(), make_clients(made)
-    here, there = (CohortEngine(made, 0, workers=workers).work(start, everybody) for workers in (0, 2))
+    here, there = (CohortTrainer(made, 0, workers=workers).train(start, everybody) for workers in (0, 2))
     assert max(differences(here, there).values()) < 2e-6  # here a product may be shared among threads
 
 
