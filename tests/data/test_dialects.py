@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from homespun.core.errors import SettingsError, UnknownNameError
 from homespun.data import dialects
 from homespun.data.dialects import Ceiling, Settings, ceiling, load
-from homespun.data.names import find_user
+from homespun.data.user_names import find_user
 
 
 def labels_of(federation: dialects.Dialects, users: range) -> np.ndarray:

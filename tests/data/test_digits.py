@@ -9,7 +9,7 @@ import pytest
 
 from homespun.core.errors import DataError, SettingsError
 from homespun.data import load_federation
-from homespun.data.check import check
+from homespun.data.corpus_report import inspect_corpus
 from homespun.data.preferences import EVAL, TEST, TRAIN
 from homespun.data.splits import split, withhold
 
@@ -143,6 +143,6 @@ def test_whoever_counts_labels_reads_no_image(small):
             raise AssertionError("an image was read")
 
     unread = replace(small, training=replace(small.training, images=Unread()))
-    assert check(unread).own_majority_share == 0.5
+    assert inspect_corpus(unread).own_majority_share == 0.5
     with pytest.raises(AssertionError, match="an image was read"):
         np.asarray(unread.examples(0).images)

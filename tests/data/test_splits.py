@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from homespun.core.errors import SettingsError
 from homespun.data import dialects
 from homespun.data.federation import Examples
-from homespun.data.splits import part, part_sizes, pooled, split, withhold
+from homespun.data.splits import part_sizes, pool_users, select_part, split, withhold
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_fractions_that_are_none(fractions: tuple[float, float, float]) -> None:
     with pytest.raises(SettingsError, match="three shares of 1"):
         part_sizes(10, fractions)
     with pytest.raises(SettingsError, match="three shares of 1"):
-        part(dialects.load({}), "train", seed=0, fractions=fractions)
+        select_part(dialects.load({}), "train", seed=0, fractions=fractions)
 
 
 def numbered(count: int) -> Examples:
@@ -73,14 +73,14 @@ def test_a_split_depends_on_seed_and_name_only() -> None:
 
 def test_parts_are_views() -> None:
     federation = dialects.load({"users": 5})
-    views = [part(federation, name, seed=3) for name in ("train", "eval", "test")]
-    assert views[0] == part(federation, "train", seed=3)
+    views = [select_part(federation, name, seed=3) for name in ("train", "eval", "test")]
+    assert views[0] == select_part(federation, "train", seed=3)
     for user in range(5):
         texts = [text for view in views for text in view.examples(user).texts]
         assert sorted(texts) == sorted(federation.examples(user).texts)
         assert views[0].group(user) == federation.group(user)
     assert views[0].examples(2).authors.tolist() == [2] * len(views[0].examples(2))  # type: ignore[union-attr]
-    prints = {view.fingerprint for view in views} | {part(federation, "train", seed=4).fingerprint}
+    prints = {view.fingerprint for view in views} | {select_part(federation, "train", seed=4).fingerprint}
     assert len(prints | {federation.fingerprint}) == 5
     assert views[2].labels == federation.labels and list(views[2].users) == list(federation.users)
 
@@ -108,8 +108,8 @@ def test_a_split_is_the_same_for_a_withheld_view() -> None:
     _, newcomers = withhold(federation, count=3, seed=0)
     original = federation.users.index(newcomers.users[0])
     here, there = (
-        part(newcomers, "test", seed=9).examples(0),
-        part(federation, "test", seed=9).examples(original),
+        select_part(newcomers, "test", seed=9).examples(0),
+        select_part(federation, "test", seed=9).examples(original),
     )
     assert list(here.texts) == list(there.texts)
 
@@ -125,7 +125,7 @@ def test_withholding_from_a_million() -> None:
     tracemalloc.start()
     start = time.perf_counter()
     participants, newcomers = withhold(federation, count=100, seed=0)
-    assert len(participants.users) == 999_900 and len(part(newcomers, "train", seed=0).examples(99)) >= 25
+    assert len(participants.users) == 999_900 and len(select_part(newcomers, "train", seed=0).examples(99)) >= 25
     assert participants.users.index(participants.users[500_000]) == 500_000
     assert time.perf_counter() - start < 1
     _, peak = tracemalloc.get_traced_memory()
@@ -135,8 +135,8 @@ def test_withholding_from_a_million() -> None:
 
 def test_pooled_is_one_user_with_everybodys_examples() -> None:
     federation = dialects.load({"users": 4})
-    train = part(federation, "train", seed=1)
-    server = pooled(train)
+    train = select_part(federation, "train", seed=1)
+    server = pool_users(train)
     assert list(server.users) == ["server"]
     everything = server.examples(0)
     assert everything.authors is not None and everything.labels is not None

@@ -14,7 +14,7 @@ import pytest
 from corpus_files import ROWS, load, refusal, write_as
 
 from homespun.core.errors import DataError, SettingsError
-from homespun.data.streams import EXAMPLE_BYTES, Allowance
+from homespun.data.limited_streams import EXAMPLE_BYTES, ByteLimit
 
 # Loads files in a process of its own and prints how each was refused and how much memory all took until then, in MB.
 MEASURED = """
@@ -143,7 +143,7 @@ def test_the_limit_is_no_part_of_the_fingerprint(tmp_path: Path) -> None:
 )
 def test_the_usual_limit(packed: int, limit: int) -> None:
     """250 times the file, at least 256 MB, at most 20 GB."""
-    allowance = Allowance("f", packed=packed)
-    allowance.spend(limit)
+    byte_limit = ByteLimit("f", packed=packed)
+    byte_limit.spend(limit)
     with pytest.raises(DataError, match="max_bytes"):
-        allowance.spend(1)
+        byte_limit.spend(1)

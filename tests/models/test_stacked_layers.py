@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from homespun.models.preference import PreferenceModel
+from homespun.models.preference_network import PreferenceNetwork
 from homespun.models.stacked_layers import Geometry, stacked_sequential
 
 CLIENTS, ROWS = 3, 4
@@ -72,7 +72,7 @@ def test_the_mean_of_a_convolution_is_one_with_a_wider_weight():
 @pytest.mark.parametrize("weights_are", ["everybody's", "each client's", "really different"])
 def test_speech_is_read_together_as_one_by_one(weights_are: str):
     torch.manual_seed(0)
-    model = PreferenceModel(size=(200, 375), embedding=200, heads=3, kinds=20, common=True)
+    model = PreferenceNetwork(size=(200, 375), embedding=200, heads=3, kinds=20, common=True)
     image = torch.randint(0, 256, (2, 3, 200, 375), dtype=torch.uint8)
     head, embeddings = torch.tensor([[0, 2, 1], [1, 1, 0]]), 0.1 * torch.randn(2, 200)
     shared = {name: value.detach() for name, value in model.named_parameters() if name != "user.embedding"}

@@ -11,8 +11,8 @@ from homespun import generate, personalize, reopen, train
 from homespun.core.errors import DataError, InputError, RunError, UnknownNameError
 from homespun.data import load_federation
 from homespun.data.federation import Examples
-from homespun.data.prose import prose_sentences, read_prose
 from homespun.data.source import DataSettings
+from homespun.data.text_files import read_text_file, text_sentences
 from homespun.engines.client import Client
 from homespun.engines.simulation import personalize_clients
 from homespun.methods import furl
@@ -83,7 +83,7 @@ def test_a_generator_reads_an_embedding_off_a_text_without_gradient_steps(genera
     assert default["by"] == "the generator alone"
     with reopen(generating) as run:
         kept = run.vault.private("ada")
-        data = run.method.encode(Examples(read_prose(mine), contexts=np.ones(12, dtype=np.int64)))
+        data = run.method.encode(Examples(read_text_file(mine), contexts=np.ones(12, dtype=np.int64)))
         made = run.method.personalize.generate(
             run.built.parameters(run.state.broadcast(), run.clients.new_private("ada", run.state.broadcast())), data
         )
@@ -141,7 +141,7 @@ def test_a_method_with_both_ways_generates_first_and_learns_from_there(tmp_path)
 
 
 def test_from_python_it_is_the_same_and_nothing_is_kept(folder, generating, tmp_path):
-    texts = prose_sentences(MINE)
+    texts = text_sentences(MINE)
     for place, way in ((folder, {"steps": 4}), (generating, {"generated": True})):
         personalized(place, tmp_path / "mine.txt", MINE, user="zoe", context="written", **way)
         with reopen(place) as run:
@@ -235,11 +235,11 @@ def test_a_method_that_keeps_nothing_private_has_nothing_to_personalize(tmp_path
 
 
 def test_prose_is_joined_where_it_was_wrapped_and_freed_of_markup():
-    assert prose_sentences("We must go\non together. And\r\nso we do.\n\nA title\nThe end") == [
+    assert text_sentences("We must go\non together. And\r\nso we do.\n\nA title\nThe end") == [
         "We must go on together.", "And so we do.", "A title", "The end",
     ]  # fmt: skip
     text = "# Me\n\n- I *am* [here](http://x.y).\n\n```\ncode = 1\n```\n> **So** it is, snake_case too.\n"
-    assert prose_sentences(text, markdown=True) == ["Me", "I am here.", "So it is, snake_case too."]
+    assert text_sentences(text, markdown=True) == ["Me", "I am here.", "So it is, snake_case too."]
 
 
 def test_what_is_kept_of_a_new_user_is_what_newcomers_are_evaluated_with(folder):

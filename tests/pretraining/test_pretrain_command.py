@@ -13,7 +13,7 @@ from small_text import prose
 
 from homespun.cli import main
 from homespun.core.errors import RunError
-from homespun.pretraining.run import Request, open_run
+from homespun.pretraining.run import PretrainRequest, open_run
 
 pytestmark = pytest.mark.system
 
@@ -76,7 +76,7 @@ def test_the_run_holds_its_settings_its_figures_and_a_card_with_them(folder):
 def test_a_finished_run_is_left_alone_and_other_settings_are_refused(folder, tmp_path):
     def again(place, **changes):
         recorded = json.loads((folder / "whole" / "settings.json").read_text())["request"]
-        request = Request.model_validate({**recorded, "settings": {**recorded["settings"], **changes}})
+        request = PretrainRequest.model_validate({**recorded, "settings": {**recorded["settings"], **changes}})
         open_run(place, request, cache=tmp_path, say=print)
 
     with pytest.raises(RunError, match="this run is finished"):

@@ -24,12 +24,12 @@ from homespun.pretraining.sources import Text
 from homespun.pretraining.training import (
     CHECKPOINT,
     PretrainSettings,
-    begin,
+    initial_state,
     load_checkpoint,
     measure_documents,
+    order_sequences,
     rate_at,
-    reading,
-    schedule,
+    schedule_batches,
     train,
 )
 
@@ -108,7 +108,7 @@ def test_a_corpus_is_read_back_as_it_was_and_damage_is_noticed(corpus, tmp_path)
 
 
 def test_the_loss_and_its_gradient_are_the_cross_entropy_of_the_same_network(corpus):
-    network = begin(corpus, SMALL, steps=1).network
+    network = initial_state(corpus, SMALL, steps=1).network
     rows = torch.from_numpy(corpus.sequences["a"][:3]).long()
     rows[1, 9:] = PADDING
     mean_loss(network, rows).backward()
@@ -123,7 +123,7 @@ def test_the_loss_and_its_gradient_are_the_cross_entropy_of_the_same_network(cor
 
 
 def test_a_voice_is_added_to_the_embedding_of_every_end_token_and_to_nothing_else(corpus):
-    network = begin(corpus, SMALL, steps=1).network
+    network = initial_state(corpus, SMALL, steps=1).network
     rows = torch.tensor([[END_ID, 5, END_ID, 6, 7], [END_ID, 8, 9, 10, PADDING]])
     voices = torch.randn(2, 16, generator=torch.Generator().manual_seed(0))
     words = network.transformer.wte(rows[:, :-1]).detach()
@@ -146,7 +146,7 @@ def test_a_sequence_has_the_voices_of_its_source_and_its_stretch_or_none():
     assert (np.diff(made.stretches["a"]) >= 0).all()
     counts = [int(made.stretches[name][-1]) + 1 for name in ("a", "b")]
     assert counts[0] > counts[1] > 1
-    read = reading(made, settings, steps=100)
+    read = schedule_batches(made, settings, steps=100)
     first_of_b = len(made.sequences["a"])
     for place, (of_source, of_stretch) in zip(read.order, read.voices, strict=True):
         if of_source < 0:
@@ -156,15 +156,15 @@ def test_a_sequence_has_the_voices_of_its_source_and_its_stretch_or_none():
         else:
             assert (of_source, of_stretch) == (1, 2 + counts[0] + made.stretches["b"][place - first_of_b])
     assert 0.15 < (read.voices[:, 0] < 0).mean() < 0.35
-    assert len(begin(made, settings, steps=1).voices) == 2 + sum(counts)
+    assert len(initial_state(made, settings, steps=1).voices) == 2 + sum(counts)
 
 
 def test_voices_are_trained_only_where_they_are_heard(corpus, tmp_path):
     silent = SMALL.model_copy(update={"voiceless": 1.0})
-    state = begin(corpus, silent, steps=6)
+    state = initial_state(corpus, silent, steps=6)
     list(train(state, corpus, silent, folder=tmp_path))
     assert not state.voices.any()
-    state = begin(corpus, SMALL, steps=6)
+    state = initial_state(corpus, SMALL, steps=6)
     list(train(state, corpus, SMALL, folder=tmp_path))
     assert state.voices.any(dim=1).all()
 
@@ -178,13 +178,13 @@ def test_the_rate_rises_straight_and_falls_along_a_cosine():
 
 
 def test_a_source_is_read_to_its_end_before_any_of_it_is_read_again():
-    order = schedule({"a": 4, "b": 2}, {"a": 1.0, "b": 2.0}, count=400, seed=3)
+    order = order_sequences({"a": 4, "b": 2}, {"a": 1.0, "b": 2.0}, count=400, seed=3)
     first, second = order[order < 4], order[order >= 4]
     assert 150 < len(first) < 250
     for start in range(0, len(first) - 4, 4):
         assert sorted(first[start : start + 4]) == [0, 1, 2, 3]
     assert sorted(second[:2]) == [4, 5]
-    assert (order == schedule({"a": 4, "b": 2}, {"a": 1.0, "b": 2.0}, count=400, seed=3)).all()
+    assert (order == order_sequences({"a": 4, "b": 2}, {"a": 1.0, "b": 2.0}, count=400, seed=3)).all()
 
 
 def weights(state):
@@ -193,10 +193,10 @@ def weights(state):
 
 
 def test_going_on_from_a_checkpoint_gives_the_same_bits(corpus, tmp_path):
-    whole = begin(corpus, SMALL, steps=6)
+    whole = initial_state(corpus, SMALL, steps=6)
     before = weights(whole)
     list(train(whole, corpus, SMALL, folder=tmp_path))
-    part = begin(corpus, SMALL, steps=6)
+    part = initial_state(corpus, SMALL, steps=6)
     for progress in train(part, corpus, SMALL, folder=tmp_path):
         if progress.step == 5:  # two steps after the checkpoint
             break
@@ -216,7 +216,7 @@ def test_a_damaged_checkpoint_is_named(corpus, tmp_path):
 
 
 def test_perplexity_is_the_exponential_of_the_mean_loss(corpus):
-    state = begin(corpus, SMALL, steps=1)
+    state = initial_state(corpus, SMALL, steps=1)
     with torch.no_grad():
         state.network.transformer.wte.weight.zero_()  # then all pieces are equally likely
     measured = measure_documents(state.network, np.array([[0, 5, 6, PADDING], [0, 7, PADDING, PADDING]]))

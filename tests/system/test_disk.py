@@ -9,7 +9,7 @@ import time
 import pytest
 
 from homespun.core.errors import DiskError
-from homespun.data import spoken_sentences as utterances
+from homespun.data import spectrogram_set
 from homespun.system import disk
 from homespun.system.disk import LEFTOVER_S, draft_folder, make_folder, open_file, write_whole
 from homespun.system.json_files import write_json
@@ -165,6 +165,6 @@ def test_folders_are_made_and_synced_with_the_missing_ones_above(tmp_path, monke
 
 def test_a_set_of_voices_that_is_being_made_goes_through_no_link(tmp_path, victim):
     (tmp_path / "spectrograms.npy.part").symlink_to(victim)
-    with pytest.raises(DiskError, match=r"spectrograms\.npy\.part: a symbolic link"), utterances._draft(tmp_path):
+    with pytest.raises(DiskError, match=r"spectrograms\.npy\.part: a symbolic link"), spectrogram_set._draft(tmp_path):
         pass
     assert victim.read_text() == "precious"

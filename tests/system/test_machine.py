@@ -7,7 +7,7 @@ from homespun.runs.open_run import open_run
 from homespun.runs.settings import RunSettings
 from homespun.system import machine as machine_module
 from homespun.system.json_files import versions
-from homespun.system.machine import changes, machine
+from homespun.system.machine import machine, machine_changes
 
 SMALL = {"length": 24, "character_dim": 8, "lstm_dim": 8, "hidden_dim": 8, "user_dim": 4}
 
@@ -61,8 +61,8 @@ class _Missing:
 
 
 def test_a_run_of_before_says_nothing():
-    assert changes([{"kind": "round", "round": 1}], {"cpu": "a"}) is None
-    assert changes([{"kind": "machine", "round": 0, "cpu": "a"}], {"cpu": "a"}) == []
-    assert changes([{"kind": "machine", "round": 0, "cpu": "a"}], {"cpu": "a", "MKL_CBWR": "AVX"}) == [
+    assert machine_changes([{"kind": "round", "round": 1}], {"cpu": "a"}) is None
+    assert machine_changes([{"kind": "machine", "round": 0, "cpu": "a"}], {"cpu": "a"}) == []
+    assert machine_changes([{"kind": "machine", "round": 0, "cpu": "a"}], {"cpu": "a", "MKL_CBWR": "AVX"}) == [
         "MKL_CBWR None -> 'AVX'"
     ]

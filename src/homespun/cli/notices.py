@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from homespun.core.roles import SHARED
-from homespun.data.lengths import cut_texts
+from homespun.data.truncation import measure_truncation
 from homespun.privacy.accounting import epsilon
 from homespun.privacy.settings import noise_to_clip
 from homespun.runs.run import Run
@@ -29,7 +29,7 @@ def after(run: Run) -> list[str]:
 def _cut(run: Run) -> list[str]:
     if run.method.window is None:
         return []
-    cut = cut_texts(run.federation, run.method.window)
+    cut = measure_truncation(run.federation, run.method.window)
     return [str(cut)] if cut.share else []
 
 

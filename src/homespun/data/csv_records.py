@@ -10,24 +10,30 @@ from itertools import chain
 from typing import Any
 
 from homespun.data.columns import Columns
-from homespun.data.lines import lines_of
 from homespun.data.records import Faults, Record
+from homespun.data.text_decoding import read_lines
 
 DELIMITERS = (",", ";", "\t", "|")
 _EXCEL = re.compile(r'"?sep=([^"\r\n])"?\s*')  # the line with which Excel says what separates the cells
 
 
 def read_csv(
-    stream: io.BufferedReader, faults: Faults, *, columns: Columns, delimiter: str | None, usual: str, quotes: bool
+    stream: io.BufferedReader,
+    faults: Faults,
+    *,
+    columns: Columns,
+    delimiter: str | None,
+    default: str,
+    quotes: bool,
 ) -> Iterator[Record]:
-    """Rows below a header line. `usual` separates the cells unless `delimiter`, Excel's first line or the header
+    """Rows below a header line. `default` separates the cells unless `delimiter`, Excel's first line or the header
     line says otherwise."""
-    lines = (line for _, line in lines_of(stream, faults, keep_all=True))
+    lines = (line for _, line in read_lines(stream, faults, keep_all=True))
     first, above = _first_line(lines, 0)
     if excel := _EXCEL.fullmatch(first):
         delimiter = delimiter or excel[1]
         first, above = _first_line(lines, above + 1)
-    form = _form(delimiter or found_delimiter(first, columns, usual=usual, quotes=quotes), quotes)
+    form = _form(delimiter or detect_delimiter(first, columns, default=default, quotes=quotes), quotes)
     reader = csv.reader(chain([first], lines), **form)
     header: list[str] = []
     try:
@@ -67,10 +73,10 @@ def _form(delimiter: str, quotes: bool) -> dict[str, Any]:
     return {"delimiter": delimiter, "quoting": quoting, "strict": True}
 
 
-def found_delimiter(header: str, columns: Columns, *, usual: str, quotes: bool) -> str:
+def detect_delimiter(header: str, columns: Columns, *, default: str, quotes: bool) -> str:
     """The delimiter with which the header line has the required columns. With none of them it has: then the one
     with which it has most cells, so that a message can name the columns there are."""
-    cells = {sign: _cells(header, sign, quotes) for sign in dict.fromkeys((usual, *DELIMITERS))}
+    cells = {sign: _cells(header, sign, quotes) for sign in dict.fromkeys((default, *DELIMITERS))}
     for sign, names in cells.items():
         if set(columns.required) <= set(names):
             return sign

@@ -32,7 +32,7 @@ from homespun.core.seeds import derive, numpy_generator
 from homespun.core.settings import Settings as SettingsBase
 from homespun.core.settings import parse
 from homespun.data.federation import Examples
-from homespun.data.names import NumberedNames
+from homespun.data.user_names import NumberedNames
 
 VERSION = 1  # raise it when the same settings give other examples
 WORDS_PER_TOPIC, COMMON_WORDS = 4, 12
@@ -40,8 +40,8 @@ TOPIC_WORD_SHARE = 0.6  # of a message's words after the first; the rest is comm
 CONSONANTS, VOWELS = "bdfghjklmnprstvz", "aeiou"
 SHAPE = (CONSONANTS, VOWELS, CONSONANTS, VOWELS, CONSONANTS)  # words have the first 3, 4 or 5 of these
 # How strongly (in log-odds) a topic, a group and a person move the chance of a positive.
-TOPIC_SPREAD, GROUP_SPREAD, PERSON_SPREAD = 1.25, 1.0, 0.5
-PERSONS = (-1.4, -0.5, 0.0, 0.5, 1.4)  # a person's own leaning is one of these: ceilings stay exact
+TOPIC_SPREAD, GROUP_SPREAD, LEANING_SPREAD = 1.25, 1.0, 0.5
+LEANINGS = (-1.4, -0.5, 0.0, 0.5, 1.4)  # a person's own leaning is one of these: ceilings stay exact
 
 
 class Settings(SettingsBase):
@@ -107,7 +107,7 @@ class Dialects:
         return ()
 
     def group(self, user: int) -> str:
-        return f"group-{self._group(self._person(user))}"
+        return f"group-{self._group(self._index(user))}"
 
     def fresh(self, users: int) -> Dialects:
         """People of the same population who are not in this federation."""
@@ -117,7 +117,7 @@ class Dialects:
         return replace(self, settings=settings, first=self.first + self.settings.users)
 
     def examples(self, user: int) -> Examples:
-        person = self._person(user)
+        person = self._index(user)
         generator = numpy_generator(self.settings.seed, "dialects.examples", person)
         count = _count(self.settings, generator)
         topics = generator.integers(self.settings.classes, size=count)
@@ -127,7 +127,7 @@ class Dialects:
             authors=np.full(count, user, dtype=np.int64),
         )
 
-    def _person(self, user: int) -> int:
+    def _index(self, user: int) -> int:
         if not 0 <= user < self.settings.users:
             raise IndexError(f"no user {user} among {self.settings.users}")
         return self.first + int(user)  # positions may come from an array, keys take plain numbers
@@ -155,7 +155,7 @@ class Dialects:
         if settings.task == "multiclass":
             noise = generator.integers(settings.classes, size=len(topics))
             return np.where(noisy, noise, self._tables.opinions[group][topics])
-        leaning = derive(settings.seed, "dialects.person", person) % len(PERSONS)
+        leaning = derive(settings.seed, "dialects.person", person) % len(LEANINGS)
         chance = np.where(noisy, settings.positive_rate, self._tables.chances[group, leaning][topics])
         return (generator.random(len(topics)) < chance).astype(np.int64)
 
@@ -218,7 +218,7 @@ def _chances(settings: Settings) -> np.ndarray:
     taste = generator.standard_normal((settings.groups, settings.classes))
     level = generator.standard_normal((settings.groups, 1, 1))
     odds = TOPIC_SPREAD * (shared * common + own * taste)[:, None, :]
-    odds = odds + own * (GROUP_SPREAD * level + PERSON_SPREAD * np.array(PERSONS)[None, :, None])
+    odds = odds + own * (GROUP_SPREAD * level + LEANING_SPREAD * np.array(LEANINGS)[None, :, None])
     low, high = -60.0, 60.0
     for _ in range(100):  # bisection for the offset that gives the population's rate
         middle = (low + high) / 2

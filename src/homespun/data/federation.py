@@ -69,7 +69,7 @@ class Examples:
 _COLUMNS = tuple(field.name for field in fields(Examples) if field.name != "texts")
 
 
-def concatenated(parts: Sequence[Examples]) -> Examples:
+def concatenate(parts: Sequence[Examples]) -> Examples:
     """One after another; a column that one of them lacks is left out."""
     columns: dict[str, Any] = {}
     for name in _COLUMNS:

@@ -15,23 +15,23 @@ from pathlib import Path
 
 from homespun.core.errors import DataError, SettingsError
 from homespun.data.columns import Columns
-from homespun.data.lines import decoded
-from homespun.data.prose import ENDINGS, is_prose, prose_sentences
+from homespun.data.limited_streams import EXAMPLE_BYTES, ByteLimit
 from homespun.data.readers import FileSettings, fingerprint
 from homespun.data.records import Faults
-from homespun.data.streams import EXAMPLE_BYTES, Allowance
 from homespun.data.table import Collector, TableFederation, build_table
+from homespun.data.text_decoding import decode_text
+from homespun.data.text_files import SUFFIXES, is_text_file, text_sentences
 
 
 def read_folder(folder: Path, *, columns: Columns, settings: FileSettings) -> TableFederation:
     """The federation that a folder of .txt and .md files holds; users in the order of their names."""
     if columns != Columns():
         raise SettingsError(f"{folder}: columns: a folder of texts has none. Leave the column options out.")
-    paths = sorted((path for path in _files(folder) if is_prose(path)), key=lambda path: path.parts)
+    paths = sorted((path for path in _files(folder) if is_text_file(path)), key=lambda path: path.parts)
     if not paths:
-        raise DataError(f"{folder}: a folder without {' or '.join(ENDINGS)} files{_instead(folder)}.")
+        raise DataError(f"{folder}: a folder without {' or '.join(SUFFIXES)} files{_instead(folder)}.")
     size = sum(os.path.getsize(folder / path) for path in paths if (folder / path).exists())
-    allowance = Allowance(str(folder), packed=size, max_bytes=settings.max_bytes)
+    byte_limit = ByteLimit(str(folder), packed=size, max_bytes=settings.max_bytes)
     collected, faults, digest = Collector(), Faults(), hashlib.sha256()
     for path in paths:
         try:
@@ -43,15 +43,15 @@ def read_folder(folder: Path, *, columns: Columns, settings: FileSettings) -> Ta
         except DataError as error:
             faults.add(str(error))
             continue
-        allowance.spend(len(content) + EXAMPLE_BYTES * len(sentences))
+        byte_limit.spend(len(content) + EXAMPLE_BYTES * len(sentences))
         digest.update(json.dumps([path.as_posix(), hashlib.sha256(content).hexdigest()]).encode())
         user = path.parts[0] if len(path.parts) > 1 else path.stem
         for sentence in sentences or [""]:
             collected.add(user, sentence, label=None, context=None)
     faults.raise_if_any(str(folder))
-    content_of = fingerprint(digest.hexdigest(), columns, settings)
+    corpus_fingerprint = fingerprint(digest.hexdigest(), columns, settings)
     return replace(
-        build_table(collected, name=folder.resolve().name, fingerprint=content_of, filters=settings),
+        build_table(collected, name=folder.resolve().name, fingerprint=corpus_fingerprint, filters=settings),
         place=folder.resolve(),
     )
 
@@ -75,5 +75,5 @@ def _sentences(content: bytes, path: Path, settings: FileSettings) -> list[str]:
         str(path).encode()
     except UnicodeEncodeError:
         raise DataError("a file whose name is not UTF-8. Rename it.") from None
-    text = decoded(content, where=str(path), encoding=settings.encoding)
-    return prose_sentences(text, markdown=path.suffix.lower() == ".md")
+    text = decode_text(content, where=str(path), encoding=settings.encoding)
+    return text_sentences(text, markdown=path.suffix.lower() == ".md")

@@ -8,8 +8,8 @@ import json
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from homespun.data.lines import LONGEST_LINE_BYTES, NAME_IT, lines_of
 from homespun.data.records import Faults, Number, Record
+from homespun.data.text_decoding import ENCODING_HINT, LONGEST_LINE_BYTES, read_lines
 
 CHUNK_BYTES = 2**18
 EXPECTED = 'Expected {"user": ..., "text": ...}.'
@@ -22,7 +22,7 @@ def read_json(stream: io.BufferedReader, faults: Faults) -> Iterator[Record]:
 
 
 def _lines(stream: io.BufferedReader, faults: Faults) -> Iterator[Record]:
-    for number, line in lines_of(stream, faults):
+    for number, line in read_lines(stream, faults):
         place = f"line {number}"
         try:
             values = _DECODER.decode(line.strip(" \t\r\n"))
@@ -61,7 +61,7 @@ def _elements(stream: io.BufferedReader, faults: Faults) -> Iterator[Record]:
         elif text.sign():
             faults.add("there is more after the closing bracket. Write one array of objects, or one object a line.")
     except UnicodeDecodeError:
-        faults.add(f"after element {number}: not UTF-8. {NAME_IT}")
+        faults.add(f"after element {number}: not UTF-8. {ENCODING_HINT}")
 
 
 class _Text:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from homespun.core.errors import DataError
-from homespun.data.arrow import records_of, sound_types
+from homespun.data.arrow import batch_records, check_types
 from homespun.data.columns import Columns
 from homespun.data.readers import collect, fingerprint
 from homespun.data.records import Faults, Record
@@ -81,9 +81,9 @@ def _arrow_records(table: Any, columns: Columns, faults: Faults) -> Iterator[Rec
     import pyarrow as arrow
 
     with arrow.RecordBatchReader.from_stream(table) as reader:
-        if sound_types(reader.schema, columns, faults):
+        if check_types(reader.schema, columns, faults):
             wanted = [name for name in columns.names if name in reader.schema.names]
-            yield from records_of((batch.select(wanted) for batch in reader), reader.schema.names, faults)
+            yield from batch_records((batch.select(wanted) for batch in reader), reader.schema.names, faults)
 
 
 def _plain(cell: Any) -> Any:

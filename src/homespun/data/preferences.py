@@ -23,7 +23,7 @@ from homespun.core.errors import DataError, SettingsError
 from homespun.core.seeds import numpy_generator
 from homespun.core.settings import Paper, Settings
 from homespun.data.federation import Examples, Images
-from homespun.data.names import NumberedNames
+from homespun.data.user_names import NumberedNames
 
 LABELS = ("not liked", "liked")
 TRAIN, EVAL, TEST = range(3)

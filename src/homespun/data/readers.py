@@ -21,17 +21,17 @@ from homespun.data.arrow import read_parquet
 from homespun.data.columns import Columns, look_like_names, missing_column
 from homespun.data.csv_records import read_csv
 from homespun.data.json_records import read_json
-from homespun.data.lines import TO_CSV, Undecodable, require_encoding, utf8
-from homespun.data.prose import is_prose
+from homespun.data.limited_streams import EXAMPLE_BYTES, ByteLimit, HashedStream, unpack
 from homespun.data.records import Faults, Number, Record
-from homespun.data.streams import EXAMPLE_BYTES, Allowance, Once, unpacked
 from homespun.data.table import Collector, Filters, TableFederation, build_table
+from homespun.data.text_decoding import EXPORT_AS_CSV, UndecodableLine, require_encoding, to_utf8
+from homespun.data.text_files import is_text_file
 
 VERSION = 1  # raise it when the same file gives other examples
 NAMES_KEPT = 1000  # distinct column names remembered for a message; a file may have any number
 FORMATS = ".jsonl, .json, .csv, .tsv (each also with .gz) or .parquet"
 # Settings that came after the others, and what they are when nobody sets them
-YOUNGER = {"min_context_examples": None, "encoding": None, "delimiter": None, "quotes": True}
+ADDED_LATER = {"min_context_examples": None, "encoding": None, "delimiter": None, "quotes": True}
 KINDS = ("jsonl", "json", "csv", "tsv")
 
 
@@ -81,47 +81,52 @@ def read_file(path: Path, *, columns: Columns, settings: FileSettings) -> TableF
 def _read(file: IO[bytes], path: Path, *, columns: Columns, settings: FileSettings) -> tuple[Collector, str]:
     """The examples of a file, and the SHA-256 of the bytes that they come from."""
     faults, where = Faults(), str(path)
-    allowance = Allowance(where, packed=os.fstat(file.fileno()).st_size, max_bytes=settings.max_bytes)
+    byte_limit = ByteLimit(where, packed=os.fstat(file.fileno()).st_size, max_bytes=settings.max_bytes)
 
     def collected(records: Iterator[Record]) -> Collector:
-        counted = _counted(records, allowance)
+        counted = _counted(records, byte_limit)
         return collect(counted, columns, faults=faults, where=where, filters=settings)
 
     if format_of(path) == "parquet":
         content = _sha256(file)
-        found = collected(read_parquet(file, faults, columns=columns, allowance=allowance))
+        found = collected(read_parquet(file, faults, columns=columns, byte_limit=byte_limit))
         if _sha256(file) != content:
             raise DataError(f"{path}: changed while it was read. Read it again when nothing writes to it.")
         return found, content
-    once = Once(file)
-    found = collected(_text_records(once, path, faults, columns=columns, settings=settings, allowance=allowance))
-    return found, once.sha256()
+    hashed = HashedStream(file)
+    found = collected(_text_records(hashed, path, faults, columns=columns, settings=settings, byte_limit=byte_limit))
+    return found, hashed.sha256()
 
 
-def _counted(records: Iterator[Record], allowance: Allowance) -> Iterator[Record]:
+def _counted(records: Iterator[Record], byte_limit: ByteLimit) -> Iterator[Record]:
     for record in records:
-        allowance.spend(EXAMPLE_BYTES)
+        byte_limit.spend(EXAMPLE_BYTES)
         yield record
 
 
 def _text_records(
-    once: Once, path: Path, faults: Faults, *, columns: Columns, settings: FileSettings, allowance: Allowance
+    hashed: HashedStream, path: Path, faults: Faults, *, columns: Columns, settings: FileSettings, byte_limit: ByteLimit
 ) -> Iterator[Record]:
     """The records of a text file, by the ending of its name."""
     kind = format_of(path)
     try:
-        packed = unpacked(once, allowance, gzipped=path.name.lower().endswith(".gz"))
-        stream = utf8(packed, where=str(path), encoding=settings.encoding)
+        packed = unpack(hashed, byte_limit, gzipped=path.name.lower().endswith(".gz"))
+        stream = to_utf8(packed, where=str(path), encoding=settings.encoding)
         if kind in ("jsonl", "json"):
             yield from read_json(stream, faults)
         else:
-            usual = "\t" if kind == "tsv" else ","
+            default = "\t" if kind == "tsv" else ","
             yield from read_csv(
-                stream, faults, columns=columns, delimiter=settings.delimiter, usual=usual, quotes=settings.quotes
+                stream,
+                faults,
+                columns=columns,
+                delimiter=settings.delimiter,
+                default=default,
+                quotes=settings.quotes,
             )
     except (EOFError, gzip.BadGzipFile, zlib.error):
         faults.add("the gzip data is broken or cut off. Compress the file again.")
-    except Undecodable as error:
+    except UndecodableLine as error:
         faults.add(str(error))
 
 
@@ -136,7 +141,7 @@ def format_of(path: Path) -> str | None:
 
 def collect(records: Iterable[Record], columns: Columns, *, faults: Faults, where: str, filters: Filters) -> Collector:
     """Checked examples; raises when there was any fault."""
-    collected, seen = Collector(), _Seen(columns)
+    collected, seen = Collector(), _ColumnCheck(columns)
     names = columns.names
     for record in records:
         seen.note(record)
@@ -157,7 +162,7 @@ def collect(records: Iterable[Record], columns: Columns, *, faults: Faults, wher
     return collected
 
 
-class _Seen:
+class _ColumnCheck:
     """Which columns there are. One that some records lack is each record's fault, one that is nowhere is one
     fault of the file, and an optional one that is nowhere is none."""
 
@@ -233,8 +238,8 @@ def _kind(value: object) -> str:
 
 def _check_path(path: Path) -> None:
     if path.suffix.lower() in (".xlsx", ".xls", ".xlsm", ".ods"):
-        raise DataError(f"{path}: a spreadsheet. {TO_CSV}; any name that ends in .csv.")
-    if is_prose(path):
+        raise DataError(f"{path}: a spreadsheet. {EXPORT_AS_CSV}; any name that ends in .csv.")
+    if is_text_file(path):
         raise DataError(f"{path}: a text has one user. With others beside it, name the folder that it is in.")
     if format_of(path) is None:
         raise DataError(f"{path}: unknown format. The name must end in {FORMATS}.")
@@ -246,7 +251,7 @@ def _check_path(path: Path) -> None:
 def fingerprint(content: str, columns: Columns, filters: Filters) -> str:
     """Changes when the content, the meaning of its columns or the filters do."""
     used = filters.model_dump(exclude={"max_bytes"})
-    for name, default in YOUNGER.items():  # without them, earlier runs are still the same
+    for name, default in ADDED_LATER.items():  # without them, earlier runs are still the same
         if used.get(name) == default:
             used.pop(name, None)
     parts = [VERSION, content, asdict(columns), used]

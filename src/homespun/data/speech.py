@@ -36,7 +36,7 @@ _RATE, _PITCH = 1, 3  # parameters; pitch 50 is the voice's own
 _BUFFER_MS = 1_000
 
 
-class Voice(NamedTuple):
+class SpeakerVoice(NamedTuple):
     """A voice as the numbers of an espeak-ng variant; where there is no unit, per cent of the plain voice's."""
 
     pitch_low_hz: float
@@ -55,14 +55,14 @@ class Voice(NamedTuple):
 
 # Clearly apart from each other in several of the numbers at once, as eight people would be.
 BASES = {
-    "bass": Voice(62, 92, 88, 90, 92, 92, 110, 80, 90, 110, 85, 150),
-    "baritone": Voice(85, 130, 96, 104, 100, 97, 100, 95, 120, 100, 110, 185),
-    "tenor": Voice(112, 180, 104, 97, 106, 102, 95, 115, 100, 95, 100, 165),
-    "reedy": Voice(130, 165, 112, 92, 98, 108, 80, 130, 80, 85, 125, 200),
-    "contralto": Voice(150, 230, 98, 108, 112, 106, 105, 85, 140, 105, 90, 155),
-    "mezzo": Voice(175, 250, 110, 112, 104, 112, 95, 105, 110, 100, 120, 195),
-    "soprano": Voice(205, 310, 116, 116, 116, 118, 90, 110, 130, 95, 105, 170),
-    "child": Voice(240, 330, 126, 122, 124, 126, 100, 90, 100, 110, 80, 140),
+    "bass": SpeakerVoice(62, 92, 88, 90, 92, 92, 110, 80, 90, 110, 85, 150),
+    "baritone": SpeakerVoice(85, 130, 96, 104, 100, 97, 100, 95, 120, 100, 110, 185),
+    "tenor": SpeakerVoice(112, 180, 104, 97, 106, 102, 95, 115, 100, 95, 100, 165),
+    "reedy": SpeakerVoice(130, 165, 112, 92, 98, 108, 80, 130, 80, 85, 125, 200),
+    "contralto": SpeakerVoice(150, 230, 98, 108, 112, 106, 105, 85, 140, 105, 90, 155),
+    "mezzo": SpeakerVoice(175, 250, 110, 112, 104, 112, 95, 105, 110, 100, 120, 195),
+    "soprano": SpeakerVoice(205, 310, 116, 116, 116, 118, 90, 110, 130, 95, 105, 170),
+    "child": SpeakerVoice(240, 330, 126, 122, 124, 126, 100, 90, 100, 110, 80, 140),
 }
 # Each pair gives two voices, which are mixtures of the same two base voices and therefore the hardest to tell apart.
 PAIRS = (
@@ -80,17 +80,19 @@ PAIRS = (
 FIRST_SHARES = (0.6, 0.4)  # of the pair's first base voice
 
 
-def mixtures() -> list[dict[str, float]]:
+def voice_mixtures() -> list[dict[str, float]]:
     """What each of the twenty voices is made of: voice v is of pair v // 2."""
     return [{first: share, second: round(1 - share, 6)} for first, second in PAIRS for share in FIRST_SHARES]
 
 
-def mixed(mixture: dict[str, float]) -> Voice:
+def mix_voices(mixture: dict[str, float]) -> SpeakerVoice:
     """The voice with the weighted mean of every number."""
-    return Voice(*(sum(share * BASES[name][at] for name, share in mixture.items()) for at in range(len(Voice._fields))))
+    return SpeakerVoice(
+        *(sum(share * BASES[name][at] for name, share in mixture.items()) for at in range(len(SpeakerVoice._fields)))
+    )
 
 
-def variant(voice: Voice, name: str) -> str:
+def espeak_variant(voice: SpeakerVoice, name: str) -> str:
     """The voice as an espeak-ng variant file.
 
     It has neither flutter nor breath: espeak-ng draws those from a state that goes on from one utterance to the next,
@@ -117,7 +119,7 @@ def variant(voice: Voice, name: str) -> str:
 class Synthesizer:
     """Says sentences in some voices. espeak-ng is one per process, and so is this."""
 
-    def __init__(self, library: Any, voices: Sequence[Voice]) -> None:
+    def __init__(self, library: Any, voices: Sequence[SpeakerVoice]) -> None:
         self._library, self._voices = library, voices
         self._chunks: list[np.ndarray] = []
         self._spoken: int | None = None
@@ -127,15 +129,19 @@ class Synthesizer:
     def say(self, text: str, voice: int, *, pitch: int = 50, pace: float = 1.0) -> np.ndarray:
         """The samples (int16) of a text; `pitch` from 0 to 100 around the voice's own, `pace` as a factor."""
         if voice != self._spoken:
-            _must(self._library.espeak_SetVoiceByName(f"{LANGUAGE}+{_variant_name(voice)}".encode()), "set a voice")
+            _require_success(
+                self._library.espeak_SetVoiceByName(f"{LANGUAGE}+{_variant_name(voice)}".encode()), "set a voice"
+            )
             self._spoken = voice
         rate = round(self._voices[voice].words_per_minute * pace)
-        _must(self._library.espeak_SetParameter(_RATE, rate, 0), "set the rate")
-        _must(self._library.espeak_SetParameter(_PITCH, pitch, 0), "set the pitch")
+        _require_success(self._library.espeak_SetParameter(_RATE, rate, 0), "set the rate")
+        _require_success(self._library.espeak_SetParameter(_PITCH, pitch, 0), "set the pitch")
         self._chunks.clear()
         data = text.encode() + b"\0"
-        with _interrupts_after():
-            _must(self._library.espeak_Synth(data, ctypes.c_size_t(len(data)), 0, 1, 0, _UTF8, None, None), "speak")
+        with _delay_interrupts():
+            _require_success(
+                self._library.espeak_Synth(data, ctypes.c_size_t(len(data)), 0, 1, 0, _UTF8, None, None), "speak"
+            )
         return np.concatenate(self._chunks) if self._chunks else np.zeros(0, np.int16)
 
     def _listen(self, samples: Any, count: int, _events: Any) -> int:
@@ -148,7 +154,7 @@ _LISTENER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctype
 
 
 @contextmanager
-def _interrupts_after() -> Iterator[None]:
+def _delay_interrupts() -> Iterator[None]:
     """Ctrl-C waits for the end of the block: in a function that a C library calls, its exception would be lost."""
     if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
         yield
@@ -164,7 +170,7 @@ def _interrupts_after() -> Iterator[None]:
 
 
 @contextmanager
-def synthesizer(voices: Sequence[Voice]) -> Iterator[Synthesizer]:
+def synthesizer(voices: Sequence[SpeakerVoice]) -> Iterator[Synthesizer]:
     """espeak-ng with these voices, until the end of the block."""
     loader = _loader()
     library = ctypes.CDLL(loader.get_library_path())
@@ -207,7 +213,7 @@ def _loader() -> ModuleType:
         raise InputError(f"making speech needs the extra voices. Install it with `{EXTRA}`.") from error
 
 
-def _write_data(folder: Path, source: Path, voices: Sequence[Voice]) -> None:
+def _write_data(folder: Path, source: Path, voices: Sequence[SpeakerVoice]) -> None:
     variants = folder / "voices" / "!v"
     variants.mkdir(parents=True)
     (folder / "lang" / "gmw").mkdir(parents=True)
@@ -215,13 +221,13 @@ def _write_data(folder: Path, source: Path, voices: Sequence[Voice]) -> None:
         shutil.copyfile(source / name, folder / name)
     for number, voice in enumerate(voices):
         name = _variant_name(number)
-        (variants / name).write_text(variant(voice, name), encoding="ascii")
+        (variants / name).write_text(espeak_variant(voice, name), encoding="ascii")
 
 
 def _variant_name(voice: int) -> str:
     return f"homespun{voice}"
 
 
-def _must(code: int, what: str) -> None:
+def _require_success(code: int, what: str) -> None:
     if code != 0:
         raise InputError(f"espeak-ng could not {what} (code {code}). Install the extra again: {EXTRA}")

@@ -17,9 +17,9 @@ import numpy as np
 
 from homespun.core.errors import SettingsError
 from homespun.core.seeds import numpy_generator
-from homespun.data.federation import Examples, Federation, concatenated
-from homespun.data.names import ListedNames, PickedNames
+from homespun.data.federation import Examples, Federation, concatenate
 from homespun.data.table import LeftOut
+from homespun.data.user_names import ListedNames, PickedNames
 
 PartName = Literal["train", "eval", "test"]
 Fractions = tuple[float, float, float]
@@ -74,7 +74,7 @@ def part_sizes(count: int, fractions: Fractions = FRACTIONS) -> tuple[int, int, 
 
 
 @dataclass(frozen=True)
-class Part:
+class SplitPart:
     """One part of every user's examples. A user whose part is empty is still there."""
 
     federation: Federation
@@ -111,10 +111,10 @@ class Part:
         return self.federation.group(user)
 
 
-def part(federation: Federation, name: PartName, *, seed: int, fractions: Fractions = FRACTIONS) -> Part:
+def select_part(federation: Federation, name: PartName, *, seed: int, fractions: Fractions = FRACTIONS) -> SplitPart:
     """A view in which every user has only their `train`, `eval` or `test` examples."""
     part_sizes(0, fractions)  # wrong fractions are found here, before anybody's examples are asked for
-    return Part(federation, name, seed, fractions)
+    return SplitPart(federation, name, seed, fractions)
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,7 +215,7 @@ def withhold(
 
 
 @dataclass(frozen=True)
-class Pooled:
+class PooledFederation:
     """Everybody's examples in one place, as in central training: one user called `server`.
 
     `authors` says whose each example is, by position in `federation`. All are held once asked for.
@@ -255,12 +255,12 @@ class Pooled:
     def _everything(self) -> Examples:
         parts = [self.federation.examples(user) for user in range(len(self.federation.users))]
         authors = np.repeat(np.arange(len(parts)), [len(each) for each in parts])
-        return replace(concatenated(parts), authors=authors, parts=None)
+        return replace(concatenate(parts), authors=authors, parts=None)
 
 
-def pooled(federation: Federation) -> Pooled:
-    """`pooled(part(federation, "train", seed=7))` is what a server that holds all data trains on."""
-    return Pooled(federation)
+def pool_users(federation: Federation) -> PooledFederation:
+    """`pool_users(select_part(federation, "train", seed=7))` is what a server that holds all data trains on."""
+    return PooledFederation(federation)
 
 
 def sample_users(federation: Federation, *, at_most: int, seed: int) -> list[int]:

@@ -12,9 +12,9 @@ from pydantic import Field
 
 from homespun.core.errors import DataError
 from homespun.core.settings import Settings
-from homespun.data.content import Content, content_of
+from homespun.data.content_signature import ContentSignature, sign_content
 from homespun.data.federation import Examples
-from homespun.data.names import ListedNames
+from homespun.data.user_names import ListedNames
 
 
 class Filters(Settings):
@@ -61,7 +61,7 @@ class TableFederation:
     context_of: np.ndarray | None = field(repr=False, default=None)
     left_out: LeftOut = LeftOut()
     place: Path | None = None  # the file it was read from
-    content: Content | None = None  # of the source, before filters
+    content: ContentSignature | None = None  # of the source, before filters
     looks_across: tuple[str, ...] = ()  # filters by which one user's examples decide about those of others
 
     def examples(self, user: int) -> Examples:
@@ -80,7 +80,7 @@ class TableFederation:
         return None
 
 
-class Encoder:
+class NameIndex:
     """Names by index, in the order in which they are first met."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Collector:
     """Examples one by one, to be made into a table. A blank text counts its user but is no example."""
 
     def __init__(self) -> None:
-        self.users, self.labels, self.contexts = Encoder(), Encoder(), Encoder()
+        self.users, self.labels, self.contexts = NameIndex(), NameIndex(), NameIndex()
         self.texts: list[str] = []
         self.rows = array("q")  # three numbers of each example: user, label and context; -1 where there is none
         self.blank = 0
@@ -136,7 +136,7 @@ def build_table(collected: Collector, *, name: str, fingerprint: str, filters: F
         ),
     )
     if not len(kept_users):
-        raise DataError(f"{name}: no user is left. {describe(left_out)}. Loosen the filters or add examples.")
+        raise DataError(f"{name}: no user is left. {describe_left_out(left_out)}. Loosen the filters or add examples.")
     position = np.full(len(collected.users.index), -1)
     position[kept_users] = np.arange(len(kept_users))
     kept_rows = kept_rows[position[user_of[kept_rows]] >= 0]
@@ -156,12 +156,12 @@ def build_table(collected: Collector, *, name: str, fingerprint: str, filters: F
         label_of=label_index,
         context_of=context_index,
         left_out=left_out,
-        content=content_of((names[user], text) for user, text in zip(user_of.tolist(), collected.texts, strict=True)),
+        content=sign_content((names[user], text) for user, text in zip(user_of.tolist(), collected.texts, strict=True)),
         looks_across=filters.looks_across,
     )
 
 
-def describe(left_out: LeftOut) -> str:
+def describe_left_out(left_out: LeftOut) -> str:
     """`Left out: 3 users with fewer than 5 examples, 7 examples with blank text`."""
     parts = [f"{count} users with {reason}" for reason, count in left_out.users.items()]
     parts += [f"{count} examples with {reason}" for reason, count in left_out.examples.items()]

@@ -1,6 +1,6 @@
 """`voices`: people who like one of twenty synthetic voices, whatever it says, and none of the others.
 
-The set is made once, offline, with `homespun data voices runs/voices`; see `homespun.data.spoken_sentences`. Each voice
+The set is made once, offline, with `homespun data voices runs/voices`; see `homespun.data.spectrogram_set`. Each voice
 is a mixture of two of eight base voices, and two voices are mixtures of the same two, so that they are harder to tell
 apart than digits are. Spectrograms stay on disk until a user's examples are read.
 """
@@ -17,7 +17,7 @@ from pydantic import PositiveInt
 
 from homespun.core.settings import Paper, parse
 from homespun.data.preferences import Pool, Population, Preferences
-from homespun.data.spoken_sentences import VOICES, read, read_spectrograms
+from homespun.data.spectrogram_set import VOICES, read_manifest, read_spectrograms
 
 NAMES = tuple(f"voice {number}" for number in range(VOICES))
 # The paper's imbalanced population: a majority, a larger minority, and a long tail.
@@ -34,8 +34,8 @@ class Settings(Population):
 def load(settings: Mapping[str, Any]) -> Preferences:
     chosen = parse(Settings, settings, where="voices", listed_by="homespun data settings voices")
     folder = Path(chosen.folder)
-    contents = read(folder)
-    images, kinds, ends = read_spectrograms(folder, contents), np.array(contents.voice), contents.training
+    manifest = read_manifest(folder)
+    images, kinds, ends = read_spectrograms(folder, manifest), np.array(manifest.voice), manifest.training
     return Preferences(
         "voices",
         Population(**chosen.model_dump(exclude={"folder"})),  # the same set elsewhere is the same corpus
@@ -44,6 +44,6 @@ def load(settings: Mapping[str, Any]) -> Preferences:
         training=Pool(images[:ends], kinds[:ends]),
         testing=Pool(images[ends:], kinds[ends:]),
         # with the spectrograms' hash of when they were made: nobody should wait for a gigabyte to be read
-        source=hashlib.sha256(contents.to_json().encode()).hexdigest(),
+        source=hashlib.sha256(manifest.to_json().encode()).hexdigest(),
         place=folder.resolve(),
     )

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from homespun.evaluation import language
-from homespun.evaluation.pooling import summed_by_user
+from homespun.evaluation.pooling import sum_by_user
 
 COMPARED = ("test", "adapted", "newcomers")  # whom a difference is stated for
 MANY, FEW = "15", ("0", "1")  # own samples that are compared
@@ -47,14 +47,14 @@ def _control(run: Mapping[str, Any], known: Any, newcomers: Any) -> dict[str, An
     return {**run, "test": known, "adapted": {}, "newcomers": {"0": newcomers}}
 
 
-def from_samples(configurations: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any] | None:
+def sample_gains(configurations: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any] | None:
     """What own samples change, configuration by configuration: MANY of them against FEW; None for labels."""
     if next(iter(configurations.values()))[0]["test"]["metric"] != "perplexity":
         return None
 
     def changed(runs: Sequence[Mapping[str, Any]], who: str, few: str) -> dict[str, Any] | None:
         many, fewer = ([(run.get(who) or {}).get(count) for run in runs] for count in (MANY, few))
-        return _compared((many, fewer), (_people(runs, who),) * 2)
+        return _compared((many, fewer), (_user_positions(runs, who),) * 2)
 
     return {
         key: {who: {few: changed(runs, who, few) for few in FEW} for who in ("adapted", "newcomers")}
@@ -62,13 +62,13 @@ def from_samples(configurations: Mapping[str, Sequence[Mapping[str, Any]]]) -> d
     }
 
 
-def personal(configurations: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+def personal_differences(configurations: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
     """How much more perplexity participants have with a new user's private parameters in place of their own, and with
     another participant's; configurations that keep nothing private are left out."""
 
     def worse(runs: Sequence[Mapping[str, Any]], state: str) -> dict[str, Any] | None:
         sides = [run["personal"][state] for run in runs], [run["personal"]["own"] for run in runs]
-        return _compared(sides, (_people(runs, "test"),) * 2)
+        return _compared(sides, (_user_positions(runs, "test"),) * 2)
 
     return {
         key: {state: worse(runs, state) for state in ("prior", "another")}
@@ -82,7 +82,7 @@ def difference(
 ) -> dict[str, Any] | None:
     """Between two configurations, with all own samples."""
     left, right = ([with_all_samples(run, who) for run in runs] for runs in (ours, theirs))
-    return _compared((left, right), (_people(ours, who), _people(theirs, who)))
+    return _compared((left, right), (_user_positions(ours, who), _user_positions(theirs, who)))
 
 
 def _against_unadapted(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -90,11 +90,11 @@ def _against_unadapted(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mappi
     found = {}
     for who in ("adapted", "newcomers"):
         sides = [with_all_samples(run, who) for run in ours], [without_samples(run, who) for run in theirs]
-        found[who] = _compared(sides, (_people(ours, who), _people(theirs, who)))
+        found[who] = _compared(sides, (_user_positions(ours, who), _user_positions(theirs, who)))
     return found
 
 
-def _people(runs: Sequence[Mapping[str, Any]], who: str) -> list[Any]:
+def _user_positions(runs: Sequence[Mapping[str, Any]], who: str) -> list[Any]:
     part = "newcomers" if who == "newcomers" else "participants"
     return [(run.get("positions") or {}).get(part) for run in runs]
 
@@ -107,7 +107,7 @@ def _compared(
     if any(one is None for side in sides for one in side):
         return None
     left, right = (
-        summed_by_user([one for one in side if one is not None], who) for side, who in zip(sides, people, strict=True)
+        sum_by_user([one for one in side if one is not None], who) for side, who in zip(sides, people, strict=True)
     )
     if not left.users or left.user_tokens != right.user_tokens:
         return None

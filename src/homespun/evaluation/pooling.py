@@ -16,18 +16,18 @@ from homespun.evaluation.language import TextEvaluation
 COLUMNS = ("value", "user_mean", "user_worst_tenth", "loss")  # what a table shows of an evaluation
 
 
-def averaged(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def average_evaluations(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The mean over evaluations of much the same people: the participants of a seed's folds. Of texts, over
     their tokens, as differences between configurations are."""
     if evaluations[0]["metric"] == "perplexity":
-        return dict(joined(evaluations))
+        return dict(merge_evaluations(evaluations))
     return {
         "metric": evaluations[0]["metric"],
         **{column: _mean([one[column] for one in evaluations]) for column in COLUMNS},
     }
 
 
-def joined(evaluations: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def merge_evaluations(evaluations: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """One evaluation over different people: the newcomers of a seed's folds, each of them once."""
     if len(evaluations) == 1:
         return evaluations[0]
@@ -63,7 +63,7 @@ def _mean(values: Sequence[float | None], weights: Sequence[int] | None = None) 
     return float(np.average(numbers, weights=None if weights is None else [weights[place] for place in kept]))
 
 
-def summed_by_user(evaluations: Sequence[Mapping[str, Any]], people: Sequence[Sequence[int] | None]) -> TextEvaluation:
+def sum_by_user(evaluations: Sequence[Mapping[str, Any]], people: Sequence[Sequence[int] | None]) -> TextEvaluation:
     """Every user's losses and tokens over all runs that scored them.
 
     `people` has the users of each evaluation in its order, or None where they are not known: then each counts

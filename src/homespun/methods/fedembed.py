@@ -38,7 +38,7 @@ from homespun.core.settings import Paper
 from homespun.core.tree import Tree
 from homespun.evaluation.classification import LabelScoring
 from homespun.methods.preference import Common, cross_entropy, embedding_size, encode, new_embedding
-from homespun.models.preference import CLASSES, PreferenceModel
+from homespun.models.preference_network import CLASSES, PreferenceNetwork
 from homespun.models.som import MapServer, map_step, nearest
 
 
@@ -176,7 +176,7 @@ def method(settings: Settings, task: Task) -> Method:
     def build() -> nn.Module:
         assert task.image is not None
         heads = None if assignment == "personal" else count
-        return PreferenceModel(
+        return PreferenceNetwork(
             size=task.image, embedding=size, heads=heads, kinds=told_kinds, common=True, places=places()
         )
 
@@ -190,7 +190,7 @@ def method(settings: Settings, task: Task) -> Method:
     def new_private(generator: torch.Generator, _: Broadcast) -> dict[str, Tensor]:
         if assignment != "personal":
             return new_embedding(size, settings.embedding_scale, generator)
-        inputs = PreferenceModel(size=task.image or (28, 28), embedding=size, heads=None).head.weight.shape[1]
+        inputs = PreferenceNetwork(size=task.image or (28, 28), embedding=size, heads=None).head.weight.shape[1]
         zeros = {"head.weight": torch.zeros(CLASSES, inputs), "head.bias": torch.zeros(CLASSES)}
         return {**new_embedding(size, settings.embedding_scale, generator), **zeros}
 

@@ -34,7 +34,7 @@ from homespun.core.server import server_rule
 from homespun.core.settings import Paper
 from homespun.evaluation.language import TokenScoring
 from homespun.methods import fedperc
-from homespun.models.heads import SMALLEST, HeadSettings, SplitHeads, output_head
+from homespun.models.heads import ADAM_EPSILON, HeadSettings, SplitHeads, output_head
 from homespun.models.pretrained import load_pretrained
 from homespun.models.token_batches import encode, token_window
 
@@ -57,8 +57,8 @@ def method(settings: Settings, task: Task) -> Method:
     pretrained = load_pretrained(settings.base)
     personal_rate = settings.rate if settings.personal_rate is None else settings.personal_rate
     rates = {"personal.head": personal_rate, "context.heads": settings.rate}
-    together = {name: Adam(rate, epsilon=SMALLEST) for name, rate in rates.items()}
-    at_home = {name: Adam(settings.home_pace * rate, epsilon=SMALLEST) for name, rate in rates.items()}
+    together = {name: Adam(rate, epsilon=ADAM_EPSILON) for name, rate in rates.items()}
+    at_home = {name: Adam(settings.home_pace * rate, epsilon=ADAM_EPSILON) for name, rate in rates.items()}
 
     def new_private(_: torch.Generator, __: Broadcast) -> dict[str, Tensor]:
         return {"personal.head": output_head(pretrained)}

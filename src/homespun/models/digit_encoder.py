@@ -46,17 +46,17 @@ def encode_digits(encoder: Tree, image: Tensor, *, embedding: Tensor | None, for
     gradient must reach the embedding, but not the encoder's weights."""
     fixed = {name: value.detach() for name, value in encoder.items()}
     windows = _Fold.apply(*(encoder[name] for name in ("0.weight", "1.weight", "1.bias", "2.weight", "2.bias")))
-    person = of_person(encoder, embedding, len(image))
-    person_for_common = of_person(fixed, embedding, len(image)) if for_common else (None,) * len(person)
+    terms = client_terms(encoder, embedding, len(image))
+    terms_for_common = client_terms(fixed, embedding, len(image)) if for_common else (None,) * len(terms)
     last = [encoder[name] for name in ("4.weight", "4.bias", "3.weight", "3.bias")]
-    found = _Encode.apply(image, windows, *of_squares(encoder["0.weight"]), *last, *person, *person_for_common)
+    found = _Encode.apply(image, windows, *square_sums(encoder["0.weight"]), *last, *terms, *terms_for_common)
     if not for_common:
         features = _last_norm(encoder, found)
         return features, features
     return _last_norm(encoder, found[0]), _last_norm(fixed, found[1])
 
 
-class Person(NamedTuple):
+class ClientTerms(NamedTuple):
     """What a client's shift adds."""
 
     middle: Tensor  # [C, 49 * 32], to be scaled
@@ -108,7 +108,7 @@ class _Fold(torch.autograd.Function):
         of_near = (of_through * of_pixel.mT).sum(dim=3).permute(1, 0, 3, 2)  # [C, t, o, q]
         of_near = of_near + (by_channel @ minus_gain.mT).view(of_near.shape)
         of_offset = (by_channel @ constant.mT).view(of_near.shape)
-        of_first = grad.new_zeros(clients, 16, ctx.channels, 9)  # the person's channel, if there is one, is not here
+        of_first = grad.new_zeros(clients, 16, ctx.channels, 9)  # without the embedding's channel, if there is one
         of_first[:, :, 0] = (of_through * near.mT[:, None, :, None]).sum(dim=(0, 2)).mT
         found = (
             of_first.unflatten(3, (3, 3)),
@@ -119,7 +119,7 @@ class _Fold(torch.autograd.Function):
         return found if ctx.apart else tuple(value[0] for value in found)
 
 
-def of_squares(first: Tensor) -> tuple[Tensor, Tensor]:
+def square_sums(first: Tensor) -> tuple[Tensor, Tensor]:
     """The sum of squares that a window's own pixels add [..., 25, 25], and the sum that each pixel adds [..., 961]."""
     of_pixel = first.select(-3, 0)
     spread = [functional.pad(of_pixel, (right, 2 - right, down, 2 - down)) for down in (0, 2) for right in (0, 2)]
@@ -147,7 +147,7 @@ def _to_pixels(seen: Tensor) -> Tensor:
     return functional.pad(by_pixel, (3, 0, 3, 0)).view(*seen.shape[:-2], -1)
 
 
-def of_person(encoder: Tree, embedding: Tensor | None, clients: int) -> Person:
+def client_terms(encoder: Tree, embedding: Tensor | None, clients: int) -> ClientTerms:
     weight, gain, second = encoder["0.weight"], encoder["1.weight"], encoder["2.weight"]
     shift = encoder["0.bias"].expand(clients, -1)[..., None]  # [C, 16, 1]
     channel = weight.dim() - 3
@@ -158,7 +158,7 @@ def of_person(encoder: Tree, embedding: Tensor | None, clients: int) -> Person:
         shift = shift + weight.select(channel, 1).flatten(-2) @ seen
     gained = shift.unflatten(2, (14, 14)) * gain
     middle = second.flatten(-3) @ _seen_by_second(gained)  # [C, 32, 49]
-    return Person(
+    return ClientTerms(
         middle.mT.flatten(1),
         _to_pixels(weight.select(channel, 0).flatten(-2).mT @ shift),
         shift.sum(dim=(1, 2)),
@@ -194,14 +194,14 @@ class _Encode(torch.autograd.Function):
         third_bias: Tensor,
         gain: Tensor,
         offset: Tensor,
-        *persons: Tensor | None,
+        *all_terms: Tensor | None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         ctx.apart = third.dim() == 5
         if ctx.apart:
             windows, squares, sums, third, third_bias, gain, offset = (
                 value[0] for value in (windows, squares, sums, third, third_bias, gain, offset)
             )
-        person = Person(*persons[:4])  # type: ignore[arg-type]
+        terms = ClientTerms(*all_terms[:4])  # type: ignore[arg-type]
         clients, count = image.shape[:2]
         rows = clients * count
         pixels = third.new_zeros(PADDED, PADDED, rows)
@@ -211,9 +211,9 @@ class _Encode(torch.autograd.Function):
         torch.index_select(pixels, 0, _pixel_of_window(pixels.device), out=seen[: WINDOW**2].view(-1, rows))
         own = seen[:OWN].view(OWN, -1)
         quadratic = (squares @ own).mul_(own).view(-1, rows).sum(dim=0).view(clients, count)
-        crossed = (pixels.view(-1, clients, count) * person.with_pixels.mT[..., None]).sum(dim=0)
-        mean = ((sums @ pixels).view(clients, count) + person.total[:, None]) / VALUES
-        variance = (quadratic + 2 * crossed + person.squares[:, None]) / VALUES - mean.square()
+        crossed = (pixels.view(-1, clients, count) * terms.with_pixels.mT[..., None]).sum(dim=0)
+        mean = ((sums @ pixels).view(clients, count) + terms.total[:, None]) / VALUES
+        variance = (quadratic + 2 * crossed + terms.squares[:, None]) / VALUES - mean.square()
         scale = (variance.clamp(min=0) + EPS).rsqrt()  # a difference: where it is nothing, rounding may go below
         seen[: WINDOW**2].mul_(scale.view(-1))
         seen[-2], seen[-1] = (scale * mean).view(-1), 1
@@ -222,7 +222,7 @@ class _Encode(torch.autograd.Function):
         torch.addcmul(
             folded.permute(1, 0, 2).unflatten(0, (clients, count)),
             scale[..., None, None],
-            person.middle.view(clients, 1, PLACES, CHANNELS),
+            terms.middle.view(clients, 1, PLACES, CHANNELS),
             out=middle,
         )
         ones, zeros = pixels.new_ones(MIDDLE), pixels.new_zeros(MIDDLE)  # without them it takes twice as long
@@ -239,22 +239,22 @@ class _Encode(torch.autograd.Function):
                 pixels, seen, scale, mean, normal, middle_scale, gained, products, constants, by_place, gain, offset
             )
         )
-        return (found, found.clone()) if len(persons) > 4 and persons[4] is not None else found
+        return (found, found.clone()) if len(all_terms) > 4 and all_terms[4] is not None else found
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = _Saved(*ctx.saved_tensors)
-        wants_weights, wants_person = any(ctx.needs_input_grad[1:8]), any(ctx.needs_input_grad[8:])
+        wants_weights, wants_terms = any(ctx.needs_input_grad[1:8]), any(ctx.needs_input_grad[8:])
         of_weights: tuple[Tensor | None, ...] = (None,) * 7
-        of_persons: list[Tensor | None] = []
+        of_terms: list[Tensor | None] = []
         for path, grad in enumerate(grads):
             arrived = _arrived(saved, grad.reshape(-1, FEATURES))
-            of_persons += _of_person(saved, arrived) if wants_person else [None] * 4
+            of_terms += _client_gradients(saved, arrived) if wants_terms else [None] * 4
             if path == 0 and wants_weights:
                 of_weights = (_of_weights_apart if ctx.apart else _of_weights)(saved, arrived)
-        of_persons += [None] * (len(ctx.needs_input_grad) - 8 - len(of_persons))
-        return None, *of_weights, *of_persons
+        of_terms += [None] * (len(ctx.needs_input_grad) - 8 - len(of_terms))
+        return None, *of_weights, *of_terms
 
 
 class _Saved(NamedTuple):
@@ -296,7 +296,7 @@ def _arrived(saved: _Saved, grad: Tensor) -> _Arrived:
     return _Arrived(grad, along, variance / VALUES, (scale * at_mean - 2 * saved.mean * variance) / VALUES)
 
 
-def _of_person(saved: _Saved, arrived: _Arrived) -> list[Tensor]:
+def _client_gradients(saved: _Saved, arrived: _Arrived) -> list[Tensor]:
     """Sums over a client's rows, of what is linear before what is not: no row needs the middle's gradient."""
     clients, count = saved.scale.shape
     scales = saved.middle_scale * saved.scale.view(-1, 1)

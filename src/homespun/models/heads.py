@@ -28,7 +28,7 @@ GROUP, STRIDE = 4, 8  # utterances read together; their length is a multiple of 
 MEMO_BYTES = 2**30  # of features kept in each process: a million tokens at width 256
 # Most words are next to impossible at most places, so most of a head's gradient is nothing but rounding. With torch's
 # 1e-8 Adam would blow that up to whole steps.
-SMALLEST = 1e-6
+ADAM_EPSILON = 1e-6
 ROWS = 128  # tokens whose logits are worked out together: 4 MB with 8192 words
 
 
@@ -76,7 +76,7 @@ class SharedHead(nn.Module):
         super().__init__()
         require_plain_head(pretrained)
         self.backbone = pretrained.model.base_model
-        self.reader = Reader(pretrained.start(start), pretrained.positions)
+        self.reader = FeatureReader(pretrained.start(start), pretrained.positions)
         self.head = nn.ParameterDict({"weight": output_head(pretrained)})
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
@@ -91,7 +91,7 @@ class SplitHeads(nn.Module):
         super().__init__()
         require_plain_head(pretrained)
         self.backbone = pretrained.model.base_model
-        self.reader = Reader(pretrained.start(start), pretrained.positions)
+        self.reader = FeatureReader(pretrained.start(start), pretrained.positions)
         head = output_head(pretrained)
         self.personal = nn.ParameterDict({"head": head})
         self.context = nn.ParameterDict({"heads": head.expand(contexts, -1, -1)})
@@ -128,7 +128,7 @@ def require_plain_head(pretrained: Pretrained) -> None:
 
 
 @dataclass(frozen=True)
-class Read:
+class TokenFeatures:
     """A batch as the heads see it: its real tokens in a row."""
 
     hidden: Tensor  # [T, width]: what the backbone knows before each token
@@ -141,7 +141,7 @@ class Read:
 
 
 @dataclass
-class Reader:
+class FeatureReader:
     """What a frozen backbone makes of utterances. It remembers: the caller's backbone has to be the same every time.
 
     When the memory is full, what is not in it is worked out each time it is met: examples come round in turn, so
@@ -154,11 +154,11 @@ class Reader:
     kept: dict[bytes, Tensor] = field(default_factory=dict)
     kept_bytes: int = 0
 
-    def __deepcopy__(self, _: Any) -> Reader:
+    def __deepcopy__(self, _: Any) -> FeatureReader:
         """A copy remembers nothing: it is made for a backbone on another device."""
-        return Reader(self.start, self.positions, self.limit_bytes)
+        return FeatureReader(self.start, self.positions, self.limit_bytes)
 
-    def read(self, backbone: Any, batch: Mapping[str, Tensor]) -> Read:
+    def read(self, backbone: Any, batch: Mapping[str, Tensor]) -> TokenFeatures:
         tokens, length = batch["tokens"], batch["length"]
         real = torch.arange(tokens.shape[1], device=tokens.device) < length[:, None]
         texts = [row[:count] for row, count in zip(tokens.cpu().numpy(), length.tolist(), strict=True)]
@@ -169,7 +169,7 @@ class Reader:
         hidden = [new[key] if key in new else self.kept[key] for key in keys]
         width = backbone.get_input_embeddings().weight.shape[1]
         none = torch.zeros(0, width, device=tokens.device)
-        return Read(torch.cat(hidden) if hidden else none, tokens[real].long(), real)
+        return TokenFeatures(torch.cat(hidden) if hidden else none, tokens[real].long(), real)
 
     def _keep(self, features: Mapping[bytes, Tensor]) -> None:
         for key, hidden in features.items():

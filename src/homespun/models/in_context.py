@@ -20,7 +20,7 @@ ROWS = 8  # utterances read together: each has a copy of what is remembered
 
 
 @torch.no_grad()
-def losses_after(model: Any, before: Sequence[int], batch: Mapping[str, Tensor]) -> Tensor:
+def in_context_losses(model: Any, before: Sequence[int], batch: Mapping[str, Tensor]) -> Tensor:
     """-log p(token | before, tokens before it) [n, L], zero beyond an utterance's length."""
     tokens, length = batch["tokens"].long(), batch["length"]
     if not len(tokens):
@@ -38,7 +38,7 @@ def losses_after(model: Any, before: Sequence[int], batch: Mapping[str, Tensor])
     return torch.cat(losses).masked_fill(~real, 0)
 
 
-def joined(sentences: Sequence[Sequence[int]], *, start: int, between: Sequence[int], room: int) -> list[int]:
+def join_sentences(sentences: Sequence[Sequence[int]], *, start: int, between: Sequence[int], room: int) -> list[int]:
     """The start and the sentences, each with `between` after it; the first ones are left out until the rest fits."""
     kept: list[int] = []
     for sentence in reversed(sentences):

@@ -50,7 +50,7 @@ def _group_losses(backbone: Any, prefix: Tensor, *, tokens: Tensor, length: Tens
 def can_pack(backbone: Any) -> bool:
     """Whether utterances in one row have the losses that they have padded."""
     model = backbone.get_base_model() if hasattr(backbone, "get_base_model") else backbone  # under an adapter
-    if "position_ids" not in inspect.signature(model.forward).parameters or _looks_back_a_little(model.config):
+    if "position_ids" not in inspect.signature(model.forward).parameters or _has_local_attention(model.config):
         return False
     prefix = backbone.get_input_embeddings().weight.detach()[:2, None]
     with torch.no_grad():
@@ -62,7 +62,7 @@ def can_pack(backbone: Any) -> bool:
     return torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def _looks_back_a_little(config: Any) -> bool:
+def _has_local_attention(config: Any) -> bool:
     """Whether a token sees only the last few before it, in some layer: a mask of one's own would lift that."""
     limits = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
     kinds = getattr(config, "layer_types", None) or []
@@ -74,13 +74,13 @@ def packed_losses(backbone: nn.Module, prefix: Tensor, *, tokens: Tensor, length
     real = torch.arange(tokens.shape[1], device=tokens.device) < length[:, None]
     losses = [
         _row_losses(backbone, prefix[start:stop], tokens=tokens[start:stop].long(), real=real[start:stop])
-        for start, stop in rows(length + prefix.shape[1])
+        for start, stop in pack_rows(length + prefix.shape[1])
     ]
     none = torch.zeros(tokens.shape, device=tokens.device)
     return none.masked_scatter(real, torch.cat(losses)) if losses else none
 
 
-def rows(sizes: Tensor) -> Iterator[tuple[int, int]]:
+def pack_rows(sizes: Tensor) -> Iterator[tuple[int, int]]:
     """Neighbours whose sizes add up to at most `ROW`; a longer one has a row of its own."""
     start, filled = 0, 0
     for place, size in enumerate(sizes.tolist()):

@@ -18,7 +18,7 @@ from pydantic import AfterValidator
 from torch import Tensor, nn
 
 from homespun.core.errors import InputError, SettingsError, UntrustedError
-from homespun.models.pretrained_checks import require_fitting, require_safetensors, require_sizes
+from homespun.models.pretrained_checks import require_plausible_size, require_safetensors, require_sizes
 from homespun.system.trust import allows
 
 TINY = Path(__file__).parent / "tiny"
@@ -27,12 +27,12 @@ OWN_CODE = " It brings code of its own, which homespun does not run."
 FORMAT_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 
-def _lasting(name: str) -> str:
+def _absolute_folder(name: str) -> str:
     """A folder's whole path, so that a run can be opened from anywhere."""
     return str(Path(name).resolve()) if name not in ("tiny", "smollm2") and os.path.isdir(name) else name
 
 
-BaseName: TypeAlias = Annotated[str, AfterValidator(_lasting)]
+BaseName: TypeAlias = Annotated[str, AfterValidator(_absolute_folder)]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def load_pretrained(name: str) -> Pretrained:
         require_sizes(values, where=where)
         if folder is not None:
             require_safetensors(folder, values, where=where)
-        require_fitting(AutoConfig.from_pretrained(folder or name, **options), where=where, folder=folder)
+        require_plausible_size(AutoConfig.from_pretrained(folder or name, **options), where=where, folder=folder)
         tokenizer = AutoTokenizer.from_pretrained(folder or name, **options)
         found: Any = AutoModelForCausalLM.from_pretrained(
             folder or name,

@@ -45,7 +45,7 @@ def require_sizes(config: Mapping[str, Any], *, where: str) -> None:
         raise_faults(InputError, f"{where}: its config.json", faults)
 
 
-def require_fitting(config: Any, *, where: str, folder: Path | None) -> None:
+def require_plausible_size(config: Any, *, where: str, folder: Path | None) -> None:
     """Raise where the model as a whole would be too large, or far larger than its files; nothing is allocated."""
     from transformers import AutoModelForCausalLM
 

@@ -53,14 +53,16 @@ EPS = 1e-5
 def encode_speech(
     layers: nn.Sequential, encoder: Tree, image: Tensor, *, embedding: Tensor | None, for_common: bool
 ) -> tuple[Tensor, Tensor]:
-    """Features [C, n, 256] of spectrograms [C, n, 200, 375], which are bytes, by the layers of appendix B.2 with these
-    weights, the same for everybody (`same_for_all`). And once more: where it is asked for, for a head whose gradient
-    must reach the embedding, but not the encoder's weights."""
+    """Two copies of the features [C, n, 256] of uint8 spectrograms [C, n, 200, 375], by the layers of appendix B.2.
+
+    All clients have the same weights (`weights_are_shared`). With `for_common` the second copy passes gradients to the
+    embedding but not to the encoder's weights.
+    """
     if (geometry(layers[0], layers[1]), geometry(layers[3], layers[4])) != (FIRST, SECOND):
         raise MethodError("speech: these are not the layers that can be read together")
     fixed = {name: value.detach() for name, value in encoder.items()}
-    shift = of_person(encoder, embedding, len(image))
-    again = of_person(fixed, embedding, len(image)) if for_common else None
+    shift = client_shift(encoder, embedding, len(image))
+    again = client_shift(fixed, embedding, len(image)) if for_common else None
     first = encoder["0.weight"]
     weights = first.narrow(first.dim() - 3, 0, 1), encoder["2.weight"], encoder["2.bias"], encoder["3.weight"]
     found = _Front.apply(image, *weights, shift, again)
@@ -70,7 +72,7 @@ def encode_speech(
     return _behind(layers, encoder, found[0]), _behind(layers, fixed, found[1])
 
 
-def of_person(encoder: Tree, embedding: Tensor | None, clients: int) -> Tensor:
+def client_shift(encoder: Tree, embedding: Tensor | None, clients: int) -> Tensor:
     """What diag(e) and the bias add to the first convolution: [C, 50, 41, 16]."""
     weight = encoder["0.weight"]
     shift = encoder["0.bias"].expand(clients, -1)[:, None].expand(-1, FRONT[0] * FRONT[1], -1)

@@ -94,7 +94,7 @@ def stacked_sequential(layers: nn.Sequential, parameters: Tree, inputs: Tensor, 
     return inputs
 
 
-def same_for_all(parameters: Tree, layers: nn.Sequential) -> bool:
+def weights_are_shared(parameters: Tree, layers: nn.Sequential) -> bool:
     """Whether everybody has the same weights: none has a client axis, or all have one along which nothing changes."""
     plain = {name: value.dim() for name, value in layers.named_parameters()}
     if all(value.dim() == plain[name] for name, value in parameters.items()):

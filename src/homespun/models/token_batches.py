@@ -17,7 +17,7 @@ PROMPT = 3  # tokens of an utterance that are given; what follows is scored
 SHORTEST = PROMPT + 1  # an utterance needs one token to score
 # Defaults of language runs. After training every user adapts at home to several numbers of samples, which takes seconds
 # each time; with all users and all their utterances the final evaluation could take longer than the training.
-EVALUATED = {"evaluate_users": 25, "evaluate_examples": 25}
+EVALUATION_DEFAULTS = {"evaluate_users": 25, "evaluate_examples": 25}
 UtteranceLength: TypeAlias = Annotated[int, Field(ge=SHORTEST)]
 
 

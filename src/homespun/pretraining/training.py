@@ -102,7 +102,7 @@ def rate_at(step: int, steps: int, settings: PretrainSettings) -> float:
     return settings.rate * (settings.final_rate + (1 - settings.final_rate) * (1 + math.cos(math.pi * done)) / 2)
 
 
-def schedule(sizes: Mapping[str, int], weights: Mapping[str, float], *, count: int, seed: int) -> np.ndarray:
+def order_sequences(sizes: Mapping[str, int], weights: Mapping[str, float], *, count: int, seed: int) -> np.ndarray:
     """Which sequence is read when: `count` numbers of sequences, counted through the sources one after another.
 
     Sources take turns by weight times size; a source is read to its end before any of it is read again.
@@ -122,7 +122,7 @@ def schedule(sizes: Mapping[str, int], weights: Mapping[str, float], *, count: i
 
 
 @dataclass(frozen=True)
-class Reading:
+class BatchSchedule:
     """The sequences of some steps, in the order they are read, and the voices of each; -1: none."""
 
     rows: np.ndarray
@@ -134,9 +134,9 @@ class Reading:
         return torch.from_numpy(self.rows[self.order[part]]).long(), torch.from_numpy(self.voices[part])
 
 
-def reading(corpus: Corpus, settings: PretrainSettings, *, steps: int) -> Reading:
+def schedule_batches(corpus: Corpus, settings: PretrainSettings, *, steps: int) -> BatchSchedule:
     count = steps * settings.batch
-    order = schedule(
+    order = order_sequences(
         {name: len(one) for name, one in corpus.sequences.items()},
         {one.name: one.weight for one in corpus.facts},
         count=count,
@@ -149,10 +149,10 @@ def reading(corpus: Corpus, settings: PretrainSettings, *, steps: int) -> Readin
     of_stretch = np.concatenate([begin + one for begin, one in zip(first, corpus.stretches.values(), strict=True)])
     voices = np.stack([of_source, of_stretch], axis=1)[order].astype(np.int64)
     voices[numpy_generator(settings.seed, "voiceless").random(count) < settings.voiceless] = -1
-    return Reading(np.concatenate(list(corpus.sequences.values())), order, voices)
+    return BatchSchedule(np.concatenate(list(corpus.sequences.values())), order, voices)
 
 
-def begin(corpus: Corpus, settings: PretrainSettings, *, steps: int) -> State:
+def initial_state(corpus: Corpus, settings: PretrainSettings, *, steps: int) -> State:
     network = build_network(
         settings.network,
         vocabulary=corpus.tokenizer.get_vocab_size(),
@@ -172,8 +172,8 @@ def count_steps(corpus: Corpus, settings: PretrainSettings) -> int:
     """As many steps as were asked for, or as fit into the minutes asked for."""
     if settings.steps is not None:
         return settings.steps
-    trial = begin(corpus, settings, steps=TIMED_STEPS + 1)
-    read = reading(corpus, settings, steps=TIMED_STEPS + 1)
+    trial = initial_state(corpus, settings, steps=TIMED_STEPS + 1)
+    read = schedule_batches(corpus, settings, steps=TIMED_STEPS + 1)
     take_step(trial, *read.batch(0, settings.batch), settings)  # the first one also sets things up
     started = time.perf_counter()
     for step in range(1, TIMED_STEPS + 1):
@@ -197,7 +197,7 @@ def take_step(state: State, batch: Tensor, voices: Tensor, settings: PretrainSet
 
 def train(state: State, corpus: Corpus, settings: PretrainSettings, *, folder: Path) -> Iterator[Progress]:
     """Take the steps that are left. Checkpoints are written by the way and at the end."""
-    read = reading(corpus, settings, steps=state.steps)
+    read = schedule_batches(corpus, settings, steps=state.steps)
     saved = time.perf_counter()
     while state.step < state.steps:
         started = time.perf_counter()
@@ -233,7 +233,7 @@ def load_checkpoint(path: Path, corpus: Corpus, settings: PretrainSettings) -> S
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except Exception as error:
         raise RunError(f"{path}: cannot be read: {error}. Remove it to begin again.") from None
-    state = begin(corpus, settings, steps=counts["steps"])
+    state = initial_state(corpus, settings, steps=counts["steps"])
     with torch.no_grad():
         for name, value in state.network.named_parameters():
             value.copy_(tensors[f"network/{name}"])
@@ -251,7 +251,7 @@ def load_checkpoint(path: Path, corpus: Corpus, settings: PretrainSettings) -> S
 
 
 @dataclass(frozen=True)
-class Measured:
+class LossTotal:
     """Sum of the losses of so many tokens, in nats."""
 
     loss: float
@@ -262,7 +262,7 @@ class Measured:
         return math.exp(self.loss / self.tokens) if self.tokens else math.nan
 
 
-def measure_documents(network: Any, documents: np.ndarray) -> Measured:
+def measure_documents(network: Any, documents: np.ndarray) -> LossTotal:
     """The loss of every token of documents that begin with END, each read alone."""
     lengths = (documents != PADDING).sum(1)
     loss, tokens = 0.0, 0
@@ -275,4 +275,4 @@ def measure_documents(network: Any, documents: np.ndarray) -> Measured:
             if count:
                 loss += float(mean_loss(network, torch.from_numpy(rows).long())) * count
                 tokens += count
-    return Measured(loss, tokens)
+    return LossTotal(loss, tokens)

@@ -19,7 +19,7 @@ from homespun.core.roles import SHARED
 from homespun.data.columns import look_like_names
 from homespun.data.federation import Federation
 from homespun.data.source import DataSettings
-from homespun.data.splits import part, withhold
+from homespun.data.splits import select_part, withhold
 from homespun.privacy.account import UnprotectedUse
 from homespun.privacy.accounting import require_accountant
 from homespun.privacy.settings import Privacy, Sampler, require_promise, require_public
@@ -222,7 +222,7 @@ def _require_known_contexts(
     """A row of the context table that nobody trains would be judged all the same, with whoever is tested in it."""
     if "context" not in method.keys.values():
         return
-    training = part(participants, "train", seed=settings.seed, fractions=settings.fractions)
+    training = select_part(participants, "train", seed=settings.seed, fractions=settings.fractions)
     missing = set(range(len(participants.contexts)))
     for position in range(len(training.users)):
         if not missing:  # usually after a few people

@@ -50,7 +50,7 @@ def machine_records(history: Sequence[Mapping[str, Any]], *, round: int, folder:
     A change is said on stderr, because the run's bits are then not those of an uninterrupted one.
     """
     here = machine()
-    changed = changes(history, here)
+    changed = machine_changes(history, here)
     if changed:
         say(
             f"homespun: {folder}: resumes with {', '.join(changed)}. From here on it is not bit-identical to an "
@@ -60,7 +60,7 @@ def machine_records(history: Sequence[Mapping[str, Any]], *, round: int, folder:
     return [] if changed == [] else [{"kind": "machine", "round": round, **here}]
 
 
-def changes(history: Sequence[Mapping[str, Any]], here: Mapping[str, str]) -> list[str] | None:
+def machine_changes(history: Sequence[Mapping[str, Any]], here: Mapping[str, str]) -> list[str] | None:
     """How this machine differs from the one that the latest rounds of a history were trained on.
 
     None where the history does not say.

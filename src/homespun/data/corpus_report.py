@@ -64,7 +64,7 @@ class CorpusReport:
         return found
 
 
-def check(
+def inspect_corpus(
     federation: Federation, *, fractions: Fractions = FRACTIONS, inspect_at_most: int = INSPECTED_AT_MOST
 ) -> CorpusReport:
     """Look at everybody's examples, or at a sample's where there are very many people."""

@@ -13,17 +13,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-KEPT = 256  # hashes of a sketch
+SKETCH_SIZE = 256  # hashes of a sketch
 _BITS = 256
 
 
 @dataclass(frozen=True)
-class Content:
+class ContentSignature:
     fingerprint: str
     sketch: tuple[str, ...] = field(repr=False)
 
 
-def content_of(rows: Iterable[tuple[str, str]]) -> Content:
+def sign_content(rows: Iterable[tuple[str, str]]) -> ContentSignature:
     """The content of a corpus from its rows of user and text, before any filter."""
     total, least, bound = 0, set[bytes](), b"\xff" * (_BITS // 8)
     for user, text in rows:
@@ -32,8 +32,8 @@ def content_of(rows: Iterable[tuple[str, str]]) -> Content:
         total += int.from_bytes(digest)
         if digest < bound:
             least.add(digest)
-            if len(least) > 8 * KEPT:
-                least = set(heapq.nsmallest(KEPT, least))
+            if len(least) > 8 * SKETCH_SIZE:
+                least = set(heapq.nsmallest(SKETCH_SIZE, least))
                 bound = max(least)
-    sketch = tuple(digest.hex() for digest in heapq.nsmallest(KEPT, least))
-    return Content(f"{total % 2**_BITS:064x}", sketch)
+    sketch = tuple(digest.hex() for digest in heapq.nsmallest(SKETCH_SIZE, least))
+    return ContentSignature(f"{total % 2**_BITS:064x}", sketch)

@@ -23,7 +23,7 @@ from homespun.core.errors import MethodError
 from homespun.core.tree import Tree
 from homespun.models.digit_encoder import diagonal, encode_digits
 from homespun.models.speech_encoder import encode_speech
-from homespun.models.stacked_layers import Geometry, conv, geometry, linear, same_for_all, stacked_sequential
+from homespun.models.stacked_layers import Geometry, conv, geometry, linear, stacked_sequential, weights_are_shared
 
 CLASSES = 2  # not liked, liked
 DIGIT = (28, 28)
@@ -59,7 +59,7 @@ def speech_encoder(channels: int) -> nn.Sequential:
     )
 
 
-class PreferenceModel(nn.Module):
+class PreferenceNetwork(nn.Module):
     """A batch holds `image` [n, height, width] as bytes and, where there are several heads, `head` [n].
 
     The output is [n, 2 + kinds + 2]: the assigned head's logits and, where there are such heads, those of the kinds and
@@ -167,7 +167,7 @@ class PreferenceModel(nn.Module):
         """And once more for the common head, where the encoder is trained."""
         twice = hasattr(self, "common") and any(value.requires_grad for value in encoder.values())
         in_bytes = self.size == DIGIT or image.dtype == torch.uint8  # sums of spectrograms are whole numbers
-        if same_for_all(encoder, self.encoder) and in_bytes:
+        if weights_are_shared(encoder, self.encoder) and in_bytes:
             embedding = parameters["user.embedding"] if hasattr(self, "user") else None
             if self.size == DIGIT:
                 found = encode_digits(encoder, image, embedding=embedding, for_common=twice)
@@ -199,8 +199,8 @@ class PreferenceModel(nn.Module):
         embedding, weight = parameters["user.embedding"], encoder["0.weight"]
         second = diagonal(embedding, self.size)[:, None, ..., None]
         own = weight.narrow(weight.dim() - 3, 1, 1)
-        of_person = conv(second, own, None, self._first)
-        features = stacked_sequential(self.encoder, encoder, first + of_person, after=1).flatten(2)
+        of_embedding = conv(second, own, None, self._first)
+        features = stacked_sequential(self.encoder, encoder, first + of_embedding, after=1).flatten(2)
         return torch.cat([features, embedding[:, None].expand(-1, features.shape[1], -1)], dim=2)
 
     @property

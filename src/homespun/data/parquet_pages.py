@@ -14,17 +14,17 @@ from typing import IO, Any
 
 MAGIC = b"PAR1"
 FIRST_WINDOW, LARGEST_WINDOW = 2**12, 2**24  # bytes of a page header; it may hold the smallest and largest value
-DEEPEST = 12  # structs and lists within each other
+MAX_DEPTH = 12  # structs and lists within each other
 
 _TRUE, _FALSE, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _LISTS, _STRUCT = 1, 2, 3, (4, 5, 6), 7, 8, (9, 10), 12
 
 
-class BrokenPages(ValueError):
+class BrokenParquetError(ValueError):
     """A footer or page header that cannot be read."""
 
 
 @dataclass(frozen=True)
-class Chunk:
+class ColumnChunk:
     """Where a column's pages are in one group of rows."""
 
     start: int
@@ -34,19 +34,19 @@ class Chunk:
 @dataclass(frozen=True)
 class Footer:
     rows: int
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[ColumnChunk, ...]
 
 
 def read_footer(file: IO[bytes], names: Collection[str]) -> Footer:
     """How many rows a file has, and where the pages of the columns with these names are."""
     end = file.seek(0, os.SEEK_END)
     if end < 12:
-        raise BrokenPages("too short")
+        raise BrokenParquetError("too short")
     file.seek(end - 8)
     last = file.read(8)
     size = int.from_bytes(last[:4], "little")
     if last[4:] != MAGIC or size > end - 12:
-        raise BrokenPages("no footer")
+        raise BrokenParquetError("no footer")
     file.seek(end - 8 - size)
     groups = [_require(dict, group) for group in _require(list, _Cursor(file.read(size)).struct().get(4, []))]
     wanted = {name.encode("utf-8", "surrogatepass") for name in names}
@@ -63,21 +63,21 @@ def _path(column: dict[int, Any]) -> list[bytes]:
     return [_require(bytes, name) for name in _require(list, column.get(3))]
 
 
-def _chunk(column: dict[int, Any]) -> Chunk:
+def _chunk(column: dict[int, Any]) -> ColumnChunk:
     start, dictionary = _require(int, column.get(9)), column.get(11)
     if isinstance(dictionary, int) and 0 < dictionary < start:
         start = dictionary
-    return Chunk(start, _require(int, column.get(7)))
+    return ColumnChunk(start, _require(int, column.get(7)))
 
 
-def page_bytes(file: IO[bytes], chunk: Chunk) -> Iterator[int]:
+def page_bytes(file: IO[bytes], chunk: ColumnChunk) -> Iterator[int]:
     """The unpacked size of every page of a column's chunk."""
     at, end = chunk.start, chunk.start + chunk.size
     while 0 <= at < end:
         header, size = _page_header(file, at)
         unpacked, packed = _require(int, header.get(2)), _require(int, header.get(3))
         if unpacked < 0 or packed < 0:
-            raise BrokenPages("a size below zero")
+            raise BrokenParquetError("a size below zero")
         yield unpacked
         at += size + packed
 
@@ -89,7 +89,7 @@ def _page_header(file: IO[bytes], at: int) -> tuple[dict[int, Any], int]:
         cursor = _Cursor(file.read(window))
         try:
             return cursor.struct(), cursor.at
-        except BrokenPages:  # or longer than the window
+        except BrokenParquetError:  # or longer than the window
             if len(cursor.data) < window or window >= LARGEST_WINDOW:
                 raise
             window *= 8
@@ -97,7 +97,7 @@ def _page_header(file: IO[bytes], at: int) -> tuple[dict[int, Any], int]:
 
 def _require(kind: type, value: Any) -> Any:
     if not isinstance(value, kind):
-        raise BrokenPages("a field is missing")
+        raise BrokenParquetError("a field is missing")
     return value
 
 
@@ -119,8 +119,8 @@ class _Cursor:
         return found
 
     def _value(self, kind: int, depth: int) -> Any:
-        if depth > DEEPEST:
-            raise BrokenPages("too deep")
+        if depth > MAX_DEPTH:
+            raise BrokenParquetError("too deep")
         if kind in (_TRUE, _FALSE, _BYTE):
             return self._byte()
         if kind in _INTEGERS:
@@ -133,24 +133,24 @@ class _Cursor:
             return self.struct(depth)
         if kind in _LISTS:
             return self._list(depth)
-        raise BrokenPages("an unknown kind of field")
+        raise BrokenParquetError("an unknown kind of field")
 
     def _list(self, depth: int) -> list[Any]:
         head = self._byte()
         count = head >> 4 if head >> 4 < 15 else self._varint()
         if count > len(self.data) - self.at:  # each takes a byte at least
-            raise BrokenPages("a list beyond the end")
+            raise BrokenParquetError("a list beyond the end")
         return [self._value(head & 15, depth + 1) for _ in range(count)]
 
     def _byte(self) -> int:
         if self.at >= len(self.data):
-            raise BrokenPages("cut off")
+            raise BrokenParquetError("cut off")
         self.at += 1
         return self.data[self.at - 1]
 
     def _bytes(self, count: int) -> bytes:
         if count > len(self.data) - self.at:
-            raise BrokenPages("cut off")
+            raise BrokenParquetError("cut off")
         self.at += count
         return self.data[self.at - count : self.at]
 
@@ -159,7 +159,7 @@ class _Cursor:
         while (byte := self._byte()) >= 128:
             value, shift = value | (byte & 127) << shift, shift + 7
             if shift > 63:
-                raise BrokenPages("a number without an end")
+                raise BrokenParquetError("a number without an end")
         return value | byte << shift
 
     def _integer(self) -> int:

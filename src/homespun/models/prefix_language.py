@@ -18,7 +18,7 @@ from homespun.models.losses import can_pack, packed_losses, padded_losses
 Prefix = Literal["personal x context", "context", "shared", "personal"]
 
 
-class PreferenceModel(nn.Module):
+class PrefixLanguageModel(nn.Module):
     """FedPerC's figure 2: the preference embedding, personal x context, before the words.
 
     The other kinds of prefix are what it is to be compared with: the context's alone, one that everybody

@@ -17,7 +17,7 @@ USERS, TEXTS = 1000, 20_000  # measured, unless a corpus has fewer
 
 
 @dataclass(frozen=True)
-class Cut:
+class Truncation:
     """The share of texts that are longer than a method's window."""
 
     share: float
@@ -34,7 +34,7 @@ class Cut:
         )
 
 
-def cut_texts(federation: Federation, window: Window, *, users: int = USERS, texts: int = TEXTS) -> Cut:
+def measure_truncation(federation: Federation, window: Window, *, users: int = USERS, texts: int = TEXTS) -> Truncation:
     """Measure the texts of some users, of each the same share, evenly spaced; a user counts by the texts they have."""
     positions = sample_users(federation, at_most=users, seed=0)
     owned = [own for position in positions if (own := federation.examples(position).texts)]
@@ -46,4 +46,4 @@ def cut_texts(federation: Federation, window: Window, *, users: int = USERS, tex
         sizes = np.asarray(window.sizes([own[row] for row in rows]))
         cut += len(own) * float(np.mean(sizes > window.length))
     exact = share == 1 and len(positions) == len(federation.users)
-    return Cut(cut / max(1, total), exact, window.setting, window.length, window.unit)
+    return Truncation(cut / max(1, total), exact, window.setting, window.length, window.unit)

@@ -17,7 +17,7 @@ EXAMPLE_BYTES = 100  # counted for every example: about what its places in the t
 CHUNK_BYTES = 2**17
 
 
-class Allowance:
+class ByteLimit:
     """How many bytes a file may become in memory; `packed` is its size on disk."""
 
     def __init__(self, where: str, *, packed: int, max_bytes: int | None = None) -> None:
@@ -50,7 +50,7 @@ def _size(count: int) -> str:
     return f"{megabytes:,.0f} MB" if megabytes >= 10 or megabytes == round(megabytes) else f"{megabytes:,.2g} MB"
 
 
-class Once(io.RawIOBase):
+class HashedStream(io.RawIOBase):
     """A file that is read once and hashed on the way. What is appended after its end was seen is not read."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -73,19 +73,19 @@ class Once(io.RawIOBase):
 
 
 class _Counted(io.RawIOBase):
-    def __init__(self, stream: Any, allowance: Allowance) -> None:
-        self.stream, self.allowance = stream, allowance
+    def __init__(self, stream: Any, byte_limit: ByteLimit) -> None:
+        self.stream, self.byte_limit = stream, byte_limit
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         count = self.stream.readinto(buffer)
-        self.allowance.spend(count)
+        self.byte_limit.spend(count)
         return count
 
 
-def unpacked(once: Once, allowance: Allowance, *, gzipped: bool) -> io.BufferedReader:
+def unpack(hashed: HashedStream, byte_limit: ByteLimit, *, gzipped: bool) -> io.BufferedReader:
     """The content of a file, never more of it than is allowed."""
-    stream: Any = gzip.GzipFile(fileobj=io.BufferedReader(once, CHUNK_BYTES)) if gzipped else once
-    return io.BufferedReader(_Counted(stream, allowance), CHUNK_BYTES)
+    stream: Any = gzip.GzipFile(fileobj=io.BufferedReader(hashed, CHUNK_BYTES)) if gzipped else hashed
+    return io.BufferedReader(_Counted(stream, byte_limit), CHUNK_BYTES)

@@ -33,7 +33,7 @@ from homespun.data import speech
 from homespun.system.disk import open_file, sync, write_whole
 
 UTTERANCES = 12_420  # 621 of each voice, as in the FedEmbed paper
-SPECTROGRAMS, CONTENTS = "spectrograms.npy", "voices.json"
+SPECTROGRAMS, MANIFEST = "spectrograms.npy", "voices.json"
 SCHEMA: Final = 1
 
 # A spectrogram: 200 bands of 43 Hz from 43 Hz to 8.6 kHz, 375 frames of 11.6 ms, which are 4.4 s.
@@ -41,7 +41,7 @@ BANDS, FRAMES = 200, 375
 WINDOW, HOP = 512, 256  # samples; a Hann window
 RANGE_DB = 80  # below the loudest point of the utterance, which is 255
 
-VOICES = len(speech.mixtures())
+VOICES = len(speech.voice_mixtures())
 TEST_EVERY = 4  # of a voice's utterances every fourth is for testing
 FEWEST = VOICES * TEST_EVERY
 CHARACTERS = (50, 100)  # of a sentence: about 3 to 6 s
@@ -52,7 +52,7 @@ PITCH_SPREAD = 5.0  # standard deviation in espeak-ng's steps: 5 of them are a p
 PACE_SPREAD = 0.06  # standard deviation of the pace's logarithm
 
 
-class Request(Settings):
+class SpectrogramRequest(Settings):
     """Which set is wanted. Of two sets of one seed the smaller one's utterances are also the larger one's."""
 
     utterances: Annotated[int, Paper(UTTERANCES)] = Field(default=UTTERANCES, ge=FEWEST)
@@ -61,12 +61,12 @@ class Request(Settings):
     """Draws voices, sentences, pitch and pace."""
 
 
-class Contents(Settings):
+class Manifest(Settings):
     """What `voices.json` says: a column has one entry for every row of the spectrograms."""
 
     format: Literal[1] = Field(default=SCHEMA, alias="schema")
     """Version of this file's format."""
-    request: Request
+    request: SpectrogramRequest
     """What was asked for."""
     training: int
     """Rows for training; the others are for testing. No sentence is in both."""
@@ -106,7 +106,7 @@ def spectrogram(samples: np.ndarray) -> np.ndarray:
     return found
 
 
-def plan(request: Request) -> Contents:
+def plan_set(request: SpectrogramRequest) -> Manifest:
     """Everything about a set but its spectrograms."""
     sentences = _sentences()
     if request.utterances > len(sentences):
@@ -119,15 +119,15 @@ def plan(request: Request) -> Contents:
     tested = numbers // VOICES % TEST_EVERY == TEST_EVERY - 1
     rows = np.concatenate([numbers[~tested], numbers[tested]])
     manners = [_manner(request.seed, int(number)) for number in rows]
-    mixtures = speech.mixtures()
-    return Contents(
+    mixtures = speech.voice_mixtures()
+    return Manifest(
         request=request,
         training=int((~tested).sum()),
         voice=(rows % VOICES).tolist(),
         sentence=[sentences[order[number]] for number in rows],
         pitch=[pitch for pitch, _ in manners],
         pace=[pace for _, pace in manners],
-        voices=[{"mixture": each, "parameters": speech.mixed(each)._asdict()} for each in mixtures],
+        voices=[{"mixture": each, "parameters": speech.mix_voices(each)._asdict()} for each in mixtures],
         spectrogram={
             "sample_rate": speech.SAMPLE_RATE, "window": WINDOW, "hop": HOP, "bands": BANDS, "frames": FRAMES,
             "range_db": RANGE_DB,
@@ -152,22 +152,22 @@ def _sentences() -> tuple[str, ...]:
     return tuple(sorted({text for text in texts if shortest <= len(text) <= longest and _SENTENCE.fullmatch(text)}))
 
 
-def make(folder: Path, planned: Contents) -> Iterator[int]:
+def make_set(folder: Path, planned: Manifest) -> Iterator[int]:
     """Write the set and give how many utterances are done: first those of an earlier attempt, then after each.
 
     Whoever stops listening can call it again later. An utterance does not depend on those before it, so a set made
     in several attempts has the same bytes as one made at once.
     """
     total = planned.request.utterances
-    if (folder / CONTENTS).exists():
-        _refuse_another(folder, planned)
+    if (folder / MANIFEST).exists():
+        _require_same_set(folder, planned)
         yield total
         return
     folder.mkdir(parents=True, exist_ok=True)
     with _draft(folder) as file:
-        done = _continued(file, folder, planned)
+        done = _resume_draft(file, folder, planned)
         yield done
-        with speech.synthesizer([speech.Voice(**voice["parameters"]) for voice in planned.voices]) as speaker:
+        with speech.synthesizer([speech.SpeakerVoice(**voice["parameters"]) for voice in planned.voices]) as speaker:
             for row in range(done, total):
                 samples = speaker.say(
                     planned.sentence[row], planned.voice[row], pitch=planned.pitch[row], pace=planned.pace[row]
@@ -184,8 +184,8 @@ def _header(utterances: int) -> bytes:
     return header.getvalue()
 
 
-def _refuse_another(folder: Path, planned: Contents) -> None:
-    found, wanted = verify(folder).model_dump(exclude={"sha256"}), planned.model_dump(exclude={"sha256"})
+def _require_same_set(folder: Path, planned: Manifest) -> None:
+    found, wanted = verify_set(folder).model_dump(exclude={"sha256"}), planned.model_dump(exclude={"sha256"})
     differs = [name for name in wanted if found[name] != wanted[name]]
     if differs:
         if found["request"] != wanted["request"]:
@@ -204,9 +204,9 @@ def _draft(folder: Path) -> Iterator[io.BufferedRandom]:
         yield file
 
 
-def _continued(file: io.BufferedRandom, folder: Path, planned: Contents) -> int:
+def _resume_draft(file: io.BufferedRandom, folder: Path, planned: Manifest) -> int:
     """How many utterances of this very plan are there; after them the file ends."""
-    header, note, text = _header(planned.request.utterances), folder / f"{CONTENTS}.part", planned.to_json()
+    header, note, text = _header(planned.request.utterances), folder / f"{MANIFEST}.part", planned.to_json()
     if not note.exists() or note.read_text(encoding="utf-8") != text:
         file.truncate(0)  # before the plan changes: what is there belongs to the old one
         write_whole(note, text)
@@ -221,40 +221,41 @@ def _continued(file: io.BufferedRandom, folder: Path, planned: Contents) -> int:
     return done
 
 
-def _finish(file: io.BufferedRandom, folder: Path, planned: Contents) -> None:
+def _finish(file: io.BufferedRandom, folder: Path, planned: Manifest) -> None:
     file.flush()
     os.fsync(file.fileno())
     file.seek(0)
     whole = planned.model_copy(update={"sha256": hashlib.file_digest(file, "sha256").hexdigest()})
-    note = folder / f"{CONTENTS}.part"
+    note = folder / f"{MANIFEST}.part"
     write_whole(note, whole.to_json())
     os.replace(folder / f"{SPECTROGRAMS}.part", folder / SPECTROGRAMS)
-    os.replace(note, folder / CONTENTS)
+    os.replace(note, folder / MANIFEST)
     sync(folder)
 
 
-def read(folder: Path) -> Contents:
+def read_manifest(folder: Path) -> Manifest:
     """What a finished set says of itself."""
     command = f"`homespun data voices {folder}`"
     try:
-        text = (folder / CONTENTS).read_text(encoding="utf-8")
+        text = (folder / MANIFEST).read_text(encoding="utf-8")
     except FileNotFoundError:
-        if (folder / f"{CONTENTS}.part").exists():
+        if (folder / f"{MANIFEST}.part").exists():
             raise DataError(f"{folder}: only a part of the voices is made. Go on with {command}.") from None
         raise DataError(f"{folder}: no voices there. Make them with {command}.") from None
     except (OSError, ValueError) as error:
-        raise DataError(f"{folder / CONTENTS}: cannot be read: {error}") from None
+        raise DataError(f"{folder / MANIFEST}: cannot be read: {error}") from None
     try:
-        found = Contents.model_validate_json(text)
+        found = Manifest.model_validate_json(text)
     except ValidationError as error:
         raise DataError(
-            f"{folder / CONTENTS}: damaged, or not of schema {SCHEMA} ({error.error_count()} faults). {_again(folder)}"
+            f"{folder / MANIFEST}: damaged, or not of schema {SCHEMA} ({error.error_count()} faults). "
+            f"{_remake_hint(folder)}"
         ) from None
     _check_columns(found, folder)
     return found
 
 
-def _check_columns(found: Contents, folder: Path) -> None:
+def _check_columns(found: Manifest, folder: Path) -> None:
     total = found.request.utterances
     lengths = {name: len(getattr(found, name)) for name in ("voice", "sentence", "pitch", "pace")}
     wrong = [f"{count} entries of {name}" for name, count in lengths.items() if count != total]
@@ -265,53 +266,55 @@ def _check_columns(found: Contents, folder: Path) -> None:
             wrong.append("not all voices in training and testing")
     if wrong:
         raise DataError(
-            f"{folder / CONTENTS}: damaged: {', '.join(wrong)} for {total} utterances of {VOICES} voices. "
-            f"{_again(folder)}"
+            f"{folder / MANIFEST}: damaged: {', '.join(wrong)} for {total} utterances of {VOICES} voices. "
+            f"{_remake_hint(folder)}"
         )
 
 
-def read_spectrograms(folder: Path, contents: Contents) -> np.ndarray:
+def read_spectrograms(folder: Path, manifest: Manifest) -> np.ndarray:
     """The spectrograms, memory-mapped. Only their size is checked, because they may be a gigabyte: see `verify`."""
     path = folder / SPECTROGRAMS
-    header = _header(contents.request.utterances)
-    expected = len(header) + contents.request.utterances * BANDS * FRAMES
+    header = _header(manifest.request.utterances)
+    expected = len(header) + manifest.request.utterances * BANDS * FRAMES
     try:
         with open(path, "rb") as file:
             begins, size = file.read(len(header)), os.fstat(file.fileno()).st_size
     except FileNotFoundError:
-        raise DataError(f"{path}: missing. {_again(folder)}") from None
+        raise DataError(f"{path}: missing. {_remake_hint(folder)}") from None
     if size != expected:
-        raise DataError(f"{path}: {size:,} bytes where {expected:,} are expected. {_again(folder)}")
+        raise DataError(f"{path}: {size:,} bytes where {expected:,} are expected. {_remake_hint(folder)}")
     if begins != header:
-        raise DataError(f"{path}: does not begin as {CONTENTS} says. {_again(folder)}")
+        raise DataError(f"{path}: does not begin as {MANIFEST} says. {_remake_hint(folder)}")
     return np.load(path, mmap_mode="r")
 
 
-def verify(folder: Path) -> Contents:
+def verify_set(folder: Path) -> Manifest:
     """Read the whole set and compare its bytes with what they were when it was made."""
-    contents = read(folder)
-    read_spectrograms(folder, contents)
+    manifest = read_manifest(folder)
+    read_spectrograms(folder, manifest)
     with open(folder / SPECTROGRAMS, "rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != contents.sha256:
-            raise DataError(f"{folder / SPECTROGRAMS}: its bytes have changed since it was made. {_again(folder)}")
-    return contents
+        if hashlib.file_digest(file, "sha256").hexdigest() != manifest.sha256:
+            raise DataError(
+                f"{folder / SPECTROGRAMS}: its bytes have changed since it was made. {_remake_hint(folder)}"
+            )
+    return manifest
 
 
-def _again(folder: Path) -> str:
+def _remake_hint(folder: Path) -> str:
     return f"Remove {folder} and make it again with `homespun data voices {folder}`."
 
 
-def summary(folder: Path) -> dict[str, Any]:
+def summarize_set(folder: Path) -> dict[str, Any]:
     """A finished set in a few numbers."""
-    contents = read(folder)
+    manifest = read_manifest(folder)
     return {
         "folder": str(folder),
-        "utterances": contents.request.utterances,
-        "training": contents.training,
-        "testing": contents.request.utterances - contents.training,
+        "utterances": manifest.request.utterances,
+        "training": manifest.training,
+        "testing": manifest.request.utterances - manifest.training,
         "voices": VOICES,
-        "seed": contents.request.seed,
+        "seed": manifest.request.seed,
         "bytes": (folder / SPECTROGRAMS).stat().st_size,
-        "sha256": contents.sha256,
-        "versions": contents.versions,
+        "sha256": manifest.sha256,
+        "versions": manifest.versions,
     }
