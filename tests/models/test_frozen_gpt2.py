@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from homespun.models import frozen_gpt2
+from homespun.models import frozen_gpt2, row_layout
 from homespun.models.frozen_gpt2 import FrozenGpt2, prefix_losses, prepare
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -95,9 +95,9 @@ def test_equals_transformers_with_any_number_of_layers(layers):
     [(1, 512, 1000), (9, 512, 1000), (1024, 1, 1000), (1024, 7, 0), (1024, 512, 0), (1024, 512, 40), (9, 18, 20)],
 )
 def test_neither_chunks_nor_blocks_nor_groups_show(monkeypatch, rows, words, squares):
-    monkeypatch.setattr(frozen_gpt2, "_CHUNK_ROWS", rows)
+    monkeypatch.setattr(row_layout, "CHUNK_ROWS", rows)
     monkeypatch.setattr(frozen_gpt2, "_BLOCK_WORDS", words)
-    monkeypatch.setattr(frozen_gpt2, "_WASTED_SQUARES", squares)
+    monkeypatch.setattr(row_layout, "MAX_WASTED_SCORES", squares)
     prefix, tokens, lengths = make_texts([7, 1, 0, 4, 4, 2, 7], longest=7, vectors=2)
     assert_equals_transformers(make(), prefix, tokens=tokens, lengths=lengths)
 
