@@ -45,7 +45,7 @@ def test_nothing_is_said_of_a_plain_run_that_reads_everything(tmp_path: Path) ->
 
 def test_cut_texts_are_told(tmp_path: Path) -> None:
     with opened(tmp_path, length=2) as run:
-        assert before(run) == ["100 % of the texts are longer than length = 2 characters and are cut"]
+        assert before(run) == ["100 % of the texts are longer than length = 2 characters and are truncated"]
 
 
 def test_a_private_run_says_its_epsilon_before_and_after(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_the_reporter_prints_them_to_stderr(tmp_path: Path, capsys: pytest.Captu
         for event in training(run):
             show(event)
     said = capsys.readouterr().err
-    assert "furl: 100 % of the texts are longer than length = 2 characters and are cut\n" in said
+    assert "furl: 100 % of the texts are longer than length = 2 characters and are truncated\n" in said
     assert "furl: private: 2 rounds cost epsilon 1.72 at delta 0.01" in said
     assert "furl: private: spent epsilon" in said
     with opened(tmp_path, privacy={"noise_multiplier": 1.0}, length=2) as run, reporter.following(run, "furl"):

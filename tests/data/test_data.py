@@ -64,7 +64,7 @@ def test_hub_data_sets_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_data_sets_that_could_run_a_script_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_hub([{"user": "a", "text": "x", "part": "train"}], monkeypatch, version="3.6.0")
-    with pytest.raises(DataError, match=r"datasets 3.6.0 can run a data set's own script. Install: .*homespun\[hub\]"):
+    with pytest.raises(DataError, match=r"datasets 3.6.0 can run scripts of a data set. Update it: .*homespun\[hub\]"):
         load_federation("some/set")
 
 

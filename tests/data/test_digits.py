@@ -79,7 +79,7 @@ def test_a_prototypical_user_is_nobody_of_the_population(small):
 
 
 def test_fewer_users_than_sub_populations_are_refused():
-    with pytest.raises(SettingsError, match="10 sub-populations need at least as many users"):
+    with pytest.raises(SettingsError, match="10 sub-populations need at least 10 users"):
         digits(users=9)
 
 
@@ -123,15 +123,15 @@ def test_every_fault_of_a_folder_is_named(folder):
         digits(folder=str(folder), users=20)
     said = str(caught.value)
     assert "no train-images-idx3-ubyte" in said and "train-labels-idx1-ubyte: not an IDX file" in said
-    assert "156795 numbers where its header says 156800" in said
-    assert "t10k-labels-idx1-ubyte.gz: broken or cut off" in said
+    assert "156795 numbers, but its header says 156800" in said
+    assert "t10k-labels-idx1-ubyte.gz: damaged or truncated" in said
 
 
 def test_a_missing_folder_and_an_unequal_pair_are_refused(folder, tmp_path):
     with pytest.raises(DataError, match="no such folder"):
         digits(folder=str(tmp_path / "nowhere"), users=20)
     write_idx(folder / "t10k-labels-idx1-ubyte", np.arange(199) % 10)
-    with pytest.raises(DataError, match="200 images and 199 labels"):
+    with pytest.raises(DataError, match="200 images but 199 labels"):
         digits(folder=str(folder), users=20)
 
 

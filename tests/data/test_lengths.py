@@ -31,7 +31,7 @@ def test_cut_texts_are_counted_exactly_in_a_small_corpus(tmp_path: Path) -> None
     federation = load(write_jsonl(tmp_path / "c.jsonl", rows))
     cut = measure_truncation(federation, Window("length", 3, unit="characters", sizes=lengths))
     assert (cut.share, cut.exact) == (0.4, True)
-    assert str(cut) == "40 % of the texts are longer than length = 3 characters and are cut"
+    assert str(cut) == "40 % of the texts are longer than length = 3 characters and are truncated"
     assert measure_truncation(federation, Window("length", 4, unit="characters", sizes=lengths)).share == 0
 
 
@@ -46,7 +46,7 @@ def test_a_large_corpus_is_sampled_and_users_count_by_their_texts(tmp_path: Path
 
     cut = measure_truncation(federation, Window("length", 3, unit="tokens", sizes=sizes), texts=20)
     assert (cut.share, cut.exact, len(read)) == (0.75, False, 20)
-    assert str(cut) == "about 75 % of the texts are longer than length = 3 tokens and are cut"
+    assert str(cut) == "about 75 % of the texts are longer than length = 3 tokens and are truncated"
     one = measure_truncation(federation, Window("length", 3, unit="tokens", sizes=lengths), users=1)
     assert one.share in (0, 1) and not one.exact
 

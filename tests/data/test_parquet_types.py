@@ -78,7 +78,7 @@ def test_a_doubled_column_is_refused_only_if_it_is_wanted(tmp_path: Path) -> Non
     table = pyarrow.table([pyarrow.array([letter]) for letter in "abcd"], names=names)
     pyarrow.parquet.write_table(table, path)
     assert load(path).texts == ("b",)
-    assert refusal(path, columns=Columns(text="other")) == f"{path}: 2 columns are called 'other'. Rename all but one."
+    assert refusal(path, columns=Columns(text="other")) == f"{path}: 2 columns are named 'other'. Rename all but one."
 
 
 def test_unread_columns_may_be_anything(tmp_path: Path) -> None:

@@ -42,9 +42,9 @@ def test_training_is_never_empty(count: int, tenths: int) -> None:
 
 @pytest.mark.parametrize("fractions", [(0.8, 0.1, 0.2), (1.2, -0.1, -0.1), (0.0, 0.5, 0.5)])
 def test_fractions_that_are_none(fractions: tuple[float, float, float]) -> None:
-    with pytest.raises(SettingsError, match="three shares of 1"):
+    with pytest.raises(SettingsError, match="three shares for train, eval and test that sum to 1"):
         part_sizes(10, fractions)
-    with pytest.raises(SettingsError, match="three shares of 1"):
+    with pytest.raises(SettingsError, match="three shares for train, eval and test that sum to 1"):
         select_part(dialects.load({}), "train", seed=0, fractions=fractions)
 
 

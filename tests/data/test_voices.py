@@ -134,7 +134,7 @@ def test_stopped_and_continued_gives_the_same_bytes(small, tmp_path):
         steps.close()
         with open(folder / "spectrograms.npy.part", "ab") as file:
             file.write(b"half an utterance")
-        with pytest.raises(DataError, match=r"only a part of the voices is made\. Go on with `homespun data voices"):
+        with pytest.raises(DataError, match=r"the set of voices is incomplete\. Finish it with `homespun data voices"):
             voices(folder)
     made(folder)
     assert sorted(os.listdir(folder)) == ["spectrograms.npy", "voices.json"]
@@ -162,13 +162,13 @@ def test_one_process_at_a_time(tmp_path):
     folder.mkdir()
     with open(folder / "spectrograms.npy.part", "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(InputError, match="another process is making it"):
+        with pytest.raises(InputError, match="another process is making this set"):
             made(folder)
 
 
 def test_a_finished_set_is_checked_and_another_is_refused(copied):
     assert list(make_set(copied, plan_set(SMALL))) == [80]
-    with pytest.raises(InputError, match=r"has another set already \(utterances is 80, seed is 0\)"):
+    with pytest.raises(InputError, match=r"already holds another set \(utterances is 80, seed is 0\)"):
         made(copied, SpectrogramRequest(utterances=80, seed=5))
     path = copied / "spectrograms.npy"
     data = bytearray(path.read_bytes())
@@ -179,7 +179,7 @@ def test_a_finished_set_is_checked_and_another_is_refused(copied):
 
 
 def test_more_sentences_than_there_are_and_too_few_are_refused():
-    with pytest.raises(SettingsError, match="100,000 asked for"):
+    with pytest.raises(SettingsError, match="100,000 requested"):
         plan_set(SpectrogramRequest(utterances=100_000))
     said = CliRunner().invoke(app, ["data", "voices", "x", "--utterances", "79"])
     assert isinstance(said.exception, SettingsError) and "utterances" in str(said.exception)
@@ -230,7 +230,7 @@ def test_a_set_too_small_for_its_users_says_so(small):
 
 
 def test_a_missing_set_names_the_command_that_makes_it():
-    with pytest.raises(DataError, match=r"runs/voices: no voices there\. .* `homespun data voices runs/voices`"):
+    with pytest.raises(DataError, match=r"runs/voices: no voices found\. .* `homespun data voices runs/voices`"):
         load_federation("voices")
 
 
@@ -238,8 +238,8 @@ def test_a_missing_set_names_the_command_that_makes_it():
     ("damage", "message"),
     [
         (lambda folder: (folder / "spectrograms.npy").unlink(), "spectrograms.npy: missing"),
-        (lambda folder: os.truncate(folder / "spectrograms.npy", 5_999_000), "5,999,000 bytes where 6,000,128 are"),
-        (lambda folder: _overwrite(folder / "spectrograms.npy", b"not numpy"), "does not begin as voices.json says"),
+        (lambda folder: os.truncate(folder / "spectrograms.npy", 5_999_000), "5,999,000 bytes, expected 6,000,128"),
+        (lambda folder: _overwrite(folder / "spectrograms.npy", b"not numpy"), "its header does not match voices.json"),
         (lambda folder: (folder / "voices.json").write_text('{"schema": 1'), "damaged, or not of schema 1"),
         (lambda folder: _change(folder, schema=2), "damaged, or not of schema 1"),
         (lambda folder: (folder / "voices.json").write_bytes(b"\xff\xfe"), "voices.json: cannot be read"),

@@ -131,7 +131,7 @@ def test_it_stops_at_the_end_of_the_sentence_or_of_the_text(run, monkeypatch):
 
 def test_a_part_of_a_name_will_do_if_it_says_who_is_meant(run):
     for user, message in [
-        ("bush", r"2 users are called 'bush': 'George W. Bush', 'George H. W. Bush'. Say which one"),
+        ("bush", r"2 users match 'bush': 'George W. Bush', 'George H. W. Bush'. Name one of them"),
         ("kenedy", r"no user 'kenedy'. Did you mean 'John F. Kennedy'\?"),
         ("zzz", r"no user 'zzz'. There are: 'John F. Kennedy', 'Abraham Lincoln'"),
         ("", "no user ''"),

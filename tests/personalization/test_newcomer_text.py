@@ -201,9 +201,9 @@ def test_a_table_needs_no_label_and_its_contexts_are_the_runs(folder, tmp_path):
 @pytest.mark.parametrize(
     ("content", "error", "message"),
     [
-        (b"", DataError, "there is no sentence in it"),
-        (b"\n \n", DataError, "there is no sentence in it"),
-        (b"We must\0go on.", DataError, "not a text but a binary file"),
+        (b"", DataError, "contains no sentence"),
+        (b"\n \n", DataError, "contains no sentence"),
+        (b"We must\0go on.", DataError, "a binary file, not a text"),
         (b"We must.\nG\xfcnther goes on.", DataError, "line 2 is not UTF-8"),
         (b"So.\nGo.\n", DataError, "none of its 2 utterances has 4 tokens or more"),
     ],

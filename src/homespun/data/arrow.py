@@ -12,8 +12,8 @@ from homespun.data.parquet_pages import BrokenParquetError, page_bytes, read_foo
 from homespun.data.records import Faults, Record
 
 ROWS_PER_BATCH = 4096
-# A page can make one long text of every row, in a dictionary or by repeating the row before. So many rows are read at
-# once that even then they have no more than this.
+# Through dictionary or delta encoding a small page can hold one long text in every row. Batches are kept so short that
+# they stay below this size even then.
 BATCH_BYTES = 64_000_000
 
 
@@ -33,11 +33,11 @@ def read_parquet(file: IO[bytes], faults: Faults, *, columns: Columns, byte_limi
     except (arrow.ArrowException, OSError, BrokenParquetError, UnicodeDecodeError) as error:
         if isinstance(error, PermissionError):
             raise
-        faults.add("not a Parquet file, or broken or cut off. Write the file again.")
+        faults.add("not a Parquet file, or damaged or truncated. Write the file again.")
 
 
 def _rows_at_once(file: IO[bytes], columns: Columns, byte_limit: ByteLimit) -> int:
-    """How many rows are read at once; raises if all pages unpacked, or all rows, are more than is allowed."""
+    """The number of rows per batch. Raises if all unpacked pages together, or all rows, exceed the limit."""
     footer = read_footer(file, columns.names)
     byte_limit.require(footer.rows * EXAMPLE_BYTES)
     largest, total = 1, 0
@@ -50,12 +50,12 @@ def _rows_at_once(file: IO[bytes], columns: Columns, byte_limit: ByteLimit) -> i
 
 
 def check_types(schema: Any, columns: Columns, faults: Faults) -> bool:
-    """Whether each wanted column is there once at most and has values that can be read."""
+    """Whether each requested column occurs at most once and has a readable type."""
     found = True
     for name in columns.names:
         places = schema.get_all_field_indices(name)
         if len(places) > 1:
-            faults.add(f"{len(places)} columns are called {name!r}. Rename all but one.")
+            faults.add(f"{len(places)} columns are named {name!r}. Rename all but one.")
             found = False
         for kind in [_unreadable_type(schema.field(place).type, as_text=name == columns.text) for place in places]:
             if kind:
@@ -66,7 +66,7 @@ def check_types(schema: Any, columns: Columns, faults: Faults) -> bool:
 
 
 def _unreadable_type(kind: Any, *, as_text: bool) -> str:
-    """The name of a type that cannot be read; empty if it can. Numbers in place of texts are found row by row."""
+    """The name of an unreadable type, or an empty string. Numbers in a text column are reported row by row."""
     from pyarrow import types
 
     if types.is_dictionary(kind):
@@ -88,8 +88,10 @@ def _is_bytes(kind: Any) -> bool:
 def batch_records(
     batches: Iterable[Any], names: Iterable[str], faults: Faults, *, spend: Callable[[int], None] = lambda _: None
 ) -> Iterator[Record]:
-    """The rows of Arrow batches of one schema; `spend` is given the bytes of each. All columns are named even when
-    only some are read: a misspelt one is searched among them."""
+    """The rows of Arrow batches with one schema. `spend` receives the size of each batch in bytes.
+
+    Records name all columns, even those that are not read, so that an error can suggest the nearest name.
+    """
     import pyarrow as arrow
 
     unread: dict[str, Any] = dict.fromkeys(names)
@@ -111,8 +113,10 @@ def batch_records(
 
 
 def _converter_for(kind: Any) -> Callable[[Any], Any]:
-    """How a column of this type becomes one of texts and numbers: bytes are read as UTF-8, decimals, dates and times
-    become their text."""
+    """A function that converts a column of this type to text or numbers.
+
+    Bytes are decoded as UTF-8; decimals, dates and times become text.
+    """
     import pyarrow as arrow
     from pyarrow import types
 

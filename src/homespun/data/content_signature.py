@@ -1,9 +1,9 @@
-"""What tells a corpus again, whatever its file is called and however it is written.
+"""Recognizes a corpus by its content, regardless of file name and format.
 
-A corpus is who wrote what: labels, contexts and the order of the rows do not count, because another column of the same
-file may be the label. The fingerprint adds up the hashes of all rows, so that order does not matter. The sketch keeps
-the smallest hashes of distinct rows: two corpora of which a share of the rows is common have at least about that share
-of their sketches in common (Broder, 1997).
+Only users and texts count. Labels, contexts and row order do not, because another column of the same file may be used
+as the label. The fingerprint is the sum of the hashes of all rows, so it does not depend on their order. The sketch
+holds the smallest hashes of distinct rows (MinHash): if two corpora share a fraction of their rows, their sketches
+share at least about that fraction (Broder, 1997).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-SKETCH_SIZE = 256  # hashes of a sketch
+SKETCH_SIZE = 256  # hashes in a sketch
 _BITS = 256
 
 
@@ -24,7 +24,7 @@ class ContentSignature:
 
 
 def sign_content(rows: Iterable[tuple[str, str]]) -> ContentSignature:
-    """The content of a corpus from its rows of user and text, before any filter."""
+    """The signature of a corpus, from its (user, text) rows before any filter."""
     total, least, bound = 0, set[bytes](), b"\xff" * (_BITS // 8)
     for user, text in rows:
         row = f"{len(user)} {user}{text}".encode("utf-8", "surrogatepass")

@@ -1,6 +1,6 @@
-"""A folder of texts as a federation: every file `anna.txt` is a user's, and so is all that is in a folder `anna`.
+"""A folder of texts as a federation: a file `anna.txt` holds the texts of user anna, and so does a folder `anna`.
 
-Examples are sentences, as in a text that somebody is personalized for.
+Each sentence is an example, as when personalizing for the text of a new user.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from homespun.data.text_files import SUFFIXES, is_text_file, text_sentences
 
 
 def read_folder(folder: Path, *, columns: Columns, settings: FileSettings) -> TableFederation:
-    """The federation that a folder of .txt and .md files holds; users in the order of their names."""
+    """The federation in a folder of .txt and .md files, with users sorted by name."""
     if columns != Columns():
-        raise SettingsError(f"{folder}: columns: a folder of texts has none. Leave the column options out.")
+        raise SettingsError(f"{folder}: a folder of texts has no columns. Leave the column options out.")
     paths = sorted((path for path in _files(folder) if is_text_file(path)), key=lambda path: path.parts)
     if not paths:
-        raise DataError(f"{folder}: a folder without {' or '.join(SUFFIXES)} files{_instead(folder)}.")
+        raise DataError(f"{folder}: a folder without {' or '.join(SUFFIXES)} files{_other_files(folder)}.")
     size = sum(os.path.getsize(folder / path) for path in paths if (folder / path).exists())
     byte_limit = ByteLimit(str(folder), packed=size, max_bytes=settings.max_bytes)
     collected, faults, digest = Collector(), Faults(), hashlib.sha256()
@@ -57,16 +57,16 @@ def read_folder(folder: Path, *, columns: Columns, settings: FileSettings) -> Ta
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """All files below a folder, as seen from it; hidden ones are passed over."""
+    """All files below a folder, relative to it. Hidden files and folders are skipped."""
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (Path(place, name).relative_to(folder) for name in names if not name.startswith("."))
 
 
-def _instead(folder: Path) -> str:
-    """What there is in place of texts, by ending."""
-    endings = Counter(path.suffix.lower() or "without an ending" for path in _files(folder))
-    found = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(3))
+def _other_files(folder: Path) -> str:
+    """The number of files by suffix, for an error message."""
+    suffixes = Counter(path.suffix.lower() or "without a suffix" for path in _files(folder))
+    found = ", ".join(f"{count} {suffix}" for suffix, count in suffixes.most_common(3))
     return f" (it has {found}). Name one of its files" if found else ""
 
 
@@ -74,6 +74,6 @@ def _sentences(content: bytes, path: Path, settings: FileSettings) -> list[str]:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise DataError("a file whose name is not UTF-8. Rename it.") from None
+        raise DataError("a file name is not UTF-8. Rename the file.") from None
     text = decode_text(content, where=str(path), encoding=settings.encoding)
     return text_sentences(text, markdown=path.suffix.lower() == ".md")

@@ -1,4 +1,4 @@
-"""A file's bytes, read once from start to end: hashed as they come, unpacked, and counted against a limit."""
+"""Reads a file once from start to end: hashes its bytes, decompresses them, and counts them against a limit."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import IO, Any
 
 from homespun.core.errors import DataError
 
-# The usual limit. Text that people wrote packs to a third or a tenth; a hundred sentences said by all, to a seventieth.
+# The default limit. Ordinary text compresses to between a third and a tenth of its size; a corpus that repeats the same
+# hundred sentences, to a seventieth.
 RATIO = 250
 AT_LEAST_BYTES = 256_000_000
 AT_MOST_BYTES = 20_000_000_000
-EXAMPLE_BYTES = 100  # counted for every example: about what its places in the tables take
+EXAMPLE_BYTES = 100  # counted per example: the approximate overhead of its table entries
 CHUNK_BYTES = 2**17
 
 
 class ByteLimit:
-    """How many bytes a file may become in memory; `packed` is its size on disk."""
+    """The number of bytes a file may take in memory. `packed` is its size on disk."""
 
     def __init__(self, where: str, *, packed: int, max_bytes: int | None = None) -> None:
         self.where, self.packed = where, packed
@@ -31,7 +32,7 @@ class ByteLimit:
             raise self.exceeded()
 
     def require(self, count: int) -> None:
-        """Raise if this much more would be too much; it is not counted yet."""
+        """Raise if `count` more bytes would exceed the limit, without counting them."""
         if self.spent + count > self.limit:
             raise self.exceeded()
 
@@ -51,7 +52,7 @@ def _size(count: int) -> str:
 
 
 class HashedStream(io.RawIOBase):
-    """A file that is read once and hashed on the way. What is appended after its end was seen is not read."""
+    """Hashes a file while it is read. Bytes appended after the end was reached are not read."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.digest, self.ended = file, hashlib.sha256(), False
@@ -66,7 +67,7 @@ class HashedStream(io.RawIOBase):
         return count
 
     def sha256(self) -> str:
-        """Of the whole file."""
+        """The hash of the whole file. Reads it to its end."""
         while self.read(CHUNK_BYTES):
             pass
         return self.digest.hexdigest()
@@ -86,6 +87,6 @@ class _Counted(io.RawIOBase):
 
 
 def unpack(hashed: HashedStream, byte_limit: ByteLimit, *, gzipped: bool) -> io.BufferedReader:
-    """The content of a file, never more of it than is allowed."""
+    """The decompressed content of a file. Reading beyond the limit raises."""
     stream: Any = gzip.GzipFile(fileobj=io.BufferedReader(hashed, CHUNK_BYTES)) if gzipped else hashed
     return io.BufferedReader(_Counted(stream, byte_limit), CHUNK_BYTES)

@@ -1,8 +1,8 @@
-"""How large the pages of a Parquet file become, from the header before each page.
+"""The uncompressed sizes of the pages of a Parquet file, from the header of each page.
 
-The footer of a file has sizes too, but only says so: what a reader unpacks goes by the headers of pages. Footer and
-headers are structs of Thrift's compact protocol. Both are read here and not by pyarrow, which does not give the headers
-away, and which ends the process at some broken footers when it is asked for a column's place.
+The footer of a file states sizes too, but they may be wrong: a reader decompresses what the page headers say. Footer
+and page headers are structs in Thrift's compact protocol. They are parsed here because pyarrow does not expose page
+headers, and because it aborts the process on some broken footers when asked for a column's offset.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 MAGIC = b"PAR1"
-FIRST_WINDOW, LARGEST_WINDOW = 2**12, 2**24  # bytes of a page header; it may hold the smallest and largest value
-MAX_DEPTH = 12  # structs and lists within each other
+FIRST_WINDOW, LARGEST_WINDOW = 2**12, 2**24  # bytes read for a page header, which may hold the min and max values
+MAX_DEPTH = 12  # of nested structs and lists
 
 _TRUE, _FALSE, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _LISTS, _STRUCT = 1, 2, 3, (4, 5, 6), 7, 8, (9, 10), 12
 
 
 class BrokenParquetError(ValueError):
-    """A footer or page header that cannot be read."""
+    """A footer or page header cannot be parsed."""
 
 
 @dataclass(frozen=True)
 class ColumnChunk:
-    """Where a column's pages are in one group of rows."""
+    """The location of a column's pages in one row group."""
 
     start: int
     size: int
@@ -38,7 +38,7 @@ class Footer:
 
 
 def read_footer(file: IO[bytes], names: Collection[str]) -> Footer:
-    """How many rows a file has, and where the pages of the columns with these names are."""
+    """The number of rows of a file, and the locations of the pages of the named columns."""
     end = file.seek(0, os.SEEK_END)
     if end < 12:
         raise BrokenParquetError("too short")
@@ -51,7 +51,7 @@ def read_footer(file: IO[bytes], names: Collection[str]) -> Footer:
     groups = [_require(dict, group) for group in _require(list, _Cursor(file.read(size)).struct().get(4, []))]
     wanted = {name.encode("utf-8", "surrogatepass") for name in names}
     columns = [_require(dict, column) for group in groups for column in _require(list, group.get(1))]
-    found = [_require(dict, column.get(3)) for column in columns]  # files with parts elsewhere have none
+    found = [_require(dict, column.get(3)) for column in columns]  # absent if the chunk is in another file
     return Footer(
         rows=sum(_require(int, group.get(3)) for group in groups),
         chunks=tuple(_chunk(column) for column in found if wanted.intersection(_path(column)[:1])),
@@ -59,7 +59,7 @@ def read_footer(file: IO[bytes], names: Collection[str]) -> Footer:
 
 
 def _path(column: dict[int, Any]) -> list[bytes]:
-    """The name of a column, and of what is within it."""
+    """The name of a column, followed by the names of its nested fields."""
     return [_require(bytes, name) for name in _require(list, column.get(3))]
 
 
@@ -71,7 +71,7 @@ def _chunk(column: dict[int, Any]) -> ColumnChunk:
 
 
 def page_bytes(file: IO[bytes], chunk: ColumnChunk) -> Iterator[int]:
-    """The unpacked size of every page of a column's chunk."""
+    """The uncompressed size of every page of a column chunk."""
     at, end = chunk.start, chunk.start + chunk.size
     while 0 <= at < end:
         header, size = _page_header(file, at)
@@ -89,7 +89,7 @@ def _page_header(file: IO[bytes], at: int) -> tuple[dict[int, Any], int]:
         cursor = _Cursor(file.read(window))
         try:
             return cursor.struct(), cursor.at
-        except BrokenParquetError:  # or longer than the window
+        except BrokenParquetError:  # broken, or longer than the window
             if len(cursor.data) < window or window >= LARGEST_WINDOW:
                 raise
             window *= 8
@@ -102,19 +102,19 @@ def _require(kind: type, value: Any) -> Any:
 
 
 class _Cursor:
-    """A place in bytes of the compact protocol."""
+    """A read position in bytes of Thrift's compact protocol."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
 
     def struct(self, depth: int = 0) -> dict[int, Any]:
-        """The fields by their number."""
+        """The fields of a struct by their id."""
         found: dict[int, Any] = {}
         field = 0
         while head := self._byte():
             step, kind = head >> 4, head & 15
             field = field + step if step else self._integer()
-            # as a field, a truth value is its kind
+            # a boolean field is encoded in its type
             found[field] = kind == _TRUE if kind in (_TRUE, _FALSE) else self._value(kind, depth + 1)
         return found
 
@@ -138,7 +138,7 @@ class _Cursor:
     def _list(self, depth: int) -> list[Any]:
         head = self._byte()
         count = head >> 4 if head >> 4 < 15 else self._varint()
-        if count > len(self.data) - self.at:  # each takes a byte at least
+        if count > len(self.data) - self.at:  # each element takes at least a byte
             raise BrokenParquetError("a list beyond the end")
         return [self._value(head & 15, depth + 1) for _ in range(count)]
 
