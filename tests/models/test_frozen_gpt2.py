@@ -187,7 +187,7 @@ def test_the_weights_are_the_models_own_memory():
 
 def test_a_text_that_does_not_fit_is_named():
     prefix, tokens, lengths = make_texts([POSITIONS + 1], longest=POSITIONS + 1, vectors=1)
-    with pytest.raises(ValueError, match=r"prefix of 1 before texts of up to 17 tokens.*at most 16 positions"):
+    with pytest.raises(ValueError, match=r"prefix of 1 vectors and texts of up to 17 tokens.*at most 16 positions"):
         prefix_losses(prepare(make()), prefix, tokens=tokens, lengths=lengths)
 
 

@@ -13,22 +13,22 @@ out by hand.
     h, e    heads, width of a head (d = h e)
     V       vocabulary
 
-How it is made fast, in the order of what it brings (docs/decisions/0003-frozen-gpt2.md has the numbers):
+Optimizations, largest gain first (docs/decisions/0003-frozen-gpt2.md has the numbers):
 
-- **No padding.** Every matrix product, normalization and activation runs on the T rows. Texts are ordered by
-  length, and attention takes neighbours together, padded where that costs less than taking them apart.
-- **Logits are never whole.** The head is cut into blocks of the vocabulary. A block's logits are made,
-  exponentiated and multiplied by the block again while they are in the cache, which gives the gradient of the
-  hidden states before any gradient of the losses is known:
+- **No padding.** Every matrix product, normalization and activation runs on the T rows (`row_layout`). Texts are
+  sorted by length, and attention batches texts of similar length, padded if that costs less than another batch.
+- **Logits are never stored whole.** The head is split into blocks of the vocabulary. A block's logits are computed,
+  exponentiated and multiplied by the block again while they are in the cache. This gives the gradient of the
+  hidden states before the gradient of the losses is known:
 
       loss = log sum_v exp(l_v - l_target)      dloss/dhidden = sum_v softmax(l)_v head_v - head_target
 
   A row's loss depends on nothing else, so the backward pass only scales rows.
 - **One sigmoid for GELU and its slope.** gelu(x) = x s with s = sigmoid(u), u = 2c (x + a x^3), c = sqrt(2/pi),
   and its derivative is s + s (1-s) (3u - 4cx): no tanh, and the backward pass is one multiplication.
-- **Only what the prefix needs.** The lowest layer's queries, keys and values of text do not depend on the
-  prefix, so there gradients are worked out at the p prefix rows only.
-- **Chunks of a few hundred rows**, whose activations stay in the cache.
+- **Only what the prefix needs.** The lowest layer's queries, keys and values of the text do not depend on the
+  prefix, so its gradients are computed at the p prefix rows only.
+- **Chunks of a few hundred rows**, so that activations stay in the cache.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from torch.autograd.function import once_differentiable
 
 from homespun.models.row_layout import AttentionGroup, HeadLayout, RowLayout, lay_out_rows, to_device
 
-# Words whose logits are made at once: 480 rows of them are one megabyte.
+# Size of a vocabulary block: its logits for 480 rows take one megabyte.
 _BLOCK_WORDS = 512
-# exp of a difference this large is still far from float32's largest number, also when it is summed.
+# Larger sums of exponentials are recomputed with a safe shift. Well below the largest float32.
 _LARGEST_SUM = 1e30
 
 _GELU_SCALE = math.sqrt(2 / math.pi)
@@ -82,7 +82,7 @@ class Block:
 
 @dataclass(frozen=True)
 class FrozenGpt2:
-    """The tensors of a GPT-2, detached; they share the model's memory."""
+    """The detached tensors of a GPT-2. They share the model's memory."""
 
     words: Tensor  # [V, d]
     positions: Tensor  # [positions, d]
@@ -93,13 +93,13 @@ class FrozenGpt2:
 
 
 def is_plain_gpt2(model: Any) -> bool:
-    """Whether `prepare` takes it: GPT-2 as it was published, not one of its variants, and without an adapter."""
+    """Whether `prepare` accepts the model: GPT-2 as published, not a variant, and without an adapter."""
     plain = getattr(model.config, "model_type", "") == "gpt2" and not hasattr(model, "peft_config")
     return plain and not _faults(model.config)
 
 
 def prepare(model: Any) -> FrozenGpt2:
-    """The weights of `model` as `prefix_losses` wants them; raises ValueError if it is another architecture."""
+    """The weights of `model` for `prefix_losses`. Raises ValueError for any other architecture."""
     config, faults = model.config, _faults(model.config)
     if faults:
         raise ValueError(f"not a plain GPT-2: {'; '.join(faults)}")
@@ -122,7 +122,7 @@ def _faults(config: Any) -> list[str]:
 
 
 def from_tensors(tensors: Mapping[str, Tensor], *, heads: int, layers: int, epsilon: float = 1e-5) -> FrozenGpt2:
-    """The same from parameters by GPT2LMHeadModel's names; without `lm_head.weight` the head is tied."""
+    """The same from tensors with the names of `GPT2LMHeadModel`. Without `lm_head.weight` the head is tied."""
 
     def take(name: str) -> Tensor:
         return tensors[name].detach().contiguous()
@@ -158,14 +158,14 @@ def from_tensors(tensors: Mapping[str, Tensor], *, heads: int, layers: int, epsi
 def prefix_losses(weights: FrozenGpt2, prefix: Tensor, *, tokens: Tensor, lengths: Tensor) -> Tensor:
     """Losses [n, L] of every token given its text's prefix and the tokens before it; 0 beyond a text's length.
 
-    prefix [n, p, d] with p at least 1, tokens [n, L] (beyond a text's length any word will do), lengths [n]
-    from 0 to L. Gradients go to the prefix only. Until then every token holds memory, some 45 kB at four layers
-    of 256, so train few clients at a time.
+    prefix [n, p, d] with p at least 1; tokens [n, L], where entries beyond a text's length may be any word; lengths [n]
+    from 0 to L. Only the prefix gets gradients. Until the backward pass every token takes memory, about 45 kB with
+    four layers of width 256, so train few clients at a time.
     """
     vectors, longest = prefix.shape[1], int(lengths.max()) if len(lengths) else 0
     if vectors < 1 or vectors + longest - 1 > len(weights.positions):
         raise ValueError(
-            f"a prefix of {vectors} before texts of up to {longest} tokens; expected a prefix of at least 1 and, "
+            f"a prefix of {vectors} vectors and texts of up to {longest} tokens; expected at least 1 vector and, "
             f"without the last token, at most {len(weights.positions)} positions"
         )
     keep = torch.is_grad_enabled() and prefix.requires_grad
@@ -176,7 +176,7 @@ class _PrefixLosses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weights: FrozenGpt2, keep: bool, tokens: Tensor, lengths: Tensor, prefix: Tensor) -> Tensor:
         losses = prefix.new_zeros(tokens.shape)
-        # Many small steps with numbers that Python needs: they are the CPU's, and what they give moves at once.
+        # The layout takes many small operations whose results Python needs: computed on the CPU, then moved.
         chunks_on_cpu = lay_out_rows(tokens.cpu(), lengths.cpu(), vectors=prefix.shape[1], heads=weights.heads)
         chunks = [to_device(layout, prefix.device) for layout in chunks_on_cpu]
         saved: list[Tensor] = []
@@ -202,7 +202,7 @@ class _PrefixLosses(torch.autograd.Function):
 
 
 def _forward(weights: FrozenGpt2, layout: RowLayout, *, prefix: Tensor, keep: bool) -> tuple[Tensor, list[Tensor]]:
-    """Losses [R], and what `_backward` takes: first the head's tensors, then every block's."""
+    """Losses [R], and the tensors that `_backward` needs: first the head's, then every block's."""
     inputs = weights.words.index_select(0, layout.words)
     inputs.index_copy_(0, layout.prefix_rows, prefix.index_select(0, layout.texts).flatten(0, 1))
     inputs += weights.positions.index_select(0, layout.positions)
@@ -250,7 +250,7 @@ def _block(block: Block, inputs: Tensor, *, layout: RowLayout, keep: bool) -> tu
 
 
 def _block_backward(block: Block, grad: Tensor, *, kept: Sequence[Tensor], layout: RowLayout, lowest: bool) -> Tensor:
-    """Gradient of a block's inputs [T, d]; of the lowest block's, only the prefix rows [m p, d]."""
+    """Gradient of a block's inputs [T, d]; for the lowest block, of the prefix rows only [m p, d]."""
     inputs, mean, deviation, by_head, shares, mixed, middle, middle_mean, middle_deviation, slope = kept
     of_active = torch.mm(grad, block.mlp_out.weight.mT).mul_(slope)
     of_normed = torch.mm(of_active, block.mlp_in.weight.mT)
@@ -277,7 +277,7 @@ def _normalize_backward(grad: Tensor, rows: Tensor, mean: Tensor, deviation: Ten
 
 
 def _gelu(rows: Tensor, *, keep: bool) -> tuple[Tensor, Tensor]:
-    """gelu(rows), and its derivative there if it is to be kept."""
+    """gelu(rows), and with `keep` its derivative."""
     inner = torch.addcmul(rows.new_tensor(2 * _GELU_SCALE), rows, rows, value=2 * _GELU_SCALE * _GELU_CUBIC)
     inner.mul_(rows)
     if not keep:
@@ -290,10 +290,10 @@ def _gelu(rows: Tensor, *, keep: bool) -> tuple[Tensor, Tensor]:
 
 
 def _cross_entropy(hidden: Tensor, head: Tensor, *, targets: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
-    """Losses [R], and the gradient of each for its own row of `hidden` [R, d]."""
+    """Losses [R], and the gradient of each loss for its row of `hidden` [R, d]."""
     rows_of_targets = head.index_select(0, targets)
     of_targets = (hidden * rows_of_targets).sum(1)
-    # Relative to the target's logit no maximum is needed: the sum is at least 1, and seldom large.
+    # Relative to the target's logit no maximum is needed: the sum is at least 1 and rarely large.
     shift = of_targets
     total, grad = _exponentials(hidden, head, shift=shift, keep=keep)
     if bool((total > _LARGEST_SUM).any()):
@@ -304,7 +304,7 @@ def _cross_entropy(hidden: Tensor, head: Tensor, *, targets: Tensor, keep: bool)
 
 
 def _exponentials(hidden: Tensor, head: Tensor, *, shift: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
-    """sum_v exp(l_v - shift) [R], and sum_v exp(l_v - shift) head_v [R, d] if it is to be kept."""
+    """sum_v exp(l_v - shift) [R], and with `keep` sum_v exp(l_v - shift) head_v [R, d]."""
     total = torch.zeros_like(shift)
     grad = torch.zeros_like(hidden) if keep else hidden.new_empty(0)
     minus_shift = -shift[:, None]
@@ -319,9 +319,9 @@ def _exponentials(hidden: Tensor, head: Tensor, *, shift: Tensor, keep: bool) ->
 
 
 def _attend(qkv: Tensor, heads: HeadLayout) -> tuple[Tensor, Tensor, Tensor]:
-    """Causal attention within every text: outputs [T, d]; the inputs by head [3, P, e]; everybody's shares, flat.
+    """Causal attention within every text: outputs [T, d], inputs by head [3, P, e], attention weights, flat.
 
-    Padding follows a text, so that no real row sees it.
+    Padding comes after a text, so that no real row sees it.
     """
     by_head = _vectors(qkv, heads.sources_qkv, qkv.shape[1] * len(qkv) // len(heads.places_qkv)).unflatten(0, (3, -1))
     shares = qkv.new_empty(heads.groups[-1].scores.stop)
@@ -359,7 +359,7 @@ def _attend_backward_at_prefix(
 ) -> Tensor:
     """The same at the prefix rows only [m p, 3d].
 
-    With P what every input takes of the prefix, O the outputs, dP = dO V^T and dS = P (dP - rowsum(dO O)):
+    With P the attention weights on the prefix, O the outputs, dP = dO V^T and dS = P (dP - rowsum(dO O)):
     dV = P^T dO, dK = dS^T Q, and dQ = dS K, where a prefix row sees only prefix rows.
     """
     heads, vectors, width = layout.heads, layout.vectors, by_head.shape[2]
