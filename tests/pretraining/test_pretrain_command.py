@@ -50,7 +50,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bits(folder):
     assert killed.wait() == -signal.SIGKILL
     assert not (folder / "killed" / "results.json").exists()
     done = pretrain(*SMALL, "--folder", "killed", cwd=folder)
-    assert "killed: going on after step" in done.stdout
+    assert "killed: resuming after step" in done.stdout
     whole, killed = (folder / name / "model" / "model.safetensors" for name in ("whole", "killed"))
     assert whole.read_bytes() == killed.read_bytes()
 
@@ -82,7 +82,7 @@ def test_a_finished_run_is_left_alone_and_other_settings_are_refused(folder, tmp
     with pytest.raises(RunError, match="this run is finished"):
         again(folder / "whole")
     (tmp_path / "settings.json").write_bytes((folder / "whole" / "settings.json").read_bytes())
-    with pytest.raises(RunError, match="there is a run with other settings or texts here"):
+    with pytest.raises(RunError, match="holds a run with other settings or texts"):
         again(tmp_path, seed=1)
 
 

@@ -122,23 +122,23 @@ def test_the_loss_and_its_gradient_are_the_cross_entropy_of_the_same_network(cor
         torch.testing.assert_close(ours[name], one.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_a_voice_is_added_to_the_embedding_of_every_end_token_and_to_nothing_else(corpus):
+def test_a_style_vector_is_added_to_the_embedding_of_every_end_token_and_to_nothing_else(corpus):
     network = initial_state(corpus, SMALL, steps=1).network
     rows = torch.tensor([[END_ID, 5, END_ID, 6, 7], [END_ID, 8, 9, 10, PADDING]])
-    voices = torch.randn(2, 16, generator=torch.Generator().manual_seed(0))
+    style = torch.randn(2, 16, generator=torch.Generator().manual_seed(0))
     words = network.transformer.wte(rows[:, :-1]).detach()
-    words[0, 0] += voices[0]
-    words[0, 2] += voices[0]
-    words[1, 0] += voices[1]
+    words[0, 0] += style[0]
+    words[0, 2] += style[0]
+    words[1, 0] += style[1]
     logits = network(inputs_embeds=words).logits
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), ignore_index=PADDING)
-    assert mean_loss(network, rows, voices).item() == pytest.approx(expected.item(), rel=1e-6)
-    assert mean_loss(network, rows, voices).item() != pytest.approx(mean_loss(network, rows).item(), rel=1e-5)
+    assert mean_loss(network, rows, style).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert mean_loss(network, rows, style).item() != pytest.approx(mean_loss(network, rows).item(), rel=1e-5)
     nothing = mean_loss(network, rows, torch.zeros(2, 16))
     assert nothing.item() == pytest.approx(mean_loss(network, rows).item(), rel=1e-6)
 
 
-def test_a_sequence_has_the_voices_of_its_source_and_its_stretch_or_none():
+def test_a_sequence_has_the_style_vectors_of_its_source_and_its_stretch_or_none():
     settings = SMALL.model_copy(update={"corpus": SMALL.corpus.model_copy(update={"stretch": 400}), "voiceless": 0.25})
     made = build_corpus(
         [text("a", prose(60)), text("b", prose(20, seed=1))], EVALUATED, settings=settings.corpus, seed=0
@@ -148,25 +148,25 @@ def test_a_sequence_has_the_voices_of_its_source_and_its_stretch_or_none():
     assert counts[0] > counts[1] > 1
     read = schedule_batches(made, settings, steps=100)
     first_of_b = len(made.sequences["a"])
-    for place, (of_source, of_stretch) in zip(read.order, read.voices, strict=True):
+    for place, (of_source, of_stretch) in zip(read.order, read.style, strict=True):
         if of_source < 0:
             assert of_stretch < 0
         elif place < first_of_b:
             assert (of_source, of_stretch) == (0, 2 + made.stretches["a"][place])
         else:
             assert (of_source, of_stretch) == (1, 2 + counts[0] + made.stretches["b"][place - first_of_b])
-    assert 0.15 < (read.voices[:, 0] < 0).mean() < 0.35
-    assert len(initial_state(made, settings, steps=1).voices) == 2 + sum(counts)
+    assert 0.15 < (read.style[:, 0] < 0).mean() < 0.35
+    assert len(initial_state(made, settings, steps=1).style) == 2 + sum(counts)
 
 
-def test_voices_are_trained_only_where_they_are_heard(corpus, tmp_path):
+def test_style_vectors_are_trained_only_where_they_are_used(corpus, tmp_path):
     silent = SMALL.model_copy(update={"voiceless": 1.0})
     state = initial_state(corpus, silent, steps=6)
     list(train(state, corpus, silent, folder=tmp_path))
-    assert not state.voices.any()
+    assert not state.style.any()
     state = initial_state(corpus, SMALL, steps=6)
     list(train(state, corpus, SMALL, folder=tmp_path))
-    assert state.voices.any(dim=1).all()
+    assert state.style.any(dim=1).all()
 
 
 def test_the_rate_rises_straight_and_falls_along_a_cosine():
@@ -189,7 +189,7 @@ def test_a_source_is_read_to_its_end_before_any_of_it_is_read_again():
 
 def weights(state):
     found = {name: value.detach().clone() for name, value in state.network.named_parameters()}
-    return {**found, "voices": state.voices.detach().clone()}
+    return {**found, "voices": state.style.detach().clone()}
 
 
 def test_going_on_from_a_checkpoint_gives_the_same_bits(corpus, tmp_path):

@@ -125,7 +125,7 @@ def test_several_writers_at_once_do_not_break_each_other(tmp_path):
 def test_opening_refuses_links_and_what_is_no_file(tmp_path, victim):
     (tmp_path / "link").symlink_to(victim)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DiskError, match=r"link: a symbolic link.* Remove the link, or put the file itself"):
+    with pytest.raises(DiskError, match=r"link: a symbolic link.* Remove the link, or replace it with the"):
         open_file(tmp_path / "link")
     with pytest.raises(DiskError, match=r"pipe: not a regular file"):
         open_file(tmp_path / "pipe")
