@@ -1,4 +1,4 @@
-"""What tells a corpus again under another name, in another format, or with some rows changed."""
+"""A corpus is recognized under another name, in another format, or with some rows changed."""
 
 import csv
 import gzip
@@ -42,7 +42,7 @@ def test_sketches_share_what_corpora_share():
     edited = sign_content([(user, text + "!") if text.endswith(" 7") else (user, text) for user, text in ROWS])
     other = sign_content([(user, f"another {text}") for user, text in ROWS])
     assert 0.85 < shared(whole, edited) < 1 and shared(whole, other) == 0
-    assert 0.35 < shared(whole, sign_content(ROWS[:500])) < 0.65  # half of the people
+    assert 0.35 < shared(whole, sign_content(ROWS[:500])) < 0.65  # half of the users
     assert (
         sign_content(ROWS[:5]).sketch == sign_content([*ROWS[:5], ROWS[2]]).sketch
     )  # a row that comes twice counts once

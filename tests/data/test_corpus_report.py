@@ -1,4 +1,4 @@
-"""What `check` says of a corpus."""
+"""The report on a corpus."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_small_corpus_by_hand(tmp_path: Path) -> None:
     assert "fewer than 3 examples" in others.policy[1] and others.users_without_evaluation == 1
 
 
-def test_nothing_is_said_of_the_text_of_images():
+def test_images_have_no_text_statistics():
     found = inspect_corpus(load_federation("digits", settings={"users": 10})).to_dict()
     assert found["policy"] == [OWN_PARTS] and not {"longest_text", "characters", "distinct_characters"} & set(found)
 

@@ -1,4 +1,4 @@
-"""People who like one digit: exact counts, no image where it must not be, and MNIST's files with all their faults."""
+"""Users who like one digit: exact counts, disjoint parts, and faults in MNIST's files."""
 
 import gzip
 import struct
@@ -40,7 +40,7 @@ def test_populations_have_the_shares_of_the_paper(small):
     assert counts.tolist() == [50, 30, 20, 20, 20, 20, 10, 10, 10, 10]
 
 
-def test_nobody_trains_on_a_test_image_unless_asked_to():
+def test_no_user_trains_on_a_test_image_unless_overlap_is_set():
     def images(federation, *parts):
         users = [federation.examples(user) for user in range(len(federation.users))]
         return {image.tobytes() for some in users for image in np.asarray(some.images)[np.isin(some.parts, parts)]}
@@ -60,7 +60,7 @@ def test_the_same_settings_give_the_same_users_and_another_seed_gives_others(sma
     assert not np.array_equal(small.examples(5).images, other.examples(5).images)
 
 
-def test_the_corpus_own_parts_go_before_the_fractions(small):
+def test_the_parts_of_the_corpus_take_precedence_over_fractions(small):
     parts = split(small.examples(2), seed=0, user="anybody", fractions=(0.1, 0.1, 0.8))
     assert [len(part) for part in parts] == [20, 4, 10]
     assert np.all(parts.test.parts == TEST)
@@ -72,7 +72,7 @@ def test_groups_and_images_stay_with_a_subset(small):
     assert found.images is not None and np.all(found.groups == int(some.group(0)))
 
 
-def test_a_prototypical_user_is_nobody_of_the_population(small):
+def test_a_prototypical_user_is_not_in_the_population(small):
     made_up = small.prototypical(3)
     assert len(made_up) == 20 and np.all(made_up.groups == 3) and np.all(made_up.parts == TRAIN)
     assert np.array_equal(made_up.labels == 1, made_up.contexts == 3)
@@ -135,7 +135,7 @@ def test_a_missing_folder_and_an_unequal_pair_are_refused(folder, tmp_path):
         digits(folder=str(folder), users=20)
 
 
-def test_whoever_counts_labels_reads_no_image(small):
+def test_counting_labels_reads_no_image(small):
     class Unread:
         shape, dtype = small.training.images.shape, np.uint8
 

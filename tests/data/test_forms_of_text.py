@@ -42,7 +42,7 @@ def test_only_the_header_decides(tmp_path: Path) -> None:
     assert load(path).texts == ('one; "two"',)
 
 
-def test_a_delimiter_of_ones_own(tmp_path: Path) -> None:
+def test_the_delimiter_can_be_set(tmp_path: Path) -> None:
     path = write(tmp_path / "c.csv", "user^text\na^one\n")
     assert load(path, settings={"delimiter": "^"}).texts == ("one",)
     path = write(tmp_path / "c.csv", "user\ttext\na\tone\n")
@@ -66,7 +66,7 @@ def test_a_misspelt_column_is_named_whatever_the_delimiter(tmp_path: Path) -> No
     assert "no column 'user'. Did you mean 'usr'? Columns: 'usr', 'text', 'where'." in message
 
 
-def test_quotes_may_be_letters(tmp_path: Path) -> None:
+def test_quotes_may_be_ordinary_characters(tmp_path: Path) -> None:
     path = write(tmp_path / "c.tsv", f'user\ttext\na\t"tis {SECRET}\nb\tx\n')
     assert "--data-set quotes=false" in refusal(path)
     assert load(path, settings={"quotes": False}).texts == (f'"tis {SECRET}', "x")
@@ -139,7 +139,7 @@ def test_other_encodings_are_named_not_guessed(tmp_path: Path) -> None:
     assert federation.fingerprint != load(path, settings={"encoding": "latin-1"}).fingerprint
     message = refusal(path, SettingsError, settings={"encoding": "cp1525"})
     assert "encoding: no encoding 'cp1525'. Use one that Python knows, like utf-8, utf-16, latin-1 or cp1252" in message
-    assert "no encoding 'hex'" in refusal(path, SettingsError, settings={"encoding": "hex"})  # it is none of text
+    assert "no encoding 'hex'" in refusal(path, SettingsError, settings={"encoding": "hex"})  # not a text encoding
     path = write(tmp_path / "c.csv", "user,text\na,b\n" * 2 + "a,\u20ac\n", "utf-8")
     assert "line 5: not ascii. Name the right encoding" in refusal(path, settings={"encoding": "ascii"})
 
@@ -163,11 +163,11 @@ def test_utf16_without_a_mark_is_named(tmp_path: Path) -> None:
         ("c.csv.gz", gzip.compress(b"PK\x03\x04", mtime=0), "this is a ZIP archive"),
     ],
 )
-def test_what_is_no_text_is_named(name: str, content: bytes, says: str, tmp_path: Path) -> None:
+def test_the_format_of_a_binary_file_is_named(name: str, content: bytes, says: str, tmp_path: Path) -> None:
     assert says in refusal(write(tmp_path / name, content))
 
 
-def test_columns_without_names_and_doubled_ones_that_are_not_wanted_do_no_harm(tmp_path: Path) -> None:
+def test_columns_without_names_and_unused_duplicate_columns_are_ignored(tmp_path: Path) -> None:
     path = write(tmp_path / "c.csv", ",user,text,,\n0,a,b,,\n")
     assert load(path).texts == ("b",)
     assert "Did you mean 'user'? Columns: '', 'user', 'text'" in refusal(

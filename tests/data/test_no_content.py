@@ -1,4 +1,4 @@
-"""No message shows what a corpus says: no row, no cell, no line; column names only where they are surely that."""
+"""No message shows the content of a corpus: no row, cell or line, and only names that are certainly column names."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_texts_are_text_or_bytes_in_utf8(tmp_path: Path) -> None:
     assert refusal(path, columns=Columns(text="said")) == expected
 
 
-def test_a_doubled_column_is_refused_only_if_it_is_wanted(tmp_path: Path) -> None:
+def test_a_duplicate_column_is_rejected_only_if_it_is_used(tmp_path: Path) -> None:
     path = tmp_path / "c.parquet"
     names = ["user", "text", "other", "other"]
     table = pyarrow.table([pyarrow.array([letter]) for letter in "abcd"], names=names)

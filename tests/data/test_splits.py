@@ -1,4 +1,4 @@
-"""Parts of a user's examples, parts of the people, and everybody in one place."""
+"""Parts of a user's examples, subsets of users, and all users pooled."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_training_is_never_empty(count: int, tenths: int) -> None:
 
 
 @pytest.mark.parametrize("fractions", [(0.8, 0.1, 0.2), (1.2, -0.1, -0.1), (0.0, 0.5, 0.5)])
-def test_fractions_that_are_none(fractions: tuple[float, float, float]) -> None:
+def test_invalid_fractions_are_rejected(fractions: tuple[float, float, float]) -> None:
     with pytest.raises(SettingsError, match="three shares for train, eval and test that sum to 1"):
         part_sizes(10, fractions)
     with pytest.raises(SettingsError, match="three shares for train, eval and test that sum to 1"):
@@ -85,7 +85,7 @@ def test_parts_are_views() -> None:
     assert views[2].labels == federation.labels and list(views[2].users) == list(federation.users)
 
 
-def test_withheld_people_never_take_part() -> None:
+def test_withheld_users_never_take_part() -> None:
     federation = dialects.load({"users": 25})
     participants, newcomers = withhold(federation, share=0.1, seed=0)
     assert (len(participants.users), len(newcomers.users)) == (22, 3)  # 2.5 rounds up
@@ -115,7 +115,7 @@ def test_a_split_is_the_same_for_a_withheld_view() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{}, {"share": 0.5, "count": 1}, {"share": 1.0}, {"count": -1}, {"count": 25}])
-def test_withholding_nonsense(wrong: dict[str, float]) -> None:
+def test_invalid_numbers_of_withheld_users_are_rejected(wrong: dict[str, float]) -> None:
     with pytest.raises(SettingsError, match="withhold"):
         withhold(dialects.load({"users": 25}), seed=0, **wrong)  # type: ignore[arg-type]
 
@@ -133,7 +133,7 @@ def test_withholding_from_a_million() -> None:
     assert peak < 40_000_000
 
 
-def test_pooled_is_one_user_with_everybodys_examples() -> None:
+def test_pooled_is_one_user_with_the_examples_of_all() -> None:
     federation = dialects.load({"users": 4})
     train = select_part(federation, "train", seed=1)
     server = pool_users(train)
@@ -152,7 +152,7 @@ def test_pooled_is_one_user_with_everybodys_examples() -> None:
 
 
 @given(count=st.integers(0, 60), seed=st.integers(0, 5))
-def test_what_is_adapted_to_is_never_scored(count, seed):
+def test_adaptation_examples_are_never_scored(count, seed):
     examples = Examples([str(number) for number in range(count)])
     found = split(examples, seed=seed, user="ann", fractions=(0.6, 0.2, 0.2))
     parts = [found.train, found.eval, found.adapt, found.scored]

@@ -1,4 +1,4 @@
-"""How long the texts of a corpus are, and how many of them a method cuts."""
+"""The lengths of texts, and how many of them a method truncates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_report_counts_long_texts(tmp_path: Path) -> None:
     assert "longer_than" not in inspect_corpus(load_federation("digits", settings={"users": 10})).to_dict()
 
 
-def test_cut_texts_are_counted_exactly_in_a_small_corpus(tmp_path: Path) -> None:
+def test_truncated_texts_are_counted_exactly_in_a_small_corpus(tmp_path: Path) -> None:
     rows = [{"user": "a", "text": "xxx"}] * 3 + [{"user": "b", "text": "xxxx"}] * 2
     federation = load(write_jsonl(tmp_path / "c.jsonl", rows))
     cut = measure_truncation(federation, Window("length", 3, unit="characters", sizes=lengths))
@@ -35,7 +35,7 @@ def test_cut_texts_are_counted_exactly_in_a_small_corpus(tmp_path: Path) -> None
     assert measure_truncation(federation, Window("length", 4, unit="characters", sizes=lengths)).share == 0
 
 
-def test_a_large_corpus_is_sampled_and_users_count_by_their_texts(tmp_path: Path) -> None:
+def test_a_large_corpus_is_sampled_and_users_are_weighted_by_their_texts(tmp_path: Path) -> None:
     rows = [{"user": "a", "text": "xxxx"}] * 300 + [{"user": "b", "text": "x"}] * 100
     federation = load(write_jsonl(tmp_path / "c.jsonl", rows))
     read: list[str] = []

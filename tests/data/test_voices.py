@@ -1,4 +1,4 @@
-"""Twenty voices: speech that can be told apart, files that are whole or not there, and people who like one voice."""
+"""Twenty voices: distinguishable speech, files that are complete or absent, and users who like one voice."""
 
 import fcntl
 import json
@@ -89,7 +89,7 @@ def test_spectrograms_show_a_tone_where_it_is():
     assert not spectrogram(np.zeros(0, np.int16)).any()
 
 
-def test_voices_are_told_apart_by_new_sentences_and_twins_are_the_hardest(whole):
+def test_voices_can_be_distinguished_by_new_sentences_and_twins_are_the_hardest(whole):
     manifest = read_manifest(whole)
     images, kinds, ends = read_spectrograms(whole, manifest), np.array(manifest.voice), manifest.training
     averaged = np.stack([image[:, image.any(0)].mean(1) for image in images])
@@ -122,7 +122,7 @@ def test_a_larger_set_has_the_smaller_ones_utterances(whole, small):
     assert few.items() <= large.items()
 
 
-def test_stopped_and_continued_gives_the_same_bytes(small, tmp_path):
+def test_a_stopped_set_resumes_and_is_bit_identical(small, tmp_path):
     folder = tmp_path / "stopped"
     for attempt in (1, 2):
         steps = make_set(folder, plan_set(SMALL))
@@ -142,7 +142,7 @@ def test_stopped_and_continued_gives_the_same_bytes(small, tmp_path):
         assert (folder / name).read_bytes() == (small / name).read_bytes()
 
 
-def test_the_rest_of_another_set_is_not_continued(tmp_path):
+def test_the_draft_of_another_set_is_not_resumed(tmp_path):
     for request in (SpectrogramRequest(utterances=80, seed=1), SMALL):
         steps = make_set(tmp_path, plan_set(request))
         assert [next(steps), next(steps)] == [0, 1]

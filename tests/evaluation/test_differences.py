@@ -1,4 +1,4 @@
-"""How much is personal, worked out by hand."""
+"""Differences between private parameters, computed by hand."""
 
 import pytest
 

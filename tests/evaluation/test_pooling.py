@@ -1,4 +1,4 @@
-"""Folds and seeds as one evaluation, by hand."""
+"""Folds and seeds combined into one evaluation, computed by hand."""
 
 import numpy as np
 import pytest
@@ -34,11 +34,11 @@ def test_newcomers_count_together():
     assert (found["user_mean"], found["user_worst_tenth"]) == (pytest.approx(2 / 3), 0.0)
 
 
-def test_a_fold_in_which_nobody_is_tested_changes_nothing():
-    nobody = labels([], value=None, examples=0, loss=None)
-    found = merge_evaluations([labels([1.0], value=1.0, examples=4), nobody])
+def test_a_fold_without_tested_users_changes_nothing():
+    empty = labels([], value=None, examples=0, loss=None)
+    found = merge_evaluations([labels([1.0], value=1.0, examples=4), empty])
     assert (found["value"], found["loss"], found["users"]) == (1.0, 1.0, 1)
-    assert np.isnan(merge_evaluations([nobody, nobody])["value"])
+    assert np.isnan(merge_evaluations([empty, empty])["value"])
 
 
 def test_perplexity_is_over_all_tokens_of_all_folds():
@@ -49,7 +49,7 @@ def test_perplexity_is_over_all_tokens_of_all_folds():
     assert np.isnan(merge_evaluations([text([None], [10]), text([1.0], [1])])["value"])  # a run that diverged
 
 
-def test_one_person_in_several_seeds_is_one_person():
+def test_one_user_in_several_seeds_is_one_user():
     seeds = [text([1.0, 2.0], [10, 20]), text([4.0, 8.0], [30, 40])]
     found = sum_by_user(seeds, [[5, 7], [7, 9]])
     assert (found.user_loss, found.user_tokens) == ((1.0, 6.0, 8.0), (10, 50, 40))

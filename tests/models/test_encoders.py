@@ -23,7 +23,7 @@ def make_model(*, size=DIGIT, embedding=28, common=True, double=True):
 
 
 def make_images(size=DIGIT):
-    """Whole numbers, and one image of nothing."""
+    """Integer images, one of them blank."""
     image = torch.randint(256, (CLIENTS, COUNT, *size), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
     image[0, 0] = 0
     return image
@@ -60,7 +60,7 @@ def plain(model, encoder, image, embeddings):
 
 
 @pytest.mark.parametrize("outputs", ["first", "common", "both", "only one is made"])
-@pytest.mark.parametrize("apart", [False, True], ids=["everybody's", "each client's"])
+@pytest.mark.parametrize("apart", [False, True], ids=["shared", "each client's"])
 @pytest.mark.parametrize(
     ("read", "size"), [*((DIGIT, size) for size in (28, 5, 0)), *((SPEECH, size) for size in (200, 5, 0))]
 )
@@ -106,7 +106,7 @@ def test_in_float32_it_is_as_near_as_the_layers_are(read, apart):
         assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max() + 1e-5
 
 
-@pytest.mark.parametrize("way", ["one at a time", "everybody's", "each client's", "really different"])
+@pytest.mark.parametrize("way", ["one at a time", "shared", "each client's", "really different"])
 @pytest.mark.parametrize("read", [DIGIT, SPEECH])
 def test_the_common_head_moves_embedding_and_head_but_not_the_encoder(read, way):
     model, image = make_model(size=read, embedding=28), make_images(read)
@@ -120,7 +120,7 @@ def test_the_common_head_moves_embedding_and_head_but_not_the_encoder(read, way)
         output = functional_call(model, leaves, ({"image": image[0], "head": head[0]},))
     else:
         leaves = {
-            name: (value if way == "everybody's" else value.expand(CLIENTS, *value.shape)).detach()
+            name: (value if way == "shared" else value.expand(CLIENTS, *value.shape)).detach()
             for name, value in values.items()
         }
         if way == "really different":

@@ -43,7 +43,7 @@ def make_texts(lengths: list[int], *, longest: int, vectors: int, dtype: torch.d
 
 
 def plain_losses(model: GPT2LMHeadModel, prefix: Tensor, *, tokens: Tensor, lengths: Tensor) -> Tensor:
-    """What transformers says: padded, with an attention mask."""
+    """The result of transformers: padded, with an attention mask."""
     vectors = prefix.shape[1]
     is_text = torch.arange(tokens.shape[1]) < lengths[:, None]
     inputs = torch.cat((prefix, model.transformer.wte(tokens)), dim=1)

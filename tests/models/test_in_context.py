@@ -1,4 +1,4 @@
-"""Utterances read after other text: one cache for all gives what reading everything anew gives."""
+"""Utterances with text in context: one shared cache gives the same losses as reading everything again."""
 
 import torch
 from language_models import write_gpt2, write_llama
@@ -9,7 +9,7 @@ from homespun.models.pretrained import load_pretrained
 
 
 def read_anew(model, before, tokens, length):
-    """The slow way: every utterance with all that stands before it, token by token."""
+    """The slow way: every utterance with the full context, token by token."""
     found = torch.zeros(tokens.shape)
     for row, size in enumerate(length.tolist()):
         ids = torch.tensor([[*before, *tokens[row, :size].tolist()]])

@@ -1,4 +1,4 @@
-"""Utterances in one row: the losses that they have by themselves."""
+"""Packed utterances have the same losses as separate ones."""
 
 from types import SimpleNamespace
 
@@ -68,7 +68,7 @@ def test_nothing_to_read_is_nothing(backbone):
 
 
 class Leaking(nn.Module):
-    """Takes a mask and positions, and looks at neither."""
+    """Accepts a mask and positions but ignores both."""
 
     config = SimpleNamespace(model_type="none")
 

@@ -1,4 +1,4 @@
-"""A base model is files from elsewhere: none of them runs, none is unpickled, and none may ask for absurd sizes."""
+"""Files of a base model are untrusted: none is run or unpickled, and implausible sizes are rejected."""
 
 import json
 
@@ -20,7 +20,7 @@ def changed(folder, file="config.json", **values):
 
 @pytest.fixture
 def nothing_is_built(monkeypatch):
-    """Neither the model nor its tokenizer is asked for."""
+    """Fails if the model or its tokenizer is loaded."""
     import transformers
 
     def built(*_, **__):
@@ -89,7 +89,7 @@ CLASSES = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model", "Aut
 
 @pytest.fixture
 def with_code(tmp_path, monkeypatch):
-    """A model with code beside it, in front of a terminal where it could be asked about."""
+    """A model with its own code, and a terminal on which transformers could ask about it."""
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a prompt"))
     base = write_gpt2(tmp_path / "base")
     (base / "own.py").write_text(CODE)
@@ -143,7 +143,7 @@ def test_a_file_is_no_base_model(tmp_path, nothing_is_built):
 
 
 def test_only_the_user_has_a_model_fetched(monkeypatch):
-    """What a folder names is taken from the hub's cache on this machine, or not at all."""
+    """A model that a run folder names comes from the local hub cache or not at all."""
     asked = []
 
     def get_config_dict(name, **options):

@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
     return place
 
 
-def test_a_killed_run_goes_on_and_ends_with_the_same_bits(folder):
+def test_a_killed_run_resumes_and_finishes_bit_identical(folder):
     killed = subprocess.Popen([*HOMESPUN, *SMALL, "--folder", "killed"], cwd=folder, stdout=subprocess.DEVNULL)
     until = time.monotonic() + 60
     while not (folder / "killed" / "checkpoint.safetensors").exists() and time.monotonic() < until:
@@ -96,7 +96,7 @@ def test_a_missing_text_file_ends_with_2_and_writes_nothing(folder, monkeypatch,
     assert not Path("new").exists()
 
 
-def test_ctrl_c_ends_with_130_and_leaves_a_run_that_can_go_on(folder):
+def test_ctrl_c_exits_with_130_and_the_run_can_be_resumed(folder):
     started = subprocess.Popen(
         [*HOMESPUN, *SMALL, "--folder", "stopped"], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
@@ -104,7 +104,7 @@ def test_ctrl_c_ends_with_130_and_leaves_a_run_that_can_go_on(folder):
     while not (folder / "stopped" / "checkpoint.safetensors").exists() and time.monotonic() < until:
         time.sleep(0.002)
     started.send_signal(signal.SIGINT)
-    _, told = started.communicate(timeout=60)
+    _, printed = started.communicate(timeout=60)
     assert started.returncode == 130
-    assert b"the same command goes on" in told
+    assert b"the same command goes on" in printed
     assert not (folder / "stopped" / "results.json").exists()

@@ -72,7 +72,7 @@ def test_the_tokenizer_gives_every_text_back():
     assert tokenizer.decode(tokenizer.encode("naïve “çedilla” 漢字").ids) == "naïve “çedilla” 漢字"
 
 
-def test_what_is_held_out_is_not_trained_on_and_repetitions_go():
+def test_held_out_text_is_not_trained_on_and_repetitions_are_dropped():
     same = prose(1)[0]
     corpus = build_corpus(
         [text("a", [same, *prose(50, seed=2)]), text("b", [same, *prose(50, seed=3)])],
@@ -169,7 +169,7 @@ def test_style_vectors_are_trained_only_where_they_are_used(corpus, tmp_path):
     assert state.style.any(dim=1).all()
 
 
-def test_the_rate_rises_straight_and_falls_along_a_cosine():
+def test_the_learning_rate_rises_linearly_and_falls_along_a_cosine():
     settings = PretrainSettings(rate=1.0, warm_up=0.2, final_rate=0.1)
     assert [rate_at(step, 10, settings) for step in (0, 1)] == [0.5, 1.0]
     assert rate_at(2, 10, settings) == 1.0
@@ -192,7 +192,7 @@ def weights(state):
     return {**found, "voices": state.style.detach().clone()}
 
 
-def test_going_on_from_a_checkpoint_gives_the_same_bits(corpus, tmp_path):
+def test_resuming_from_a_checkpoint_is_bit_identical(corpus, tmp_path):
     whole = initial_state(corpus, SMALL, steps=6)
     before = weights(whole)
     list(train(whole, corpus, SMALL, folder=tmp_path))

@@ -26,10 +26,12 @@ def test_an_unknown_source_is_named_with_the_nearest():
         select_sources(["foldock"])
 
 
-def test_a_package_that_cannot_be_fetched_is_named_with_its_source(tmp_path, monkeypatch):
+def test_a_package_that_cannot_be_downloaded_is_named_with_its_source(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     (source,) = [source for source in SOURCES if source.name == "anarchist-faq"]
-    with pytest.raises(DataError, match=r"anarchist-faq: package anarchism .*apt-get is not installed.*--without anarchist-faq"):
+    with pytest.raises(
+        DataError, match=r"anarchist-faq: package anarchism .*apt-get is not installed.*--without anarchist-faq"
+    ):
         read_source(source, tmp_path / "cache")
 
 

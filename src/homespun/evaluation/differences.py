@@ -101,13 +101,13 @@ def _user_positions(runs: Sequence[Mapping[str, Any]], who: str) -> list[Any]:
 
 def _compared(
     sides: tuple[Sequence[Mapping[str, Any] | None], Sequence[Mapping[str, Any] | None]],
-    people: tuple[Sequence[Any], Sequence[Any]],
+    positions: tuple[Sequence[Any], Sequence[Any]],
 ) -> dict[str, Any] | None:
     """The difference in percent, with an interval over users; None if a side is missing or scored other tokens."""
     if any(one is None for side in sides for one in side):
         return None
     left, right = (
-        sum_by_user([one for one in side if one is not None], who) for side, who in zip(sides, people, strict=True)
+        sum_by_user([one for one in side if one is not None], who) for side, who in zip(sides, positions, strict=True)
     )
     if not left.users or left.user_tokens != right.user_tokens:
         return None

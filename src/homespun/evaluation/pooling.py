@@ -63,15 +63,15 @@ def _mean(values: Sequence[float | None], weights: Sequence[int] | None = None) 
     return float(np.average(numbers, weights=None if weights is None else [weights[place] for place in kept]))
 
 
-def sum_by_user(evaluations: Sequence[Mapping[str, Any]], people: Sequence[Sequence[int] | None]) -> TextEvaluation:
+def sum_by_user(evaluations: Sequence[Mapping[str, Any]], positions: Sequence[Sequence[int] | None]) -> TextEvaluation:
     """Every user's losses and tokens, summed over all runs that scored them.
 
-    `people` has the positions of each evaluation's users, or None if unknown, in which case all count as different
+    `positions` has the positions of each evaluation's users, or None if unknown, in which case all count as different
     users. The bootstrap draws users, and a user in three seeds is still one user.
     """
     loss: dict[tuple[int, int], float] = {}
     tokens: dict[tuple[int, int], int] = {}
-    for run, (one, users) in enumerate(zip(evaluations, people, strict=True)):
+    for run, (one, users) in enumerate(zip(evaluations, positions, strict=True)):
         names = [(run, place) for place in range(one["users"])] if users is None else [(-1, user) for user in users]
         for who, more_loss, more_tokens in zip(names, _numbers(one["user_loss"]), one["user_tokens"], strict=True):
             loss[who] = loss.get(who, 0.0) + more_loss

@@ -154,15 +154,15 @@ class _Conv(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs, wide, windows = ctx.saved_tensors
         wants_inputs, wants_weight, _ = ctx.needs_input_grad
-        everybodys = len(ctx.weight) == 4
+        is_shared = len(ctx.weight) == 4
         of_inputs = of_weight = None
-        if wants_weight and everybodys and windows is None:
+        if wants_weight and is_shared and windows is None:
             of_weight = ctx.geometry.narrowed(ctx.geometry.back(grad, inputs, wide, of="weight"), ctx.weight)
         elif wants_weight:
             if windows is None:
                 windows, _ = _windows(inputs, wide.shape[-2:], ctx.geometry)
             of_wide = torch.bmm(grad.flatten(1, 3).mT, windows)  # [C, out, kh * kw * in]
-            of_wide = of_wide.sum(dim=0) if everybodys else of_wide
+            of_wide = of_wide.sum(dim=0) if is_shared else of_wide
             of_wide = of_wide.unflatten(-1, (*wide.shape[-2:], -1)).movedim(-1, -3)
             of_weight = ctx.geometry.narrowed(of_wide, ctx.weight)
         if wants_inputs and ctx.same:
