@@ -12,7 +12,7 @@ TEXT = ["We must go on together, my fellow citizens.", "The people ask what the 
 
 @cache
 def make_tokenizer(pieces: int = 300) -> PreTrainedTokenizerFast:
-    """A byte-level BPE that knows every text."""
+    """A byte-level BPE tokenizer, which can encode any text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""A few people who write and speak, and a small FedPerC run of them; fast, and with nothing to learn."""
+"""A few users who write and speak, and a small, fast FedPerC run with them."""
 
 from language_models import write_gpt2
 
@@ -28,7 +28,7 @@ def write_corpus(path):
 
 
 def train_small(folder, *, method="fedperc", base=None, rounds=2, corpus=None, **settings):
-    """A finished run in `folder/run`; give it back open."""
+    """A finished run in `folder/run`, still open."""
     base = base or write_gpt2(folder / "base")
     data = DataSettings(source=str(corpus or write_corpus(folder / "people.csv")))
     with named_by_user():

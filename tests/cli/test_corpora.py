@@ -28,7 +28,10 @@ def test_data_check_counts_the_texts_that_a_method_truncates(tmp_path: Path) -> 
     found = json.loads(run("data", "check", path, "--method", "furl", "--json").stdout)["cut"]
     assert found == {"share": 0.25, "exact": True, "setting": "length", "length": 40, "unit": "characters"}
     plain = run("data", "check", path, "--method", "furl", "--set", "length=4").stdout
-    assert "truncated by furl            100 % of the texts are longer than length = 4 characters and are cut" in plain
+    assert (
+        "truncated by furl            100 % of the texts are longer than length = 4 characters and are truncated"
+        in plain
+    )
     with pytest.raises(SettingsError, match="--set needs --method"):
         run("data", "check", path, "--set", "length=4")
 

@@ -45,7 +45,7 @@ def test_a_plain_run_without_truncated_texts_has_no_notices(tmp_path: Path) -> N
 
 def test_truncated_texts_are_reported(tmp_path: Path) -> None:
     with opened(tmp_path, length=2) as run:
-        assert before(run) == ["100 % of the texts are longer than length = 2 characters and are cut"]
+        assert before(run) == ["100 % of the texts are longer than length = 2 characters and are truncated"]
 
 
 def test_a_private_run_reports_its_epsilon_before_and_after(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_the_reporter_prints_notices_to_stderr(tmp_path: Path, capsys: pytest.Ca
         for event in training(run):
             show(event)
     said = capsys.readouterr().err
-    assert "furl: 100 % of the texts are longer than length = 2 characters and are cut\n" in said
+    assert "furl: 100 % of the texts are longer than length = 2 characters and are truncated\n" in said
     assert "furl: privacy: 2 rounds cost epsilon 1.72 at delta 0.01" in said
     assert "furl: privacy: spent epsilon" in said
     with opened(tmp_path, privacy={"noise_multiplier": 1.0}, length=2) as run, reporter.following(run, "furl"):

@@ -52,10 +52,10 @@ GOOD = b'{"user": "a", "text": "fine", "label": "x"}\n'
         (b'{"user": "a", "label": "x"}', "line 2: no 'text'."),
         (b'{"user": "a", "text": 5, "label": "x"}', "line 2: 'text' is a number. Expected text."),
         (b'{"user": "a", "text": {"b": 1}, "label": "x"}', "line 2: 'text' is a JSON object. Expected text."),
-        (b'{"user": "a", "text": false, "label": "x"}', "line 2: 'text' is a truth value. Expected text."),
+        (b'{"user": "a", "text": false, "label": "x"}', "line 2: 'text' is a boolean. Expected text."),
         (b'{"user": "a", "text": "x"}', "line 2: no 'label'. Either all examples have one or none."),
         (b'{"user": "a", "text": "x", "label": ""}', "line 2: 'label' is empty."),
-        (b'{"user": "\\ud800", "text": "x", "label": "x"}', "line 2: 'user' has half of a surrogate pair"),
+        (b'{"user": "\\ud800", "text": "x", "label": "x"}', "line 2: 'user' contains an unpaired surrogate"),
         (b'{"user": "a", "text": "' + b"x" * 10_000_000 + b'"}', "line 2: 10,000,000 bytes or longer"),
     ],
 )
@@ -109,12 +109,12 @@ def test_broken_gzip_and_parquet(tmp_path: Path) -> None:
     path = tmp_path / "broken.jsonl.gz"
     for content in (whole[: len(whole) // 2], GOOD, whole[:20] + b"\xff" * 20 + whole[40:]):
         path.write_bytes(content)
-        assert "the gzip data is broken or cut off" in refusal(path)
+        assert "the gzip data is damaged or truncated" in refusal(path)
     whole = write_as("parquet", tmp_path, ROWS * 500).read_bytes()
     path = tmp_path / "broken.parquet"
     for content in (whole[: len(whole) // 2], GOOD, b"", whole[:-200]):
         path.write_bytes(content)
-        assert "not a Parquet file, or broken or cut off" in refusal(path)
+        assert "not a Parquet file, or damaged or truncated" in refusal(path)
 
 
 def test_parquet_rows_are_checked_too(tmp_path: Path) -> None:

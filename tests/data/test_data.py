@@ -1,4 +1,4 @@
-"""Which source a name means."""
+"""The source that a name refers to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_built_in_corpora_are_the_modules_that_load() -> None:
     assert load_federation("dialects", settings={"users": 3}).name == "dialects"
 
 
-def test_an_unknown_name_lists_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_name_lists_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "available", lambda: False)
     with pytest.raises(UnknownNameError) as caught:
         load_federation("dialect")
@@ -62,9 +62,9 @@ def test_hub_data_sets_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         load_federation("dialect")
 
 
-def test_data_sets_that_could_run_a_script_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_sets_that_could_run_a_script_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_hub([{"user": "a", "text": "x", "part": "train"}], monkeypatch, version="3.6.0")
-    with pytest.raises(DataError, match=r"datasets 3.6.0 can run a data set's own script. Install: .*homespun\[hub\]"):
+    with pytest.raises(DataError, match=r"datasets 3.6.0 can run scripts of a data set. Update it: .*homespun\[hub\]"):
         load_federation("some/set")
 
 

@@ -21,7 +21,7 @@ from homespun.data.table import TableFederation
 
 
 class Dataset:
-    """As much of a Hugging Face data set as reading one takes."""
+    """The part of a Hugging Face data set's interface that reading needs."""
 
     def __init__(self, columns: dict[str, list[Any]]) -> None:
         self.columns_of, self.column_names = columns, list(columns)
@@ -86,7 +86,7 @@ def test_missing_cells_are_missing(form: str) -> None:
     assert SECRET not in str(caught.value)
 
 
-def test_all_values_missing_is_a_column_that_is_not_there() -> None:
+def test_a_column_without_values_counts_as_absent() -> None:
     frame = pandas.DataFrame({"user": ["a"], "text": ["x"], "label": [pandas.NA], "context": [pandas.NaT]})
     assert load(frame).labels == load(frame.to_dict("records")).labels == ()
 
@@ -128,13 +128,16 @@ def test_a_frame_may_mix_kinds_and_have_any_index() -> None:
         ([{"user": "a", "text": [SECRET]}], "row 1: 'text' is a list. Expected text."),
         ([{"user": "a", "text": SECRET.encode()}], "row 1: 'text' is a bytes. Expected text."),
         ([], "the corpus is empty"),
-        ({"user": ["a"], "text": [SECRET]}, "a dict. Give a list of dicts"),
-        ({"train": Dataset({"user": ["a"], "text": [SECRET]})}, "a dict. Give a list of dicts"),
-        (5, "int: these are no data."),
-        (pandas.DataFrame([["a", SECRET, "b"]], columns=["user", "text", "text"]), "2 columns are called 'text'"),
+        ({"user": ["a"], "text": [SECRET]}, "a dict. Pass a list of dicts"),
+        ({"train": Dataset({"user": ["a"], "text": [SECRET]})}, "a dict. Pass a list of dicts"),
+        (5, "int: not a table."),
+        (pandas.DataFrame([["a", SECRET, "b"]], columns=["user", "text", "text"]), "2 columns are named 'text'"),
         (pyarrow.table({"user": ["a"], "text": [[SECRET]]}), "'text' is a column of type list. Expected text."),
-        (pyarrow.table([["a"], ["b"], ["c"]], names=["user", "text", "text"]), "2 columns are called 'text'"),
-        (pandas.DataFrame({0: ["a"], 1: [SECRET]}), "no column 'user', but 2 whose names do not look like names"),
+        (pyarrow.table([["a"], ["b"], ["c"]], names=["user", "text", "text"]), "2 columns are named 'text'"),
+        (
+            pandas.DataFrame({0: ["a"], 1: [SECRET]}),
+            "no column 'user', but 2 whose names do not look like column names",
+        ),
         (pandas.DataFrame({SECRET: ["a"], "said": ["b"]}), "no column 'user', but 2 whose names do not look like"),
     ],
 )
@@ -146,7 +149,7 @@ def test_bad_data_are_refused_and_never_shown(data: Any, says: str) -> None:
         assert SECRET not in str(caught.value)
 
 
-def test_a_long_text_is_no_source() -> None:
+def test_a_long_text_is_not_a_source() -> None:
     with pytest.raises(UnknownNameError, match="a text of 40,000 characters, not a name"):
         homespun.load("secret " * 5714 + "xx")
 

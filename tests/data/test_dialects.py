@@ -1,4 +1,4 @@
-"""A population whose taste is known."""
+"""A population with known preferences."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 from homespun.core.errors import SettingsError, UnknownNameError
 from homespun.data import dialects
 from homespun.data.dialects import Ceiling, Settings, ceiling, load
-from homespun.data.names import find_user
+from homespun.data.user_names import find_user
 
 
 def labels_of(federation: dialects.Dialects, users: range) -> np.ndarray:
     return np.concatenate([federation.examples(user).labels for user in users])  # type: ignore[list-item]
 
 
-def test_the_same_settings_give_the_same_people() -> None:
+def test_the_same_settings_give_the_same_users() -> None:
     one, other = load({"users": 10}), load({"users": 10})
     assert one.fingerprint == other.fingerprint != load({"users": 10, "seed": 1}).fingerprint
     assert list(one.examples(3).texts) == list(other.examples(3).texts)
     assert list(one.examples(3).texts) != list(one.examples(4).texts)
     assert list(one.examples(3).texts) != list(load({"users": 10, "seed": 1}).examples(3).texts)
-    # and people do not depend on how many others there are
+    # and users do not depend on the number of other users
     assert list(one.examples(3).texts) == list(load({"users": 10**6}).examples(3).texts)
     assert one.group(3) == load({"users": 10**6}).group(3)
 
@@ -99,7 +99,7 @@ def test_binary_ceiling_of_a_tiny_case_by_hand(monkeypatch: pytest.MonkeyPatch) 
     assert ceiling(settings) == Ceiling("auc", pytest.approx(0.75), pytest.approx(0.5))
 
 
-def test_strength_is_what_there_is_to_gain() -> None:
+def test_strength_sets_the_possible_gain() -> None:
     alike, default, apart = (ceiling(Settings(strength=strength)) for strength in (0, 0.75, 1))
     assert alike.known == alike.unknown == pytest.approx(0.9125)
     assert default.known == apart.known == pytest.approx(0.9125)
@@ -109,7 +109,7 @@ def test_strength_is_what_there_is_to_gain() -> None:
     assert alike.known == pytest.approx(alike.unknown) and default.known > default.unknown + 0.1
 
 
-def test_dialect_is_how_groups_spell() -> None:
+def test_dialect_sets_how_groups_spell() -> None:
     def words(strength: float) -> list[set[str]]:
         federation = load({"users": 200, "dialect": strength, "groups": 2})
         found: dict[str | None, set[str]] = {"group-0": set(), "group-1": set()}
@@ -141,7 +141,7 @@ def test_groups_are_evenly_filled() -> None:
     assert len(counts) == 8 and counts.min() > 850 and counts.max() < 1150
 
 
-def test_fresh_people_are_new_and_of_the_same_population() -> None:
+def test_fresh_users_are_new_and_of_the_same_population() -> None:
     federation = load({"users": 10})
     fresh = federation.fresh(5)
     assert list(fresh.users) == [f"user-{number:06d}" for number in range(10, 15)]

@@ -1,4 +1,4 @@
-"""People who like one digit: exact counts, no image where it must not be, and MNIST's files with all their faults."""
+"""Users who like one digit: exact counts, disjoint parts, and faults in MNIST's files."""
 
 import gzip
 import struct
@@ -9,7 +9,7 @@ import pytest
 
 from homespun.core.errors import DataError, SettingsError
 from homespun.data import load_federation
-from homespun.data.check import check
+from homespun.data.corpus_report import inspect_corpus
 from homespun.data.preferences import EVAL, TEST, TRAIN
 from homespun.data.splits import split, withhold
 
@@ -40,7 +40,7 @@ def test_populations_have_the_shares_of_the_paper(small):
     assert counts.tolist() == [50, 30, 20, 20, 20, 20, 10, 10, 10, 10]
 
 
-def test_nobody_trains_on_a_test_image_unless_asked_to():
+def test_no_user_trains_on_a_test_image_unless_overlap_is_set():
     def images(federation, *parts):
         users = [federation.examples(user) for user in range(len(federation.users))]
         return {image.tobytes() for some in users for image in np.asarray(some.images)[np.isin(some.parts, parts)]}
@@ -60,7 +60,7 @@ def test_the_same_settings_give_the_same_users_and_another_seed_gives_others(sma
     assert not np.array_equal(small.examples(5).images, other.examples(5).images)
 
 
-def test_the_corpus_own_parts_go_before_the_fractions(small):
+def test_the_parts_of_the_corpus_take_precedence_over_fractions(small):
     parts = split(small.examples(2), seed=0, user="anybody", fractions=(0.1, 0.1, 0.8))
     assert [len(part) for part in parts] == [20, 4, 10]
     assert np.all(parts.test.parts == TEST)
@@ -72,14 +72,14 @@ def test_groups_and_images_stay_with_a_subset(small):
     assert found.images is not None and np.all(found.groups == int(some.group(0)))
 
 
-def test_a_prototypical_user_is_nobody_of_the_population(small):
+def test_a_prototypical_user_is_not_in_the_population(small):
     made_up = small.prototypical(3)
     assert len(made_up) == 20 and np.all(made_up.groups == 3) and np.all(made_up.parts == TRAIN)
     assert np.array_equal(made_up.labels == 1, made_up.contexts == 3)
 
 
 def test_fewer_users_than_sub_populations_are_refused():
-    with pytest.raises(SettingsError, match="10 sub-populations need at least as many users"):
+    with pytest.raises(SettingsError, match="10 sub-populations need at least 10 users"):
         digits(users=9)
 
 
@@ -123,19 +123,19 @@ def test_every_fault_of_a_folder_is_named(folder):
         digits(folder=str(folder), users=20)
     said = str(caught.value)
     assert "no train-images-idx3-ubyte" in said and "train-labels-idx1-ubyte: not an IDX file" in said
-    assert "156795 numbers where its header says 156800" in said
-    assert "t10k-labels-idx1-ubyte.gz: broken or cut off" in said
+    assert "156795 numbers, but its header says 156800" in said
+    assert "t10k-labels-idx1-ubyte.gz: damaged or truncated" in said
 
 
 def test_a_missing_folder_and_an_unequal_pair_are_refused(folder, tmp_path):
     with pytest.raises(DataError, match="no such folder"):
         digits(folder=str(tmp_path / "nowhere"), users=20)
     write_idx(folder / "t10k-labels-idx1-ubyte", np.arange(199) % 10)
-    with pytest.raises(DataError, match="200 images and 199 labels"):
+    with pytest.raises(DataError, match="200 images but 199 labels"):
         digits(folder=str(folder), users=20)
 
 
-def test_whoever_counts_labels_reads_no_image(small):
+def test_counting_labels_reads_no_image(small):
     class Unread:
         shape, dtype = small.training.images.shape, np.uint8
 
@@ -143,6 +143,6 @@ def test_whoever_counts_labels_reads_no_image(small):
             raise AssertionError("an image was read")
 
     unread = replace(small, training=replace(small.training, images=Unread()))
-    assert check(unread).own_majority_share == 0.5
+    assert inspect_corpus(unread).own_majority_share == 0.5
     with pytest.raises(AssertionError, match="an image was read"):
         np.asarray(unread.examples(0).images)

@@ -42,7 +42,7 @@ def test_only_the_header_decides(tmp_path: Path) -> None:
     assert load(path).texts == ('one; "two"',)
 
 
-def test_a_delimiter_of_ones_own(tmp_path: Path) -> None:
+def test_the_delimiter_can_be_set(tmp_path: Path) -> None:
     path = write(tmp_path / "c.csv", "user^text\na^one\n")
     assert load(path, settings={"delimiter": "^"}).texts == ("one",)
     path = write(tmp_path / "c.csv", "user\ttext\na\tone\n")
@@ -66,7 +66,7 @@ def test_a_misspelt_column_is_named_whatever_the_delimiter(tmp_path: Path) -> No
     assert "no column 'user'. Did you mean 'usr'? Columns: 'usr', 'text', 'where'." in message
 
 
-def test_quotes_may_be_letters(tmp_path: Path) -> None:
+def test_quotes_may_be_ordinary_characters(tmp_path: Path) -> None:
     path = write(tmp_path / "c.tsv", f'user\ttext\na\t"tis {SECRET}\nb\tx\n')
     assert "--data-set quotes=false" in refusal(path)
     assert load(path, settings={"quotes": False}).texts == (f'"tis {SECRET}', "x")
@@ -97,7 +97,7 @@ def test_a_long_array_is_read_piece_by_piece(tmp_path: Path) -> None:
         ('[{"user": "a", "text": "b"},]', "element 2: not a JSON object"),
         (f'[{{"user": "a", "text": "b"}}, "{SECRET}"]', "element 2: not a JSON object"),
         (f'[{{"user": "a", "text": "{SECRET}', "element 1: not a JSON object"),
-        (f'[{{"user": "a", "text": "b"}}] {SECRET}', "there is more after the closing bracket"),
+        (f'[{{"user": "a", "text": "b"}}] {SECRET}', "data after the closing bracket"),
         (
             f'{{"data": [{{"user": "a",\n "text": "{SECRET}"}}]}}',
             "line 1: not JSON. Each line must be one JSON object.",
@@ -133,13 +133,13 @@ def test_a_byte_order_mark_names_the_encoding(encoding: str, ending: str, tmp_pa
 
 def test_other_encodings_are_named_not_guessed(tmp_path: Path) -> None:
     path = write(tmp_path / "c.csv", "user;text\njürgen;schön\n", "cp1252")
-    assert "line 2: not UTF-8 (at byte 2). Name its encoding, for instance --data-set encoding=cp1252" in refusal(path)
+    assert "line 2: not UTF-8 (at byte 2). Name its encoding, for example --data-set encoding=cp1252" in refusal(path)
     federation = load(path, settings={"encoding": "Windows-1252"})
     assert (list(federation.users), federation.texts) == (["jürgen"], ("schön",))
     assert federation.fingerprint != load(path, settings={"encoding": "latin-1"}).fingerprint
     message = refusal(path, SettingsError, settings={"encoding": "cp1525"})
-    assert "encoding: no encoding 'cp1525'. Known are utf-8, utf-16, latin-1, cp1252" in message
-    assert "no encoding 'hex'" in refusal(path, SettingsError, settings={"encoding": "hex"})  # it is none of text
+    assert "encoding: no encoding 'cp1525'. Use one that Python knows, like utf-8, utf-16, latin-1 or cp1252" in message
+    assert "no encoding 'hex'" in refusal(path, SettingsError, settings={"encoding": "hex"})  # not a text encoding
     path = write(tmp_path / "c.csv", "user,text\na,b\n" * 2 + "a,\u20ac\n", "utf-8")
     assert "line 5: not ascii. Name the right encoding" in refusal(path, settings={"encoding": "ascii"})
 
@@ -147,7 +147,7 @@ def test_other_encodings_are_named_not_guessed(tmp_path: Path) -> None:
 def test_utf16_without_a_mark_is_named(tmp_path: Path) -> None:
     for encoding in ("utf-16-le", "utf-16-be"):
         path = write(tmp_path / "c.csv", "user,text\na,b\n", encoding)
-        assert "UTF-16 without a byte order mark. If it is: --data-set encoding=utf-16-le." in refusal(path)
+        assert "UTF-16 without a byte order mark. For UTF-16: --data-set encoding=utf-16-le." in refusal(path)
         assert load(path, settings={"encoding": encoding}).texts == ("b",)
 
 
@@ -157,17 +157,17 @@ def test_utf16_without_a_mark_is_named(tmp_path: Path) -> None:
         ("c.xlsx", b"PK\x03\x04", "a spreadsheet. Export it: in Excel, File, Save As, 'CSV UTF-8"),
         ("c.ods", b"", "a spreadsheet. Export it"),
         ("c.csv", b"PK\x03\x04" + b"\0" * 50, "this is a ZIP archive or an Excel workbook. Export it"),
-        ("c.csv", b"PAR1", "this is a Parquet file. Let its name end in .parquet."),
-        ("c.csv", gzip.compress(b"user,text\n", mtime=0), "this is a gzip file. Let its name end in .gz."),
-        ("c.jsonl", b"BZh9", "this is a bzip2 file. Unpack it, or pack it with gzip."),
+        ("c.csv", b"PAR1", "this is a Parquet file. Rename it so that it ends in .parquet."),
+        ("c.csv", gzip.compress(b"user,text\n", mtime=0), "this is a gzip file. Rename it so that it ends in .gz."),
+        ("c.jsonl", b"BZh9", "this is a bzip2 file. Unpack it, or compress it with gzip."),
         ("c.csv.gz", gzip.compress(b"PK\x03\x04", mtime=0), "this is a ZIP archive"),
     ],
 )
-def test_what_is_no_text_is_named(name: str, content: bytes, says: str, tmp_path: Path) -> None:
+def test_the_format_of_a_binary_file_is_named(name: str, content: bytes, says: str, tmp_path: Path) -> None:
     assert says in refusal(write(tmp_path / name, content))
 
 
-def test_columns_without_names_and_doubled_ones_that_are_not_wanted_do_no_harm(tmp_path: Path) -> None:
+def test_columns_without_names_and_unused_duplicate_columns_are_ignored(tmp_path: Path) -> None:
     path = write(tmp_path / "c.csv", ",user,text,,\n0,a,b,,\n")
     assert load(path).texts == ("b",)
     assert "Did you mean 'user'? Columns: '', 'user', 'text'" in refusal(

@@ -72,5 +72,5 @@ def test_a_column_name_that_is_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "c.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"user": ["a"], "text": ["b"], "other": ["c"]}), path)
     path.write_bytes(path.read_bytes().replace(b"other", b"oth\xffr"))
-    with pytest.raises(InputError, match="not a Parquet file, or broken"):
+    with pytest.raises(InputError, match="not a Parquet file, or damaged"):
         load_federation(path)

@@ -1,4 +1,4 @@
-"""No message shows what a corpus says: no row, no cell, no line; column names only where they are surely that."""
+"""No message shows the content of a corpus: no row, cell or line, and only names that are certainly column names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from homespun.data import Columns, load_federation
 from homespun.data.columns import look_like_names
 from homespun.runs.training import label_indices
 
-HIDDEN = "whose names do not look like names and are not shown. Is the header line missing?"
+HIDDEN = "whose names do not look like column names and are not shown. Is the header line missing?"
 
 
 @pytest.mark.parametrize(

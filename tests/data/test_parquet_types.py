@@ -72,13 +72,13 @@ def test_texts_are_text_or_bytes_in_utf8(tmp_path: Path) -> None:
     assert refusal(path, columns=Columns(text="said")) == expected
 
 
-def test_a_doubled_column_is_refused_only_if_it_is_wanted(tmp_path: Path) -> None:
+def test_a_duplicate_column_is_rejected_only_if_it_is_used(tmp_path: Path) -> None:
     path = tmp_path / "c.parquet"
     names = ["user", "text", "other", "other"]
     table = pyarrow.table([pyarrow.array([letter]) for letter in "abcd"], names=names)
     pyarrow.parquet.write_table(table, path)
     assert load(path).texts == ("b",)
-    assert refusal(path, columns=Columns(text="other")) == f"{path}: 2 columns are called 'other'. Rename all but one."
+    assert refusal(path, columns=Columns(text="other")) == f"{path}: 2 columns are named 'other'. Rename all but one."
 
 
 def test_unread_columns_may_be_anything(tmp_path: Path) -> None:

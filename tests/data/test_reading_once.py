@@ -24,7 +24,7 @@ def fingerprint_of(content: bytes) -> str:
 
 
 def after_reading(monkeypatch: pytest.MonkeyPatch, happens: Any) -> None:
-    """Let something happen between the last example and the fingerprint."""
+    """Run a function between reading the last example and computing the fingerprint."""
     collect = readers.collect
 
     def then(*arguments: Any, **options: Any) -> Collector:

@@ -53,7 +53,7 @@ def test_sentences_are_found_again(sentences: list[str]) -> None:
     assert split_sentences(" ".join(sentences)) == sentences
 
 
-def test_line_breaks_end_sentences_and_bare_numbers_are_none() -> None:
+def test_line_breaks_end_sentences_and_bare_numbers_are_not_sentences() -> None:
     assert split_sentences("THE TARIFF\n\nWe  need\tit\n1790\nIV.\n— .\n* * *\nI agree.") == [
         "THE TARIFF",
         "We need it",
@@ -74,7 +74,7 @@ def test_the_whole_corpus(everything: TableFederation) -> None:
     assert not any("[Laughter]" in text or "[Applause]" in text for text in everything.texts)
 
 
-def test_people_who_came_back_are_one_person(everything: TableFederation) -> None:
+def test_a_president_with_separate_terms_is_one_user(everything: TableFederation) -> None:
     assert sum("Cleveland" in user for user in everything.users) == 1
     assert sum("Trump" in user for user in everything.users) == 1
 

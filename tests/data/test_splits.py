@@ -1,4 +1,4 @@
-"""Parts of a user's examples, parts of the people, and everybody in one place."""
+"""Parts of a user's examples, subsets of users, and all users pooled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from homespun.core.errors import SettingsError
 from homespun.data import dialects
 from homespun.data.federation import Examples
-from homespun.data.splits import part, part_sizes, pooled, split, withhold
+from homespun.data.splits import part_sizes, pool_users, select_part, split, withhold
 
 
 @pytest.mark.parametrize(
@@ -41,11 +41,11 @@ def test_training_is_never_empty(count: int, tenths: int) -> None:
 
 
 @pytest.mark.parametrize("fractions", [(0.8, 0.1, 0.2), (1.2, -0.1, -0.1), (0.0, 0.5, 0.5)])
-def test_fractions_that_are_none(fractions: tuple[float, float, float]) -> None:
-    with pytest.raises(SettingsError, match="three shares of 1"):
+def test_invalid_fractions_are_rejected(fractions: tuple[float, float, float]) -> None:
+    with pytest.raises(SettingsError, match="three shares for train, eval and test that sum to 1"):
         part_sizes(10, fractions)
-    with pytest.raises(SettingsError, match="three shares of 1"):
-        part(dialects.load({}), "train", seed=0, fractions=fractions)
+    with pytest.raises(SettingsError, match="three shares for train, eval and test that sum to 1"):
+        select_part(dialects.load({}), "train", seed=0, fractions=fractions)
 
 
 def numbered(count: int) -> Examples:
@@ -73,19 +73,19 @@ def test_a_split_depends_on_seed_and_name_only() -> None:
 
 def test_parts_are_views() -> None:
     federation = dialects.load({"users": 5})
-    views = [part(federation, name, seed=3) for name in ("train", "eval", "test")]
-    assert views[0] == part(federation, "train", seed=3)
+    views = [select_part(federation, name, seed=3) for name in ("train", "eval", "test")]
+    assert views[0] == select_part(federation, "train", seed=3)
     for user in range(5):
         texts = [text for view in views for text in view.examples(user).texts]
         assert sorted(texts) == sorted(federation.examples(user).texts)
         assert views[0].group(user) == federation.group(user)
     assert views[0].examples(2).authors.tolist() == [2] * len(views[0].examples(2))  # type: ignore[union-attr]
-    prints = {view.fingerprint for view in views} | {part(federation, "train", seed=4).fingerprint}
+    prints = {view.fingerprint for view in views} | {select_part(federation, "train", seed=4).fingerprint}
     assert len(prints | {federation.fingerprint}) == 5
     assert views[2].labels == federation.labels and list(views[2].users) == list(federation.users)
 
 
-def test_withheld_people_never_take_part() -> None:
+def test_withheld_users_never_take_part() -> None:
     federation = dialects.load({"users": 25})
     participants, newcomers = withhold(federation, share=0.1, seed=0)
     assert (len(participants.users), len(newcomers.users)) == (22, 3)  # 2.5 rounds up
@@ -108,14 +108,14 @@ def test_a_split_is_the_same_for_a_withheld_view() -> None:
     _, newcomers = withhold(federation, count=3, seed=0)
     original = federation.users.index(newcomers.users[0])
     here, there = (
-        part(newcomers, "test", seed=9).examples(0),
-        part(federation, "test", seed=9).examples(original),
+        select_part(newcomers, "test", seed=9).examples(0),
+        select_part(federation, "test", seed=9).examples(original),
     )
     assert list(here.texts) == list(there.texts)
 
 
 @pytest.mark.parametrize("wrong", [{}, {"share": 0.5, "count": 1}, {"share": 1.0}, {"count": -1}, {"count": 25}])
-def test_withholding_nonsense(wrong: dict[str, float]) -> None:
+def test_invalid_numbers_of_withheld_users_are_rejected(wrong: dict[str, float]) -> None:
     with pytest.raises(SettingsError, match="withhold"):
         withhold(dialects.load({"users": 25}), seed=0, **wrong)  # type: ignore[arg-type]
 
@@ -125,7 +125,7 @@ def test_withholding_from_a_million() -> None:
     tracemalloc.start()
     start = time.perf_counter()
     participants, newcomers = withhold(federation, count=100, seed=0)
-    assert len(participants.users) == 999_900 and len(part(newcomers, "train", seed=0).examples(99)) >= 25
+    assert len(participants.users) == 999_900 and len(select_part(newcomers, "train", seed=0).examples(99)) >= 25
     assert participants.users.index(participants.users[500_000]) == 500_000
     assert time.perf_counter() - start < 1
     _, peak = tracemalloc.get_traced_memory()
@@ -133,10 +133,10 @@ def test_withholding_from_a_million() -> None:
     assert peak < 40_000_000
 
 
-def test_pooled_is_one_user_with_everybodys_examples() -> None:
+def test_pooled_is_one_user_with_the_examples_of_all() -> None:
     federation = dialects.load({"users": 4})
-    train = part(federation, "train", seed=1)
-    server = pooled(train)
+    train = select_part(federation, "train", seed=1)
+    server = pool_users(train)
     assert list(server.users) == ["server"]
     everything = server.examples(0)
     assert everything.authors is not None and everything.labels is not None
@@ -152,7 +152,7 @@ def test_pooled_is_one_user_with_everybodys_examples() -> None:
 
 
 @given(count=st.integers(0, 60), seed=st.integers(0, 5))
-def test_what_is_adapted_to_is_never_scored(count, seed):
+def test_adaptation_examples_are_never_scored(count, seed):
     examples = Examples([str(number) for number in range(count)])
     found = split(examples, seed=seed, user="ann", fractions=(0.6, 0.2, 0.2))
     parts = [found.train, found.eval, found.adapt, found.scored]

@@ -57,9 +57,7 @@ def test_encodings_are_those_of_other_text_files(tmp_path: Path) -> None:
     assert load(folder).texts == ("Grüße.",)
     (folder / "b.txt").write_text("Ende.\nGrüße.", encoding="cp1252")
     message = refusal(folder)
-    assert (
-        f"{folder}: b.txt: line 2 is not UTF-8. Name its encoding, for instance --data-set encoding=cp1252" in message
-    )
+    assert f"{folder}: b.txt: line 2 is not UTF-8. Name its encoding, for example --data-set encoding=cp1252" in message
     assert load(folder, settings={"encoding": "cp1252"}).texts == ("Grüße.", "Ende.", "Grüße.")
 
 
@@ -77,9 +75,9 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert (
         "2 faults" in message and "c.txt: this is a ZIP archive" in message and "d.txt: line 1 is not UTF-8" in message
     )
-    with pytest.raises(SettingsError, match="columns: a folder of texts has none"):
+    with pytest.raises(SettingsError, match="a folder of texts has no columns"):
         load(folder, columns=Columns(text="body"))
-    with pytest.raises(DataError, match="name the folder that it is in"):
+    with pytest.raises(DataError, match="name the folder with their text files"):
         load(folder / "a.txt")
 
 

@@ -14,9 +14,9 @@ import pytest
 from corpus_files import ROWS, load, refusal, write_as
 
 from homespun.core.errors import DataError, SettingsError
-from homespun.data.streams import EXAMPLE_BYTES, Allowance
+from homespun.data.limited_streams import EXAMPLE_BYTES, ByteLimit
 
-# Loads files in a process of its own and prints how each was refused and how much memory all took until then, in MB.
+# Loads files in a separate process and prints how each was rejected and the peak memory so far, in MB.
 MEASURED = """
 import json, re, sys
 import pyarrow.parquet
@@ -47,7 +47,7 @@ def measured(files: list[tuple[Path, dict[str, int]]]) -> list[tuple[str, float]
 
 
 def gzip_bomb(path: Path, line: bytes, *, megabytes: int, head: bytes = b"") -> Path:
-    """The same line again and again, as members of 10 MB."""
+    """The same line repeated, in gzip members of 10 MB."""
     member = gzip.compress(line * (10_000_000 // len(line)))
     path.write_bytes(gzip.compress(head) + member * (megabytes // 10))
     return path
@@ -105,7 +105,7 @@ def test_more_rows_than_there_is_room_for_are_refused_before_they_are_read(tmp_p
 
 
 def test_a_page_counts_as_what_it_unpacks_to_whatever_the_footer_says(tmp_path: Path) -> None:
-    """The sizes in the footer are only said; those before each page are what is unpacked."""
+    """Sizes in the footer may be wrong; those in the page headers are what is decompressed."""
     path = parquet_of(tmp_path / "c.parquet", pyarrow.array(["x" * 5_000_000]), use_dictionary=False)
     column = pyarrow.parquet.ParquetFile(path).metadata.row_group(0).column(1)
     content = path.read_bytes()
@@ -117,7 +117,7 @@ def test_a_page_counts_as_what_it_unpacks_to_whatever_the_footer_says(tmp_path: 
 
 
 def varint(value: int) -> bytes:
-    """As Thrift's compact protocol has it."""
+    """A varint of Thrift's compact protocol."""
     found = bytearray()
     while value >= 128:
         found.append(value % 128 + 128)
@@ -126,14 +126,14 @@ def varint(value: int) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "csv", "parquet"])
-def test_a_limit_of_ones_own(kind: str, tmp_path: Path) -> None:
+def test_the_limit_can_be_set(kind: str, tmp_path: Path) -> None:
     path = write_as(kind, tmp_path, ROWS * 1000)
     assert "more than 0.2 MB once unpacked" in refusal(path, settings={"max_bytes": 200_000})
     assert len(load(path, settings={"max_bytes": 1_000_000}).users) == 2
     assert "max_bytes" in refusal(path, SettingsError, settings={"max_bytes": 0})
 
 
-def test_the_limit_is_no_part_of_the_fingerprint(tmp_path: Path) -> None:
+def test_the_limit_is_not_part_of_the_fingerprint(tmp_path: Path) -> None:
     path = write_as("csv", tmp_path, ROWS)
     assert load(path, settings={"max_bytes": 10**6}).fingerprint == load(path).fingerprint
 
@@ -141,9 +141,9 @@ def test_the_limit_is_no_part_of_the_fingerprint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("packed", "limit"), [(1_000_000, 256_000_000), (30_000_000, 7_500_000_000), (10**9, 20 * 10**9)]
 )
-def test_the_usual_limit(packed: int, limit: int) -> None:
+def test_the_default_limit(packed: int, limit: int) -> None:
     """250 times the file, at least 256 MB, at most 20 GB."""
-    allowance = Allowance("f", packed=packed)
-    allowance.spend(limit)
+    byte_limit = ByteLimit("f", packed=packed)
+    byte_limit.spend(limit)
     with pytest.raises(DataError, match="max_bytes"):
-        allowance.spend(1)
+        byte_limit.spend(1)

@@ -1,4 +1,4 @@
-"""Twenty voices: speech that can be told apart, files that are whole or not there, and people who like one voice."""
+"""Twenty voices: distinguishable speech, files that are complete or absent, and users who like one voice."""
 
 import fcntl
 import json
@@ -18,14 +18,22 @@ from homespun.cli import app
 from homespun.core.errors import DataError, InputError, SettingsError
 from homespun.data import load_federation, speech
 from homespun.data.preferences import TEST
-from homespun.data.spoken_sentences import Request, make, plan, read, read_spectrograms, spectrogram, verify
+from homespun.data.spectrogram_set import (
+    SpectrogramRequest,
+    make_set,
+    plan_set,
+    read_manifest,
+    read_spectrograms,
+    spectrogram,
+    verify_set,
+)
 
-SMALL = Request(utterances=80)
+SMALL = SpectrogramRequest(utterances=80)
 FEW = {"train": 14, "validation": 4, "test": 6}  # examples of a user
 
 
 def made(folder, request=SMALL):
-    for _ in make(folder, plan(request)):
+    for _ in make_set(folder, plan_set(request)):
         pass
     return folder
 
@@ -33,7 +41,7 @@ def made(folder, request=SMALL):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Twelve utterances of each voice, nine for training."""
-    return made(tmp_path_factory.mktemp("speech") / "voices", Request(utterances=240))
+    return made(tmp_path_factory.mktemp("speech") / "voices", SpectrogramRequest(utterances=240))
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +59,16 @@ def voices(folder, **settings):
 
 
 def test_a_voice_is_the_weighted_mean_of_its_base_voices():
-    voice = speech.mixed({"bass": 0.75, "child": 0.25})
+    voice = speech.mix_voices({"bass": 0.75, "child": 0.25})
     assert voice.pitch_low_hz == 0.75 * 62 + 0.25 * 240 and voice.words_per_minute == 0.75 * 150 + 0.25 * 140
-    mixtures = speech.mixtures()
-    assert len(speech.BASES) == 8 and len({speech.mixed(each) for each in mixtures}) == 20
+    mixtures = speech.voice_mixtures()
+    assert len(speech.BASES) == 8 and len({speech.mix_voices(each) for each in mixtures}) == 20
     assert mixtures[0] == {"bass": 0.6, "baritone": 0.4} and mixtures[1] == {"bass": 0.4, "baritone": 0.6}
     assert {name for each in mixtures for name in each} == set(speech.BASES)
 
 
 def test_an_utterance_does_not_depend_on_what_was_said_before():
-    some = [speech.mixed(each) for each in speech.mixtures()]
+    some = [speech.mix_voices(each) for each in speech.voice_mixtures()]
     with speech.synthesizer(some) as speaker:
         first = speaker.say("The state of the union is strong.", 3)
         for voice in range(20):
@@ -81,9 +89,9 @@ def test_spectrograms_show_a_tone_where_it_is():
     assert not spectrogram(np.zeros(0, np.int16)).any()
 
 
-def test_voices_are_told_apart_by_new_sentences_and_twins_are_the_hardest(whole):
-    contents = read(whole)
-    images, kinds, ends = read_spectrograms(whole, contents), np.array(contents.voice), contents.training
+def test_voices_can_be_distinguished_by_new_sentences_and_twins_are_the_hardest(whole):
+    manifest = read_manifest(whole)
+    images, kinds, ends = read_spectrograms(whole, manifest), np.array(manifest.voice), manifest.training
     averaged = np.stack([image[:, image.any(0)].mean(1) for image in images])
     # Directions that matter, and plain distance, which confuses more of them
     linear = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=0.1).fit(averaged[:ends], kinds[:ends])
@@ -98,24 +106,26 @@ def test_voices_are_told_apart_by_new_sentences_and_twins_are_the_hardest(whole)
 
 
 def test_every_sentence_is_said_once_and_every_voice_in_both_parts(whole):
-    contents = read(whole)
-    assert len(set(contents.sentence)) == 240 and contents.training == 180
-    assert np.bincount(contents.voice[:180]).tolist() == [9] * 20
-    assert np.bincount(contents.voice[180:]).tolist() == [3] * 20
-    images = read_spectrograms(whole, contents)
+    manifest = read_manifest(whole)
+    assert len(set(manifest.sentence)) == 240 and manifest.training == 180
+    assert np.bincount(manifest.voice[:180]).tolist() == [9] * 20
+    assert np.bincount(manifest.voice[180:]).tolist() == [3] * 20
+    images = read_spectrograms(whole, manifest)
     assert isinstance(images, np.memmap) and images.shape == (240, 200, 375)
     assert np.all(images.max((1, 2)) == 255)
 
 
 def test_a_larger_set_has_the_smaller_ones_utterances(whole, small):
-    large, few = (dict(zip(found.sentence, found.voice, strict=True)) for found in (read(whole), read(small)))
+    large, few = (
+        dict(zip(found.sentence, found.voice, strict=True)) for found in (read_manifest(whole), read_manifest(small))
+    )
     assert few.items() <= large.items()
 
 
-def test_stopped_and_continued_gives_the_same_bytes(small, tmp_path):
+def test_a_stopped_set_resumes_and_is_bit_identical(small, tmp_path):
     folder = tmp_path / "stopped"
     for attempt in (1, 2):
-        steps = make(folder, plan(SMALL))
+        steps = make_set(folder, plan_set(SMALL))
         begun = next(steps)
         assert begun == (0, 20)[attempt - 1]
         for done in steps:
@@ -124,7 +134,7 @@ def test_stopped_and_continued_gives_the_same_bytes(small, tmp_path):
         steps.close()
         with open(folder / "spectrograms.npy.part", "ab") as file:
             file.write(b"half an utterance")
-        with pytest.raises(DataError, match=r"only a part of the voices is made\. Go on with `homespun data voices"):
+        with pytest.raises(DataError, match=r"the set of voices is incomplete\. Finish it with `homespun data voices"):
             voices(folder)
     made(folder)
     assert sorted(os.listdir(folder)) == ["spectrograms.npy", "voices.json"]
@@ -132,12 +142,12 @@ def test_stopped_and_continued_gives_the_same_bytes(small, tmp_path):
         assert (folder / name).read_bytes() == (small / name).read_bytes()
 
 
-def test_the_rest_of_another_set_is_not_continued(tmp_path):
-    for request in (Request(utterances=80, seed=1), SMALL):
-        steps = make(tmp_path, plan(request))
+def test_the_draft_of_another_set_is_not_resumed(tmp_path):
+    for request in (SpectrogramRequest(utterances=80, seed=1), SMALL):
+        steps = make_set(tmp_path, plan_set(request))
         assert [next(steps), next(steps)] == [0, 1]
         steps.close()
-    assert next(make(tmp_path, plan(SMALL))) == 1
+    assert next(make_set(tmp_path, plan_set(SMALL))) == 1
 
 
 def test_ctrl_c_is_not_lost_while_the_library_speaks(tmp_path):
@@ -152,14 +162,14 @@ def test_one_process_at_a_time(tmp_path):
     folder.mkdir()
     with open(folder / "spectrograms.npy.part", "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(InputError, match="another process is making it"):
+        with pytest.raises(InputError, match="another process is making this set"):
             made(folder)
 
 
 def test_a_finished_set_is_checked_and_another_is_refused(copied):
-    assert list(make(copied, plan(SMALL))) == [80]
-    with pytest.raises(InputError, match=r"has another set already \(utterances is 80, seed is 0\)"):
-        made(copied, Request(utterances=80, seed=5))
+    assert list(make_set(copied, plan_set(SMALL))) == [80]
+    with pytest.raises(InputError, match=r"already holds another set \(utterances is 80, seed is 0\)"):
+        made(copied, SpectrogramRequest(utterances=80, seed=5))
     path = copied / "spectrograms.npy"
     data = bytearray(path.read_bytes())
     data[-1000] ^= 1
@@ -169,8 +179,8 @@ def test_a_finished_set_is_checked_and_another_is_refused(copied):
 
 
 def test_more_sentences_than_there_are_and_too_few_are_refused():
-    with pytest.raises(SettingsError, match="100,000 asked for"):
-        plan(Request(utterances=100_000))
+    with pytest.raises(SettingsError, match="100,000 requested"):
+        plan_set(SpectrogramRequest(utterances=100_000))
     said = CliRunner().invoke(app, ["data", "voices", "x", "--utterances", "79"])
     assert isinstance(said.exception, SettingsError) and "utterances" in str(said.exception)
     assert not os.path.exists("x")
@@ -220,7 +230,7 @@ def test_a_set_too_small_for_its_users_says_so(small):
 
 
 def test_a_missing_set_names_the_command_that_makes_it():
-    with pytest.raises(DataError, match=r"runs/voices: no voices there\. .* `homespun data voices runs/voices`"):
+    with pytest.raises(DataError, match=r"runs/voices: no voices found\. .* `homespun data voices runs/voices`"):
         load_federation("voices")
 
 
@@ -228,8 +238,8 @@ def test_a_missing_set_names_the_command_that_makes_it():
     ("damage", "message"),
     [
         (lambda folder: (folder / "spectrograms.npy").unlink(), "spectrograms.npy: missing"),
-        (lambda folder: os.truncate(folder / "spectrograms.npy", 5_999_000), "5,999,000 bytes where 6,000,128 are"),
-        (lambda folder: _overwrite(folder / "spectrograms.npy", b"not numpy"), "does not begin as voices.json says"),
+        (lambda folder: os.truncate(folder / "spectrograms.npy", 5_999_000), "5,999,000 bytes, expected 6,000,128"),
+        (lambda folder: _overwrite(folder / "spectrograms.npy", b"not numpy"), "its header does not match voices.json"),
         (lambda folder: (folder / "voices.json").write_text('{"schema": 1'), "damaged, or not of schema 1"),
         (lambda folder: _change(folder, schema=2), "damaged, or not of schema 1"),
         (lambda folder: (folder / "voices.json").write_bytes(b"\xff\xfe"), "voices.json: cannot be read"),
@@ -258,5 +268,5 @@ def test_the_command_prints_what_it_made(tmp_path):
     assert said.exit_code == 0, said.output
     found = json.loads(said.stdout)
     assert (found["utterances"], found["training"], found["testing"], found["seed"]) == (80, 60, 20, 3)
-    assert found["sha256"] == verify(tmp_path / "few").sha256
+    assert found["sha256"] == verify_set(tmp_path / "few").sha256
     assert "voices: 80/80" in said.stderr

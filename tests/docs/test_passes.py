@@ -10,7 +10,7 @@ from language_models import make_tokenizer, write_gpt2
 
 from homespun.cli.workloads import load_workload, run_workload, tables_of, workloads
 from homespun.core.errors import SettingsError
-from homespun.models.heads import Reader
+from homespun.models.heads import FeatureReader
 
 WIDTH = 16
 VECTOR = 4 * WIDTH  # bytes
@@ -78,7 +78,7 @@ def test_the_tables(found):
 
 def test_features_are_dropped_only_where_computing_them_is_timed():
     module = load_workload("passes")
-    reader = Reader(start=0, positions=8, kept={b"text": torch.zeros(2, 4)}, kept_bytes=36)
+    reader = FeatureReader(start=0, positions=8, kept={b"text": torch.zeros(2, 4)}, kept_bytes=36)
     built = SimpleNamespace(model=SimpleNamespace(reader=reader))
     module.timed(module.Side("Split-Learning", "split_learning", features="kept"), built, lambda: None)
     assert (len(reader.kept), reader.kept_bytes) == (1, 36)

@@ -163,7 +163,10 @@ def test_report_again(run):
         (["compare", "nowhere.toml"], "no experiment file"),
         (["train"], "Missing argument"),
         (["train", "furl", "--epochs", "0"], "epochs: input should be greater than 0"),
-        (["train", "furl", "--rounds", "2", "--set", "fractions=[0.8,0.1,0.2]"], "three shares of 1"),
+        (
+            ["train", "furl", "--rounds", "2", "--set", "fractions=[0.8,0.1,0.2]"],
+            "three shares for train, eval and test that sum to 1",
+        ),
         (["compare", "."], "cannot be read as TOML"),
     ],
 )

@@ -51,7 +51,7 @@ def test_examples_count_alike_in_accuracy_and_users_in_the_mean_over_users():
     assert found.auc is None and found.headline == ("accuracy", 0.75)
 
 
-def test_nobody_has_examples():
+def test_no_user_has_examples():
     assert np.isnan(summarize([np.zeros(0, dtype=int)], [np.zeros((0, 3))], classes=3).accuracy)
 
 

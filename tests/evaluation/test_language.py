@@ -20,7 +20,7 @@ def test_perplexity_by_hand():
     assert shown["user_worst_tenth"] == pytest.approx(math.exp(6))
 
 
-def test_nobody_has_no_perplexity():
+def test_no_users_have_no_perplexity():
     assert math.isnan(summarize([], []).to_dict()["value"])
 
 
@@ -31,7 +31,7 @@ def test_a_difference_that_all_users_share_has_no_spread():
     assert (found.percent, found.low, found.high) == pytest.approx((100 * (math.exp(-0.1) - 1),) * 3)
 
 
-def test_a_difference_that_rests_on_one_user_may_be_none():
+def test_a_difference_that_rests_on_one_user_may_not_be_significant():
     found = compare(TextEvaluation(6, (0.0, *[10.5] * 5), (10,) * 6), TextEvaluation(6, (10.0,) * 6, (10,) * 6))
     assert found.percent < 0 and found.low < 0 < found.high
 

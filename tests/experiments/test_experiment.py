@@ -14,7 +14,7 @@ from homespun.analysis.projections import known_attributes, project_users, reduc
 from homespun.core.errors import RunError, SettingsError
 from homespun.data.federation import Examples
 from homespun.data.source import DataSettings
-from homespun.evaluation.differences import differences, from_samples
+from homespun.evaluation.differences import differences, sample_gains
 from homespun.evaluation.metrics import mean_and_deviation
 from homespun.experiments.experiment import Draw, Experiment, collect, run_folder, similarities, train_all
 from homespun.experiments.results import by_seed, read_results, single_results
@@ -197,7 +197,7 @@ def test_the_effect_of_own_samples_is_within_a_configuration():
     losses = np.array([10.0, 20.0, 30.0, 40.0, 50.0])
     by_count = {"0": evaluation(losses), "1": evaluation(losses + 1), "15": evaluation(losses - 1)}
     runs = [{**a_run(losses), "newcomers": by_count}]
-    found = from_samples({"ours": runs})["ours"]
+    found = sample_gains({"ours": runs})["ours"]
     # Ten tokens each: with 15 samples 0.1 less per token than with 0, and 0.2 less than with 1.
     for few, less in (("0", 0.1), ("1", 0.2)):
         percent = [found["newcomers"][few][name] for name in ("percent", "low", "high")]

@@ -5,9 +5,9 @@ import torch
 from torch.func import functional_call
 
 from homespun.models.digit_encoder import encode_digits
-from homespun.models.preference import PreferenceModel, diagonal
+from homespun.models.preference_network import PreferenceNetwork, diagonal
 from homespun.models.speech_encoder import encode_speech
-from homespun.models.stacked_layers import same_for_all
+from homespun.models.stacked_layers import weights_are_shared
 
 CLIENTS, COUNT, KINDS = 3, 4, 5
 DIGIT, SPEECH = (28, 28), (200, 375)
@@ -15,7 +15,7 @@ DIGIT, SPEECH = (28, 28), (200, 375)
 
 def make_model(*, size=DIGIT, embedding=28, common=True, double=True):
     torch.manual_seed(0)
-    model = PreferenceModel(size=size, embedding=embedding, heads=3, kinds=KINDS, common=common)
+    model = PreferenceNetwork(size=size, embedding=embedding, heads=3, kinds=KINDS, common=common)
     with torch.no_grad():
         for value in model.parameters():
             value += 0.1 * torch.randn_like(value)
@@ -23,7 +23,7 @@ def make_model(*, size=DIGIT, embedding=28, common=True, double=True):
 
 
 def make_images(size=DIGIT):
-    """Whole numbers, and one image of nothing."""
+    """Integer images, one of them blank."""
     image = torch.randint(256, (CLIENTS, COUNT, *size), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
     image[0, 0] = 0
     return image
@@ -60,7 +60,7 @@ def plain(model, encoder, image, embeddings):
 
 
 @pytest.mark.parametrize("outputs", ["first", "common", "both", "only one is made"])
-@pytest.mark.parametrize("apart", [False, True], ids=["everybody's", "each client's"])
+@pytest.mark.parametrize("apart", [False, True], ids=["shared", "each client's"])
 @pytest.mark.parametrize(
     ("read", "size"), [*((DIGIT, size) for size in (28, 5, 0)), *((SPEECH, size) for size in (200, 5, 0))]
 )
@@ -106,7 +106,7 @@ def test_in_float32_it_is_as_near_as_the_layers_are(read, apart):
         assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max() + 1e-5
 
 
-@pytest.mark.parametrize("way", ["one at a time", "everybody's", "each client's", "really different"])
+@pytest.mark.parametrize("way", ["one at a time", "shared", "each client's", "really different"])
 @pytest.mark.parametrize("read", [DIGIT, SPEECH])
 def test_the_common_head_moves_embedding_and_head_but_not_the_encoder(read, way):
     model, image = make_model(size=read, embedding=28), make_images(read)
@@ -120,7 +120,7 @@ def test_the_common_head_moves_embedding_and_head_but_not_the_encoder(read, way)
         output = functional_call(model, leaves, ({"image": image[0], "head": head[0]},))
     else:
         leaves = {
-            name: (value if way == "everybody's" else value.expand(CLIENTS, *value.shape)).detach()
+            name: (value if way == "shared" else value.expand(CLIENTS, *value.shape)).detach()
             for name, value in values.items()
         }
         if way == "really different":
@@ -130,7 +130,7 @@ def test_the_common_head_moves_embedding_and_head_but_not_the_encoder(read, way)
         leaves = {name: value.requires_grad_() for name, value in leaves.items()}
         leaves["user.embedding"] = make_embeddings(28, dtype)
         encoder = {name: leaves[f"encoder.{name}"] for name, _ in model.encoder.named_parameters()}
-        assert same_for_all(encoder, model.encoder) == (way != "really different")
+        assert weights_are_shared(encoder, model.encoder) == (way != "really different")
         output = model.stacked(leaves, {"image": image, "head": head})
     found = torch.autograd.grad(output[..., -2].square().sum(), list(leaves.values()), allow_unused=True)
     moved = {
@@ -163,7 +163,7 @@ def test_at_home_where_only_the_embedding_is_trained_no_weight_gets_a_gradient(r
 
 def test_features_are_kept_for_the_same_images_and_forgotten_when_anything_changes():
     """Step after step on a head alone; an embedding moved in place, other images or other weights are seen."""
-    model = PreferenceModel(size=(28, 28), embedding=28, heads=None, common=True)
+    model = PreferenceNetwork(size=(28, 28), embedding=28, heads=None, common=True)
     own = {name: value.detach().clone() for name, value in model.named_parameters()}
     given = {**own, "user.embedding": torch.rand(2, 28)}
     image = torch.randint(0, 256, (2, 3, 28, 28), dtype=torch.uint8)

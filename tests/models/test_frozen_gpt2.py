@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from homespun.models import frozen_gpt2
+from homespun.models import frozen_gpt2, row_layout
 from homespun.models.frozen_gpt2 import FrozenGpt2, prefix_losses, prepare
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -43,7 +43,7 @@ def make_texts(lengths: list[int], *, longest: int, vectors: int, dtype: torch.d
 
 
 def plain_losses(model: GPT2LMHeadModel, prefix: Tensor, *, tokens: Tensor, lengths: Tensor) -> Tensor:
-    """What transformers says: padded, with an attention mask."""
+    """The result of transformers: padded, with an attention mask."""
     vectors = prefix.shape[1]
     is_text = torch.arange(tokens.shape[1]) < lengths[:, None]
     inputs = torch.cat((prefix, model.transformer.wte(tokens)), dim=1)
@@ -95,9 +95,9 @@ def test_equals_transformers_with_any_number_of_layers(layers):
     [(1, 512, 1000), (9, 512, 1000), (1024, 1, 1000), (1024, 7, 0), (1024, 512, 0), (1024, 512, 40), (9, 18, 20)],
 )
 def test_neither_chunks_nor_blocks_nor_groups_show(monkeypatch, rows, words, squares):
-    monkeypatch.setattr(frozen_gpt2, "_CHUNK_ROWS", rows)
+    monkeypatch.setattr(row_layout, "CHUNK_ROWS", rows)
     monkeypatch.setattr(frozen_gpt2, "_BLOCK_WORDS", words)
-    monkeypatch.setattr(frozen_gpt2, "_WASTED_SQUARES", squares)
+    monkeypatch.setattr(row_layout, "MAX_WASTED_SCORES", squares)
     prefix, tokens, lengths = make_texts([7, 1, 0, 4, 4, 2, 7], longest=7, vectors=2)
     assert_equals_transformers(make(), prefix, tokens=tokens, lengths=lengths)
 
@@ -187,7 +187,7 @@ def test_the_weights_are_the_models_own_memory():
 
 def test_a_text_that_does_not_fit_is_named():
     prefix, tokens, lengths = make_texts([POSITIONS + 1], longest=POSITIONS + 1, vectors=1)
-    with pytest.raises(ValueError, match=r"prefix of 1 before texts of up to 17 tokens.*at most 16 positions"):
+    with pytest.raises(ValueError, match=r"prefix of 1 vectors and texts of up to 17 tokens.*at most 16 positions"):
         prefix_losses(prepare(make()), prefix, tokens=tokens, lengths=lengths)
 
 

@@ -1,4 +1,4 @@
-"""Generated embeddings against appendix A as it stands there: a new prefix for every word of the utterance."""
+"""Generated embeddings against appendix A as published: a new prefix for every word of the utterance."""
 
 from math import exp, log, sqrt
 from types import SimpleNamespace
@@ -104,7 +104,7 @@ def test_asking_first_is_attention():
 
 
 class PrefixAlone(nn.Module):
-    """A language model that expects at every place what its prefix says: logits are the first vector read."""
+    """A language model whose logits at every position are the first prefix vector."""
 
     def get_input_embeddings(self):
         return nn.Embedding.from_pretrained(WORDS)

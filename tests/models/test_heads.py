@@ -1,4 +1,4 @@
-"""Heads over a frozen language model: the averaged head, the features that are kept, the loss in pieces."""
+"""Heads over a frozen language model: the averaged head, the feature cache, the loss in blocks."""
 
 import pytest
 import torch
@@ -81,7 +81,7 @@ def test_two_heads_averaged_are_two_products_averaged(pretrained):
     for one, other in zip(ours_slopes, plain_slopes, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
     gradient = ours_slopes[1]
-    assert not gradient[1].any() and gradient[0].any() and gradient[2].any()  # nobody spoke in context 1
+    assert not gradient[1].any() and gradient[0].any() and gradient[2].any()  # no utterance in context 1
     torch.testing.assert_close(gradient.sum(0), ours_slopes[0])  # half of the slope each
 
 
@@ -174,7 +174,7 @@ def test_the_longest_utterance_fits(tmp_path):
 
 
 @pytest.mark.parametrize("make", [SharedHead, lambda base: SplitHeads(base, contexts=2)])
-def test_nobody_speaks(gpt2, make):
+def test_a_batch_without_utterances(gpt2, make):
     empty = {name: column[:0] for name, column in a_batch([5]).items()}
     assert make(gpt2)(empty).shape == (0, 5)
 

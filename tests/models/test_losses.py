@@ -1,4 +1,4 @@
-"""Utterances in one row: the losses that they have by themselves."""
+"""Packed utterances have the same losses as separate ones."""
 
 from types import SimpleNamespace
 
@@ -9,8 +9,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, BloomConfig, MistralConfig, RobertaConfig
 
 from homespun.models import losses
-from homespun.models.language import PreferenceModel
-from homespun.models.losses import can_pack, packed_losses, padded_losses, rows
+from homespun.models.losses import can_pack, pack_rows, packed_losses, padded_losses
+from homespun.models.prefix_language import PrefixLanguageModel
 from homespun.models.pretrained import load_pretrained, with_lora
 
 LENGTH = torch.tensor([4, 0, 7, 2, 7])
@@ -32,8 +32,8 @@ def read():
 
 def test_neighbours_share_a_row_until_it_is_full(monkeypatch):
     monkeypatch.setattr(losses, "ROW", 10)
-    assert list(rows(torch.tensor([4, 6, 1, 12, 3, 3]))) == [(0, 2), (2, 3), (3, 4), (4, 6)]
-    assert list(rows(torch.tensor([], dtype=torch.int64))) == []
+    assert list(pack_rows(torch.tensor([4, 6, 1, 12, 3, 3]))) == [(0, 2), (2, 3), (3, 4), (4, 6)]
+    assert list(pack_rows(torch.tensor([], dtype=torch.int64))) == []
 
 
 @pytest.mark.parametrize("row", [1, 20, 256])
@@ -68,7 +68,7 @@ def test_nothing_to_read_is_nothing(backbone):
 
 
 class Leaking(nn.Module):
-    """Takes a mask and positions, and looks at neither."""
+    """Accepts a mask and positions but ignores both."""
 
     config = SimpleNamespace(model_type="none")
 
@@ -99,7 +99,7 @@ class Refusing(Leaking):
 def test_a_model_that_cannot_keep_them_apart_is_read_padded(kind):
     assert not can_pack(kind())
     start = torch.zeros(8)
-    assert PreferenceModel(kind(), start=start, contexts=1, tokens=1, kind="shared").losses is padded_losses
+    assert PrefixLanguageModel(kind(), start=start, contexts=1, tokens=1, kind="shared").losses is padded_losses
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_what_an_architecture_makes_of_it_is_tried(config, packs):
     model = AutoModelForCausalLM.from_config(config).eval()
     assert can_pack(model) == packs
     prefix, tokens, length = torch.randn(2, 1, 16), torch.randint(2, 50, (2, 9)), torch.tensor([9, 6])
-    read_by = PreferenceModel(model, start=torch.zeros(16), contexts=1, tokens=1, kind="shared").losses
+    read_by = PrefixLanguageModel(model, start=torch.zeros(16), contexts=1, tokens=1, kind="shared").losses
     with torch.no_grad():
         found, expected = (way(model, prefix, tokens=tokens, length=length) for way in (read_by, padded_losses))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
@@ -129,5 +129,5 @@ def test_an_adapter_changes_nothing_about_it(backbone):
 
 def test_one_that_can_is_read_in_rows(backbone):
     assert can_pack(backbone)
-    model = PreferenceModel(backbone, start=torch.zeros(16), contexts=1, tokens=1, kind="shared", frozen=False)
+    model = PrefixLanguageModel(backbone, start=torch.zeros(16), contexts=1, tokens=1, kind="shared", frozen=False)
     assert model.losses is packed_losses

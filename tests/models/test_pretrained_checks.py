@@ -1,4 +1,4 @@
-"""A base model is files from elsewhere: none of them runs, none is unpickled, and none may ask for absurd sizes."""
+"""Files of a base model are untrusted: none is run or unpickled, and implausible sizes are rejected."""
 
 import json
 
@@ -20,7 +20,7 @@ def changed(folder, file="config.json", **values):
 
 @pytest.fixture
 def nothing_is_built(monkeypatch):
-    """Neither the model nor its tokenizer is asked for."""
+    """Fails if the model or its tokenizer is loaded."""
     import transformers
 
     def built(*_, **__):
@@ -69,7 +69,7 @@ def test_sizes_that_the_weights_cannot_fill(tmp_path, nothing_is_built):
     size = (base / "model.safetensors").stat().st_size
     changed(base, n_layer=512, n_embd=1024)
     with pytest.raises(
-        InputError, match=rf"asks for 6,4\d\d,\d{{3}},\d{{3}} numbers, and its files have {size:,} bytes"
+        InputError, match=rf"asks for 6,4\d\d,\d{{3}},\d{{3}} numbers, but its files have only {size:,} bytes"
     ):
         load_pretrained(str(base))
 
@@ -89,7 +89,7 @@ CLASSES = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model", "Aut
 
 @pytest.fixture
 def with_code(tmp_path, monkeypatch):
-    """A model with code beside it, in front of a terminal where it could be asked about."""
+    """A model with its own code, and a terminal on which transformers could ask about it."""
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("a prompt"))
     base = write_gpt2(tmp_path / "base")
     (base / "own.py").write_text(CODE)
@@ -98,7 +98,7 @@ def with_code(tmp_path, monkeypatch):
 
 def test_a_model_that_needs_its_own_code_is_refused_without_a_question(with_code):
     changed(with_code, auto_map=CLASSES, model_type="own")
-    with pytest.raises(InputError, match=r"base model '.*base'.* brings code of its own, which homespun does not run"):
+    with pytest.raises(InputError, match=r"base model '.*base'.* needs its own code, which homespun does not run"):
         load_pretrained(str(with_code))
 
 
@@ -122,7 +122,7 @@ def test_pickled_weights_are_refused_with_the_way_to_convert_them(tmp_path):
 def test_no_other_file_brings_pickled_weights_in(tmp_path, nothing_is_built):
     base = write_gpt2(tmp_path / "base")
     (base / "adapter_config.json").write_text('{"base_model_name_or_path": "elsewhere"}')
-    with pytest.raises(InputError, match=r"adapter_config.json: an adapter"):
+    with pytest.raises(InputError, match=r"adapter_config.json: it is an adapter"):
         load_pretrained(str(base))
     (base / "adapter_config.json").unlink()
     changed(base, transformers_weights="adapter_model.bin")
@@ -138,12 +138,12 @@ def test_no_other_file_brings_pickled_weights_in(tmp_path, nothing_is_built):
 
 def test_a_file_is_no_base_model(tmp_path, nothing_is_built):
     (tmp_path / "weights.bin").write_bytes(b"weights")
-    with pytest.raises(InputError, match=r"weights.bin': a file. Give its folder"):
+    with pytest.raises(InputError, match=r"weights.bin': a file. Name its folder"):
         load_pretrained(str(tmp_path / "weights.bin"))
 
 
 def test_only_the_user_has_a_model_fetched(monkeypatch):
-    """What a folder names is taken from the hub's cache on this machine, or not at all."""
+    """A model that a run folder names comes from the local hub cache or not at all."""
     asked = []
 
     def get_config_dict(name, **options):
@@ -153,8 +153,14 @@ def test_only_the_user_has_a_model_fetched(monkeypatch):
     monkeypatch.setattr(pretrained, "_config_of", get_config_dict)
     with pytest.raises(UntrustedError, match=r"'org/model' is not on this machine.*--trust org/model"):
         load_pretrained("org/model")
-    with vouched_for("org/model"), pytest.raises(InputError, match="the Hugging Face hub could not be asked for it"):
+    with (
+        vouched_for("org/model"),
+        pytest.raises(InputError, match="could not be loaded from the Hugging Face hub"),
+    ):
         load_pretrained("org/model")
-    with named_by_user(), pytest.raises(InputError, match="the Hugging Face hub could not be asked for it"):
+    with (
+        named_by_user(),
+        pytest.raises(InputError, match="could not be loaded from the Hugging Face hub"),
+    ):
         load_pretrained("org/model")
     assert asked == [True, False, False]

@@ -1,11 +1,11 @@
-"""Many clients' rows through one stack of layers, against each client's rows through torch's own."""
+"""Stacked layers for many clients against torch's layers for each client."""
 
 import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
 
-from homespun.models.preference import PreferenceModel
+from homespun.models.preference_network import PreferenceNetwork
 from homespun.models.stacked_layers import Geometry, stacked_sequential
 
 CLIENTS, ROWS = 3, 4
@@ -23,7 +23,7 @@ def layers(channels: int) -> nn.Sequential:
 
 
 @pytest.mark.parametrize("channels", [1, 2])
-@pytest.mark.parametrize("weights", ["everybody's", "everybody's, gradients apart", "own"])
+@pytest.mark.parametrize("weights", ["shared", "shared, gradients apart", "own"])
 def test_stacked_layers_give_what_torch_gives_and_the_same_gradients(channels: int, weights: str):
     torch.manual_seed(0)
     network = layers(channels).double()
@@ -46,10 +46,10 @@ def test_stacked_layers_give_what_torch_gives_and_the_same_gradients(channels: i
     wanted = {
         name: torch.stack(found[1 + place * CLIENTS : 1 + (place + 1) * CLIENTS]) for place, name in enumerate(own)
     }
-    if weights == "everybody's":
+    if weights == "shared":
         wanted = {name: value.sum(dim=0) for name, value in wanted.items()}
 
-    given = {name: (start if weights == "everybody's" else each)[name].detach().requires_grad_() for name in start}
+    given = {name: (start if weights == "shared" else each)[name].detach().requires_grad_() for name in start}
     stacked = stacked_sequential(network, given, inputs.movedim(2, -1))
     torch.testing.assert_close(stacked, outputs)
     gradients = torch.autograd.grad(((stacked - target) ** 2).sum(), [inputs, *given.values()])
@@ -69,14 +69,14 @@ def test_the_mean_of_a_convolution_is_one_with_a_wider_weight():
     )
 
 
-@pytest.mark.parametrize("weights_are", ["everybody's", "each client's", "really different"])
+@pytest.mark.parametrize("weights_are", ["shared", "each client's", "really different"])
 def test_speech_is_read_together_as_one_by_one(weights_are: str):
     torch.manual_seed(0)
-    model = PreferenceModel(size=(200, 375), embedding=200, heads=3, kinds=20, common=True)
+    model = PreferenceNetwork(size=(200, 375), embedding=200, heads=3, kinds=20, common=True)
     image = torch.randint(0, 256, (2, 3, 200, 375), dtype=torch.uint8)
     head, embeddings = torch.tensor([[0, 2, 1], [1, 1, 0]]), 0.1 * torch.randn(2, 200)
     shared = {name: value.detach() for name, value in model.named_parameters() if name != "user.embedding"}
-    apart = weights_are != "everybody's"
+    apart = weights_are != "shared"
     if apart:
         shared = {name: value.expand(2, *value.shape) for name, value in shared.items()}
     if weights_are == "really different":

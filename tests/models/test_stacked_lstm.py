@@ -32,7 +32,7 @@ def make_text(lengths: Tensor, longest: int, *, vocabulary: int = 7) -> Tensor:
 def packed_states(
     table: Tensor, text: Tensor, *, lengths: Tensor, weights: dict[str, Tensor], pooling: str = "final"
 ) -> Tensor:
-    """What nn.LSTM says, one client at a time; zeros where there is no text."""
+    """The result of nn.LSTM, one client at a time; zeros for an empty text."""
     states = []
     for client in range(len(table)):
         lstm = nn.LSTM(table.shape[2], weights["weight_hh_l0"].shape[2], batch_first=True, bidirectional=True)

@@ -139,7 +139,7 @@ def test_generation_stops_at_the_end_of_the_sentence_or_of_the_text(run, monkeyp
 
 def test_an_unambiguous_part_of_a_name_is_enough(run):
     for user, message in [
-        ("bush", r"2 users are called 'bush': 'George W. Bush', 'George H. W. Bush'. Say which one"),
+        ("bush", r"2 users match 'bush': 'George W. Bush', 'George H. W. Bush'. Name one of them"),
         ("kenedy", r"no user 'kenedy'. Did you mean 'John F. Kennedy'\?"),
         ("zzz", r"no user 'zzz'. There are: 'John F. Kennedy', 'Abraham Lincoln'"),
         ("", "no user ''"),

@@ -11,8 +11,8 @@ from homespun import generate, personalize, reopen, train
 from homespun.core.errors import DataError, InputError, RunError, UnknownNameError
 from homespun.data import load_federation
 from homespun.data.federation import Examples
-from homespun.data.prose import prose_sentences, read_prose
 from homespun.data.source import DataSettings
+from homespun.data.text_files import read_text_file, text_sentences
 from homespun.engines.client import Client
 from homespun.engines.simulation import personalize_clients
 from homespun.methods import furl
@@ -83,7 +83,7 @@ def test_a_generator_computes_an_embedding_without_gradient_steps(generating, tm
     assert default["by"] == "the generator alone"
     with reopen(generating) as run:
         kept = run.vault.private("ada")
-        data = run.method.model.encode(Examples(read_prose(mine), contexts=np.ones(12, dtype=np.int64)))
+        data = run.method.model.encode(Examples(read_text_file(mine), contexts=np.ones(12, dtype=np.int64)))
         made = run.method.personalize.generate(
             run.built.parameters(run.state.broadcast(), run.clients.new_private("ada", run.state.broadcast())), data
         )
@@ -141,7 +141,7 @@ def test_a_method_with_a_generator_and_steps_generates_first(tmp_path):
 
 
 def test_from_python_the_result_is_the_same_and_nothing_is_stored(folder, generating, tmp_path):
-    texts = prose_sentences(MINE)
+    texts = text_sentences(MINE)
     for place, way in ((folder, {"steps": 4}), (generating, {"generated": True})):
         personalized(place, tmp_path / "mine.txt", MINE, user="zoe", context="written", **way)
         with reopen(place) as run:
@@ -201,9 +201,9 @@ def test_a_table_needs_no_labels_and_uses_the_contexts_of_the_run(folder, tmp_pa
 @pytest.mark.parametrize(
     ("content", "error", "message"),
     [
-        (b"", DataError, "there is no sentence in it"),
-        (b"\n \n", DataError, "there is no sentence in it"),
-        (b"We must\0go on.", DataError, "not a text but a binary file"),
+        (b"", DataError, "contains no sentence"),
+        (b"\n \n", DataError, "contains no sentence"),
+        (b"We must\0go on.", DataError, "a binary file, not a text"),
         (b"We must.\nG\xfcnther goes on.", DataError, "line 2 is not UTF-8"),
         (b"So.\nGo.\n", DataError, "all 2 utterances have fewer than 4 tokens"),
     ],
@@ -235,11 +235,11 @@ def test_a_method_without_private_parameters_cannot_be_personalized(tmp_path):
 
 
 def test_wrapped_lines_of_prose_are_joined_and_markup_is_removed():
-    assert prose_sentences("We must go\non together. And\r\nso we do.\n\nA title\nThe end") == [
+    assert text_sentences("We must go\non together. And\r\nso we do.\n\nA title\nThe end") == [
         "We must go on together.", "And so we do.", "A title", "The end",
     ]  # fmt: skip
     text = "# Me\n\n- I *am* [here](http://x.y).\n\n```\ncode = 1\n```\n> **So** it is, snake_case too.\n"
-    assert prose_sentences(text, markdown=True) == ["Me", "I am here.", "So it is, snake_case too."]
+    assert text_sentences(text, markdown=True) == ["Me", "I am here.", "So it is, snake_case too."]
 
 
 def test_a_new_user_is_personalized_exactly_as_in_the_evaluation(folder):

@@ -1,4 +1,4 @@
-"""Prose that nobody wrote, enough to train something very small on."""
+"""Random prose, enough to train a very small model."""
 
 import random
 

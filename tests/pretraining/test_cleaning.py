@@ -5,7 +5,7 @@ from homespun.pretraining import cleaning
 SENTENCE = "The clerk of the council reads a letter to the miller."
 
 
-def test_prose_is_told_from_code_tables_and_headings():
+def test_prose_is_distinguished_from_code_tables_and_headings():
     assert cleaning.is_prose(SENTENCE)
     assert not cleaning.is_prose("Chapter Twelve of the Book")  # no end
     assert not cleaning.is_prose("Too short it is.")

@@ -1,7 +1,7 @@
 import pytest
 
 from homespun.core.errors import DataError
-from homespun.pretraining.overlap import Overlap, measure, require_little, runs, without_overlap
+from homespun.pretraining.overlap import Overlap, measure, require_low_overlap, runs, without_overlap
 
 THIRTEEN = "We shall meet again when the frost has gone from the high pastures"
 
@@ -31,6 +31,6 @@ def test_paragraphs_with_such_a_run_are_dropped():
 
 
 def test_one_sentence_in_a_thousand_is_allowed_and_two_are_refused():
-    require_little(Overlap(sentences=1000, found=1, sources={"mine": 1}))
+    require_low_overlap(Overlap(sentences=1000, found=1, sources={"mine": 1}))
     with pytest.raises(DataError, match=r"2 of 1000 .*0\.20%.*Worst: theirs \(2 sentences\), mine \(1 sentences\)"):
-        require_little(Overlap(sentences=1000, found=2, sources={"mine": 1, "theirs": 2}))
+        require_low_overlap(Overlap(sentences=1000, found=2, sources={"mine": 1, "theirs": 2}))

@@ -13,7 +13,7 @@ from small_text import prose
 
 from homespun.cli import main
 from homespun.core.errors import RunError
-from homespun.pretraining.run import Request, open_run
+from homespun.pretraining.run import PretrainRequest, open_run
 
 pytestmark = pytest.mark.system
 
@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
     return place
 
 
-def test_a_killed_run_goes_on_and_ends_with_the_same_bits(folder):
+def test_a_killed_run_resumes_and_finishes_bit_identical(folder):
     killed = subprocess.Popen([*HOMESPUN, *SMALL, "--folder", "killed"], cwd=folder, stdout=subprocess.DEVNULL)
     until = time.monotonic() + 60
     while not (folder / "killed" / "checkpoint.safetensors").exists() and time.monotonic() < until:
@@ -50,7 +50,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bits(folder):
     assert killed.wait() == -signal.SIGKILL
     assert not (folder / "killed" / "results.json").exists()
     done = pretrain(*SMALL, "--folder", "killed", cwd=folder)
-    assert "killed: going on after step" in done.stdout
+    assert "killed: resuming after step" in done.stdout
     whole, killed = (folder / name / "model" / "model.safetensors" for name in ("whole", "killed"))
     assert whole.read_bytes() == killed.read_bytes()
 
@@ -76,13 +76,13 @@ def test_the_run_holds_its_settings_its_figures_and_a_card_with_them(folder):
 def test_a_finished_run_is_left_alone_and_other_settings_are_refused(folder, tmp_path):
     def again(place, **changes):
         recorded = json.loads((folder / "whole" / "settings.json").read_text())["request"]
-        request = Request.model_validate({**recorded, "settings": {**recorded["settings"], **changes}})
+        request = PretrainRequest.model_validate({**recorded, "settings": {**recorded["settings"], **changes}})
         open_run(place, request, cache=tmp_path, say=print)
 
     with pytest.raises(RunError, match="this run is finished"):
         again(folder / "whole")
     (tmp_path / "settings.json").write_bytes((folder / "whole" / "settings.json").read_bytes())
-    with pytest.raises(RunError, match="there is a run with other settings or texts here"):
+    with pytest.raises(RunError, match="holds a run with other settings or texts"):
         again(tmp_path, seed=1)
 
 
@@ -96,7 +96,7 @@ def test_a_missing_text_file_ends_with_2_and_writes_nothing(folder, monkeypatch,
     assert not Path("new").exists()
 
 
-def test_ctrl_c_ends_with_130_and_leaves_a_run_that_can_go_on(folder):
+def test_ctrl_c_exits_with_130_and_the_run_can_be_resumed(folder):
     started = subprocess.Popen(
         [*HOMESPUN, *SMALL, "--folder", "stopped"], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
@@ -104,7 +104,7 @@ def test_ctrl_c_ends_with_130_and_leaves_a_run_that_can_go_on(folder):
     while not (folder / "stopped" / "checkpoint.safetensors").exists() and time.monotonic() < until:
         time.sleep(0.002)
     started.send_signal(signal.SIGINT)
-    _, told = started.communicate(timeout=60)
+    _, printed = started.communicate(timeout=60)
     assert started.returncode == 130
-    assert b"Run the same command again to resume" in told
+    assert b"Run the same command again to resume" in printed
     assert not (folder / "stopped" / "results.json").exists()

@@ -24,12 +24,12 @@ from homespun.pretraining.sources import Text
 from homespun.pretraining.training import (
     CHECKPOINT,
     PretrainSettings,
-    begin,
+    initial_state,
     load_checkpoint,
     measure_documents,
+    order_sequences,
     rate_at,
-    reading,
-    schedule,
+    schedule_batches,
     train,
 )
 
@@ -72,7 +72,7 @@ def test_the_tokenizer_gives_every_text_back():
     assert tokenizer.decode(tokenizer.encode("naïve “çedilla” 漢字").ids) == "naïve “çedilla” 漢字"
 
 
-def test_what_is_held_out_is_not_trained_on_and_repetitions_go():
+def test_held_out_text_is_not_trained_on_and_repetitions_are_dropped():
     same = prose(1)[0]
     corpus = build_corpus(
         [text("a", [same, *prose(50, seed=2)]), text("b", [same, *prose(50, seed=3)])],
@@ -108,7 +108,7 @@ def test_a_corpus_is_read_back_as_it_was_and_damage_is_noticed(corpus, tmp_path)
 
 
 def test_the_loss_and_its_gradient_are_the_cross_entropy_of_the_same_network(corpus):
-    network = begin(corpus, SMALL, steps=1).network
+    network = initial_state(corpus, SMALL, steps=1).network
     rows = torch.from_numpy(corpus.sequences["a"][:3]).long()
     rows[1, 9:] = PADDING
     mean_loss(network, rows).backward()
@@ -122,23 +122,23 @@ def test_the_loss_and_its_gradient_are_the_cross_entropy_of_the_same_network(cor
         torch.testing.assert_close(ours[name], one.grad, rtol=1e-4, atol=1e-6)
 
 
-def test_a_voice_is_added_to_the_embedding_of_every_end_token_and_to_nothing_else(corpus):
-    network = begin(corpus, SMALL, steps=1).network
+def test_a_style_vector_is_added_to_the_embedding_of_every_end_token_and_to_nothing_else(corpus):
+    network = initial_state(corpus, SMALL, steps=1).network
     rows = torch.tensor([[END_ID, 5, END_ID, 6, 7], [END_ID, 8, 9, 10, PADDING]])
-    voices = torch.randn(2, 16, generator=torch.Generator().manual_seed(0))
+    style = torch.randn(2, 16, generator=torch.Generator().manual_seed(0))
     words = network.transformer.wte(rows[:, :-1]).detach()
-    words[0, 0] += voices[0]
-    words[0, 2] += voices[0]
-    words[1, 0] += voices[1]
+    words[0, 0] += style[0]
+    words[0, 2] += style[0]
+    words[1, 0] += style[1]
     logits = network(inputs_embeds=words).logits
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), ignore_index=PADDING)
-    assert mean_loss(network, rows, voices).item() == pytest.approx(expected.item(), rel=1e-6)
-    assert mean_loss(network, rows, voices).item() != pytest.approx(mean_loss(network, rows).item(), rel=1e-5)
+    assert mean_loss(network, rows, style).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert mean_loss(network, rows, style).item() != pytest.approx(mean_loss(network, rows).item(), rel=1e-5)
     nothing = mean_loss(network, rows, torch.zeros(2, 16))
     assert nothing.item() == pytest.approx(mean_loss(network, rows).item(), rel=1e-6)
 
 
-def test_a_sequence_has_the_voices_of_its_source_and_its_stretch_or_none():
+def test_a_sequence_has_the_style_vectors_of_its_source_and_its_stretch_or_none():
     settings = SMALL.model_copy(update={"corpus": SMALL.corpus.model_copy(update={"stretch": 400}), "voiceless": 0.25})
     made = build_corpus(
         [text("a", prose(60)), text("b", prose(20, seed=1))], EVALUATED, settings=settings.corpus, seed=0
@@ -146,30 +146,30 @@ def test_a_sequence_has_the_voices_of_its_source_and_its_stretch_or_none():
     assert (np.diff(made.stretches["a"]) >= 0).all()
     counts = [int(made.stretches[name][-1]) + 1 for name in ("a", "b")]
     assert counts[0] > counts[1] > 1
-    read = reading(made, settings, steps=100)
+    read = schedule_batches(made, settings, steps=100)
     first_of_b = len(made.sequences["a"])
-    for place, (of_source, of_stretch) in zip(read.order, read.voices, strict=True):
+    for place, (of_source, of_stretch) in zip(read.order, read.style, strict=True):
         if of_source < 0:
             assert of_stretch < 0
         elif place < first_of_b:
             assert (of_source, of_stretch) == (0, 2 + made.stretches["a"][place])
         else:
             assert (of_source, of_stretch) == (1, 2 + counts[0] + made.stretches["b"][place - first_of_b])
-    assert 0.15 < (read.voices[:, 0] < 0).mean() < 0.35
-    assert len(begin(made, settings, steps=1).voices) == 2 + sum(counts)
+    assert 0.15 < (read.style[:, 0] < 0).mean() < 0.35
+    assert len(initial_state(made, settings, steps=1).style) == 2 + sum(counts)
 
 
-def test_voices_are_trained_only_where_they_are_heard(corpus, tmp_path):
+def test_style_vectors_are_trained_only_where_they_are_used(corpus, tmp_path):
     silent = SMALL.model_copy(update={"voiceless": 1.0})
-    state = begin(corpus, silent, steps=6)
+    state = initial_state(corpus, silent, steps=6)
     list(train(state, corpus, silent, folder=tmp_path))
-    assert not state.voices.any()
-    state = begin(corpus, SMALL, steps=6)
+    assert not state.style.any()
+    state = initial_state(corpus, SMALL, steps=6)
     list(train(state, corpus, SMALL, folder=tmp_path))
-    assert state.voices.any(dim=1).all()
+    assert state.style.any(dim=1).all()
 
 
-def test_the_rate_rises_straight_and_falls_along_a_cosine():
+def test_the_learning_rate_rises_linearly_and_falls_along_a_cosine():
     settings = PretrainSettings(rate=1.0, warm_up=0.2, final_rate=0.1)
     assert [rate_at(step, 10, settings) for step in (0, 1)] == [0.5, 1.0]
     assert rate_at(2, 10, settings) == 1.0
@@ -178,25 +178,25 @@ def test_the_rate_rises_straight_and_falls_along_a_cosine():
 
 
 def test_a_source_is_read_to_its_end_before_any_of_it_is_read_again():
-    order = schedule({"a": 4, "b": 2}, {"a": 1.0, "b": 2.0}, count=400, seed=3)
+    order = order_sequences({"a": 4, "b": 2}, {"a": 1.0, "b": 2.0}, count=400, seed=3)
     first, second = order[order < 4], order[order >= 4]
     assert 150 < len(first) < 250
     for start in range(0, len(first) - 4, 4):
         assert sorted(first[start : start + 4]) == [0, 1, 2, 3]
     assert sorted(second[:2]) == [4, 5]
-    assert (order == schedule({"a": 4, "b": 2}, {"a": 1.0, "b": 2.0}, count=400, seed=3)).all()
+    assert (order == order_sequences({"a": 4, "b": 2}, {"a": 1.0, "b": 2.0}, count=400, seed=3)).all()
 
 
 def weights(state):
     found = {name: value.detach().clone() for name, value in state.network.named_parameters()}
-    return {**found, "voices": state.voices.detach().clone()}
+    return {**found, "voices": state.style.detach().clone()}
 
 
-def test_going_on_from_a_checkpoint_gives_the_same_bits(corpus, tmp_path):
-    whole = begin(corpus, SMALL, steps=6)
+def test_resuming_from_a_checkpoint_is_bit_identical(corpus, tmp_path):
+    whole = initial_state(corpus, SMALL, steps=6)
     before = weights(whole)
     list(train(whole, corpus, SMALL, folder=tmp_path))
-    part = begin(corpus, SMALL, steps=6)
+    part = initial_state(corpus, SMALL, steps=6)
     for progress in train(part, corpus, SMALL, folder=tmp_path):
         if progress.step == 5:  # two steps after the checkpoint
             break
@@ -216,7 +216,7 @@ def test_a_damaged_checkpoint_is_named(corpus, tmp_path):
 
 
 def test_perplexity_is_the_exponential_of_the_mean_loss(corpus):
-    state = begin(corpus, SMALL, steps=1)
+    state = initial_state(corpus, SMALL, steps=1)
     with torch.no_grad():
         state.network.transformer.wte.weight.zero_()  # then all pieces are equally likely
     measured = measure_documents(state.network, np.array([[0, 5, 6, PADDING], [0, 7, PADDING, PADDING]]))

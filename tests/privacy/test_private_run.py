@@ -377,7 +377,7 @@ def test_the_attack_on_whole_rounds(tmp_path, monkeypatch, noise_multiplier):
 
         def seen(update):
             """How far a round with this update moves each parameter, in the canary's direction."""
-            monkeypatch.setattr(run.trainer, "work", lambda *_, **__: replace(no_clients, update=update))
+            monkeypatch.setattr(run.trainer, "train", lambda *_, **__: replace(no_clients, update=update))
             run.state = start
             run.step()
             after = {**run.state.federated, **run.state.keyed}
@@ -414,7 +414,7 @@ def interrupted(monkeypatch, run, *, after):
             raise KeyboardInterrupt
         return outcome
 
-    monkeypatch.setattr(run.trainer, "work", once)
+    monkeypatch.setattr(run.trainer, "train", once)
     with pytest.raises(KeyboardInterrupt):
         list(run.rounds())
 
@@ -424,7 +424,7 @@ def test_local_noise_is_debited_before_any_update_leaves_a_client(tmp_path, monk
         interrupted(monkeypatch, run, after=1)
         assert run.state.round == 0 and spent(tmp_path).total() == 1
     with opened(tmp_path, name="spent", privacy={"noise": "local", "budget": 1e-3}) as run:
-        monkeypatch.setattr(run.trainer, "work", lambda *_, **__: pytest.fail("an update left the client"))
+        monkeypatch.setattr(run.trainer, "train", lambda *_, **__: pytest.fail("an update left the client"))
         with pytest.raises(BudgetError):
             run.step()
 

@@ -11,7 +11,7 @@ from homespun.core import seeds
 from homespun.core.errors import SettingsError
 from homespun.data.table import Collector, Filters, build_table
 from homespun.engines.simulation import k_shot
-from homespun.models.in_context import losses_after
+from homespun.models.in_context import in_context_losses
 from homespun.models.pretrained import load_pretrained
 from homespun.runs.controls import STARTS, best_start, evaluate_controls, newcomer_controls, personal_share
 from homespun.runs.evaluate import evaluate
@@ -66,7 +66,7 @@ def test_own_sentences_in_context_are_those_that_a_home_adapts_to(base, federati
             own = k_shot(run.clients.encode(run.federation, position, "adapt"), 1, draw=draw)
             sentence = own["tokens"][0, : int(own["length"][0])].tolist()
             scored = run.clients.encode(run.federation, position, "scored")
-            losses = losses_after(pretrained.model, [start, *sentence, line], scored)
+            losses = in_context_losses(pretrained.model, [start, *sentence, line], scored)
             expected.append(float(losses[:, 3:].double().sum()))
         np.testing.assert_allclose(found["in_context_1"].user_loss, expected, rtol=1e-5)
         new = newcomer_controls(run)
@@ -123,7 +123,9 @@ def test_a_setting_that_was_added_later_does_not_make_another_run_of_one_before_
 def test_configurations_on_the_same_utterances_share_their_controls(base, federation, monkeypatch):
     monkeypatch.setattr("homespun.runs.controls._worked_out", {})
     read = []
-    monkeypatch.setattr("homespun.runs.controls.losses_after", lambda *given: read.append(1) or losses_after(*given))
+    monkeypatch.setattr(
+        "homespun.runs.controls.in_context_losses", lambda *given: read.append(1) or in_context_losses(*given)
+    )
     with prepare("fedperc", federation, folder=None, settings=small(base)) as run:
         first = evaluate_controls(run)
     once = len(read)

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, never through a symbolic link, and are on disk afterwards."""
+"""Files are written atomically and durably, never through a symbolic link."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ import time
 import pytest
 
 from homespun.core.errors import DiskError
-from homespun.data import spoken_sentences as utterances
+from homespun.data import spectrogram_set
 from homespun.system import disk
 from homespun.system.disk import LEFTOVER_S, draft_folder, make_folder, open_file, write_whole
 from homespun.system.json_files import write_json
@@ -33,7 +33,7 @@ def test_a_link_with_the_name_that_a_draft_once_had_is_not_written_through(tmp_p
     assert (tmp_path / "settings.json").read_text() == '{\n "schema": 1\n}\n'
 
 
-def test_drafts_have_names_that_nobody_can_foresee(tmp_path, monkeypatch):
+def test_draft_names_are_unpredictable(tmp_path, monkeypatch):
     drafts, replace = [], os.replace
     monkeypatch.setattr(os, "replace", lambda draft, path: (drafts.append(draft.name), replace(draft, path)))
     for _ in range(2):
@@ -122,10 +122,10 @@ def test_several_writers_at_once_do_not_break_each_other(tmp_path):
     assert (tmp_path / "a.txt").read_text() in contents and names(tmp_path) == ["a.txt"]
 
 
-def test_opening_refuses_links_and_what_is_no_file(tmp_path, victim):
+def test_opening_rejects_links_and_special_files(tmp_path, victim):
     (tmp_path / "link").symlink_to(victim)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DiskError, match=r"link: a symbolic link.* Remove the link, or put the file itself"):
+    with pytest.raises(DiskError, match=r"link: a symbolic link.* Remove the link, or replace it with the"):
         open_file(tmp_path / "link")
     with pytest.raises(DiskError, match=r"pipe: not a regular file"):
         open_file(tmp_path / "pipe")
@@ -163,8 +163,8 @@ def test_folders_are_made_and_synced_with_the_missing_ones_above(tmp_path, monke
     assert len(synced) == 2
 
 
-def test_a_set_of_voices_that_is_being_made_goes_through_no_link(tmp_path, victim):
+def test_an_unfinished_set_of_voices_follows_no_link(tmp_path, victim):
     (tmp_path / "spectrograms.npy.part").symlink_to(victim)
-    with pytest.raises(DiskError, match=r"spectrograms\.npy\.part: a symbolic link"), utterances._draft(tmp_path):
+    with pytest.raises(DiskError, match=r"spectrograms\.npy\.part: a symbolic link"), spectrogram_set._draft(tmp_path):
         pass
     assert victim.read_text() == "precious"

@@ -1,4 +1,4 @@
-"""A run remembers the CPU type and versions its rounds were trained with, and says when it resumes with others."""
+"""A run records the CPU type and versions that trained its rounds, and warns if it resumes with others."""
 
 import torch
 
@@ -7,7 +7,7 @@ from homespun.runs.open_run import open_run
 from homespun.runs.settings import RunSettings
 from homespun.system import machine as machine_module
 from homespun.system.json_files import versions
-from homespun.system.machine import changes, machine
+from homespun.system.machine import machine, machine_changes
 
 SMALL = {"length": 24, "character_dim": 8, "lstm_dim": 8, "hidden_dim": 8, "user_dim": 4}
 
@@ -22,7 +22,7 @@ def train(folder, rounds):
         return [(entry["round"], entry["cpu"]) for entry in known], run.vault.identity
 
 
-def test_resuming_on_another_cpu_is_said_once_and_recorded(tmp_path, monkeypatch, capfd):
+def test_resuming_on_another_cpu_warns_once_and_is_recorded(tmp_path, monkeypatch, capfd):
     here = machine()
     assert train(tmp_path / "run", 1)[0] == [(0, here["cpu"])]
     assert train(tmp_path / "run", 2)[0] == [(0, here["cpu"])]
@@ -37,7 +37,7 @@ def test_resuming_on_another_cpu_is_said_once_and_recorded(tmp_path, monkeypatch
     assert capfd.readouterr().err == ""
 
 
-def test_it_is_no_part_of_what_makes_a_run_the_run_it_is(tmp_path):
+def test_the_machine_is_not_part_of_the_identity_of_a_run(tmp_path):
     _, identity = train(tmp_path / "run", 1)
     assert "cpu" not in str(identity)
 
@@ -60,9 +60,9 @@ class _Missing:
         raise FileNotFoundError
 
 
-def test_a_run_of_before_says_nothing():
-    assert changes([{"kind": "round", "round": 1}], {"cpu": "a"}) is None
-    assert changes([{"kind": "machine", "round": 0, "cpu": "a"}], {"cpu": "a"}) == []
-    assert changes([{"kind": "machine", "round": 0, "cpu": "a"}], {"cpu": "a", "MKL_CBWR": "AVX"}) == [
+def test_a_history_without_a_machine_gives_no_changes():
+    assert machine_changes([{"kind": "round", "round": 1}], {"cpu": "a"}) is None
+    assert machine_changes([{"kind": "machine", "round": 0, "cpu": "a"}], {"cpu": "a"}) == []
+    assert machine_changes([{"kind": "machine", "round": 0, "cpu": "a"}], {"cpu": "a", "MKL_CBWR": "AVX"}) == [
         "MKL_CBWR None -> 'AVX'"
     ]

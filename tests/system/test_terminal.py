@@ -1,4 +1,4 @@
-"""Names and texts are data: nothing that they contain commands the terminal they are printed to."""
+"""Escape sequences in names and texts never reach the terminal."""
 
 import ast
 import io
@@ -38,7 +38,7 @@ def run_command(monkeypatch, capsys, *arguments):
         (r"C:\x00", r"C:\x00"),
     ],
 )
-def test_what_commands_a_terminal_is_spelled_out(text, shown):
+def test_escape_sequences_are_escaped(text, shown):
     assert harmless(text) == shown
     assert text in readings(shown)  # so it can be typed as it is shown
 
@@ -105,7 +105,7 @@ def test_titles_and_names_of_a_finished_comparison_are_spelled_out(monkeypatch, 
 
 
 def test_one_module_prints():
-    """Whatever else prints goes through it."""
+    """All other modules print through it."""
     root = Path(homespun.__file__).parent
     found = [
         f"{path.relative_to(root)}:{node.lineno}"

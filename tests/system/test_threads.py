@@ -69,7 +69,7 @@ def test_local_work_has_the_same_bits_with_one_thread_and_with_two(threads, meth
 
 
 @pytest.mark.parametrize("method", ["fedembed", "pfedkm"])
-def test_whole_rounds_have_them_too(threads, method):
+def test_whole_rounds_have_the_same_bits_too(threads, method):
     """With the server's rule and the users it holds itself."""
 
     def trained(count):

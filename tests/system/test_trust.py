@@ -1,4 +1,4 @@
-"""A run's folder may come from anyone: it runs no code and fetches nothing that its reader has not asked for."""
+"""A run folder is untrusted: it runs no code and downloads nothing that the user has not asked for."""
 
 import importlib._bootstrap_external as bootstrap
 import json
@@ -21,7 +21,7 @@ from homespun.system import trust
 
 ONE_ROUND = {"rounds": 1, "workers": 0, **SMALL}
 
-# A method of one's own that leaves a mark wherever it runs.
+# A custom method that leaves a mark wherever it runs.
 MARKING = """
 from pathlib import Path
 from homespun.methods.furl import SMALL, Settings, method
@@ -42,7 +42,7 @@ def written(folder, name="own.py", mark="ran"):
 
 @pytest.fixture
 def own(tmp_path):
-    """A run of a method of one's own, and no trace of it on this machine but its folder and the method file."""
+    """A run of a custom method, with no trace on this machine except its folder and the method file."""
     path = written(tmp_path)
     train(str(path), corpus(), folder=tmp_path / "run", **ONE_ROUND).close()
     (tmp_path / "ran").unlink()
@@ -51,7 +51,7 @@ def own(tmp_path):
 
 @pytest.fixture
 def stranger(monkeypatch, tmp_path):
-    """From here on, somebody else's machine."""
+    """From here on, the machine of another user."""
 
     def arrive():
         new_process(monkeypatch)
@@ -103,7 +103,7 @@ def test_a_method_file_that_the_user_vouches_for_runs(command, own, stranger, tm
     assert isinstance(CliRunner().invoke(app, arguments).exception, UntrustedError)
 
 
-def test_whoever_trained_it_reads_it_on(own, monkeypatch, tmp_path):
+def test_the_user_who_trained_a_run_may_open_it_later(own, monkeypatch, tmp_path):
     new_process(monkeypatch)
     with reopen(tmp_path / "run") as run:
         assert evaluate(run).users > 0
@@ -113,7 +113,7 @@ def test_whoever_trained_it_reads_it_on(own, monkeypatch, tmp_path):
     assert [json.loads(line)["name"] for line in record.read_text().splitlines()] == [str(own)]
 
 
-def test_a_file_that_was_changed_is_another_one(own, monkeypatch, tmp_path):
+def test_a_changed_file_is_not_trusted(own, monkeypatch, tmp_path):
     new_process(monkeypatch)
     own.write_text(own.read_text() + "\n")
     with pytest.raises(UntrustedError, match="It has changed since you trained with it"):
@@ -125,7 +125,7 @@ def test_a_file_that_was_changed_is_another_one(own, monkeypatch, tmp_path):
     assert (tmp_path / "ran").exists()
 
 
-def test_without_a_place_for_the_record_this_process_still_knows(monkeypatch, tmp_path):
+def test_without_a_record_file_this_process_still_remembers(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
     train(str(written(tmp_path)), corpus(), folder=tmp_path / "run", **ONE_ROUND).close()
@@ -158,7 +158,7 @@ def test_bytecode_beside_a_trusted_file_does_not_run(own, tmp_path):
     assert (tmp_path / "ran").exists() and not (tmp_path / "planted").exists()
 
 
-def test_a_method_underneath_another_is_no_way_in(stranger, tmp_path):
+def test_the_method_that_another_wraps_is_checked_too(stranger, tmp_path):
     path = written(tmp_path)
     train("fedrep", corpus(), folder=tmp_path / "run", of=str(path), inner=SMALL, rounds=1, workers=0).close()
     reopen(tmp_path / "run").close()
@@ -211,7 +211,7 @@ def test_the_command_refuses_in_one_line(own, stranger, monkeypatch, capsys):
 
 
 def votes(monkeypatch, *, asked):
-    """A hub with one data set; `asked` is told every name."""
+    """A hub with one data set; `asked` records every requested name."""
 
     def load_dataset(name, subset, *, split):
         asked.append(name)

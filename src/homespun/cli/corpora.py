@@ -78,7 +78,7 @@ def data_check(
 
     Example: homespun data check posts.jsonl.gz --label-column context --method furl --set length=100
     """
-    from homespun.data.check import check as check_corpus
+    from homespun.data.corpus_report import inspect_corpus
 
     if settings and method is None:
         raise SettingsError("--set needs --method.")
@@ -86,7 +86,7 @@ def data_check(
     federation = data_settings_from(
         source, data_settings, user=user_column, context=context_column, text=text_column, label=label_column
     ).load()
-    found = check_corpus(federation).to_dict()
+    found = inspect_corpus(federation).to_dict()
     cut = None if method is None else _cut(method, settings, federation)
     if json_output:
         print_json(found if method is None else {**found, "cut": cut and asdict(cut)})
@@ -117,15 +117,15 @@ def data_settings(
 
 def _cut(method: str, settings: list[str], federation: Any) -> Any:
     """The number of texts that the method truncates; None if it has no length limit."""
-    from homespun.data.check import INSPECTED_AT_MOST
-    from homespun.data.lengths import cut_texts
+    from homespun.data.corpus_report import INSPECTED_AT_MOST
+    from homespun.data.truncation import measure_truncation
     from homespun.runs.open_run import task_of
     from homespun.runs.training import separate_settings
     from homespun.system.method_loading import load_method
 
     _, own = separate_settings(method, parse_overrides(settings))
     window = load_method(method, own, task_of(federation)).model.window
-    return window and cut_texts(federation, window, users=INSPECTED_AT_MOST, texts=10 * INSPECTED_AT_MOST)
+    return window and measure_truncation(federation, window, users=INSPECTED_AT_MOST, texts=10 * INSPECTED_AT_MOST)
 
 
 @data_app.command("voices")
@@ -148,14 +148,14 @@ def data_voices(
     """
     from homespun.cli.console import counting, err, out
     from homespun.core.settings import parse
-    from homespun.data.spoken_sentences import Request, make, plan, summary
+    from homespun.data.spectrogram_set import SpectrogramRequest, make_set, plan_set, summarize_set
 
     given = {} if utterances is None else {"utterances": utterances}
-    planned = plan(parse(Request, {**given, "seed": seed}, where="voices"))
+    planned = plan_set(parse(SpectrogramRequest, {**given, "seed": seed}, where="voices"))
     with counting(err if json_output else out, "voices", total=planned.request.utterances) as show:
-        for done in make(folder, planned):
+        for done in make_set(folder, planned):
             show(done)
-    found = summary(folder)
+    found = summarize_set(folder)
     if json_output:
         print_json(found)
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from homespun.core.roles import SHARED
 from homespun.core.statistics import sums
-from homespun.data.lengths import cut_texts
+from homespun.data.truncation import measure_truncation
 from homespun.privacy.accounting import compute_epsilon
 from homespun.privacy.settings import noise_to_clip_ratio
 from homespun.runs.run import Run
@@ -30,7 +30,7 @@ def after(run: Run) -> list[str]:
 def _cut(run: Run) -> list[str]:
     if run.method.model.window is None:
         return []
-    cut = cut_texts(run.federation, run.method.model.window)
+    cut = measure_truncation(run.federation, run.method.model.window)
     return [str(cut)] if cut.share else []
 
 

@@ -15,7 +15,7 @@ from homespun.core.errors import SettingsError
 from homespun.core.settings import parse_overrides
 
 if TYPE_CHECKING:
-    from homespun.pretraining.run import Request
+    from homespun.pretraining.run import PretrainRequest
     from homespun.pretraining.training import Progress
     from homespun.system.terminal import Terminal
 
@@ -79,9 +79,9 @@ def _request(
     text: list[Path],
     without: list[str],
     only_text: bool,
-) -> Request:
+) -> PretrainRequest:
     from homespun.core.settings import parse
-    from homespun.pretraining.run import Request as Asked
+    from homespun.pretraining.run import PretrainRequest as Asked
     from homespun.pretraining.sources import SOURCES
     from homespun.pretraining.training import PretrainSettings
 

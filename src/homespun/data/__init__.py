@@ -4,7 +4,7 @@
     federation = load_federation("posts.jsonl.gz", columns=Columns(label="context"))
     federation = load_federation([{"user": "anna", "text": "good night"}, ...])
 
-A built-in corpus is a module of this package with a function `load(settings)`; its file name is its name.
+A built-in corpus is a module of this package with a function `load(settings)`. The module's name is the corpus's name.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ LONGEST_FILE_NAME, LONGEST_PATH = 255, 4096  # in bytes
 
 
 def builtin_names() -> list[str]:
-    """The built-in corpora, by the modules that are there."""
+    """Names of the built-in corpora: the modules of this package that have a `load` function."""
     modules = [module.name for module in pkgutil.iter_modules(__path__)]
     return sorted(name for name in modules if hasattr(importlib.import_module(f"{__name__}.{name}"), "load"))
 
 
 def on_hub(source: str) -> bool:
-    """Whether this is neither built in nor a file, so that only the Hugging Face hub can have it."""
+    """Whether a name is neither a built-in corpus nor a file, so that it can only be on the Hugging Face hub."""
     return source not in builtin_names() and readers.format_of(Path(source)) is None and not os.path.exists(source)
 
 
@@ -49,7 +49,7 @@ def settings_command(source: str) -> str:
 
 
 def settings_of(source: str) -> type[Settings]:
-    """The settings that a built-in corpus, a file or a Hugging Face data set takes."""
+    """The settings class of a built-in corpus, a file or a Hugging Face data set."""
     if source in (builtins := builtin_names()):
         return importlib.import_module(f"{__name__}.{source}").Settings
     if not on_hub(source):
@@ -65,8 +65,11 @@ def settings_of(source: str) -> type[Settings]:
 def load_federation(
     source: Any, *, columns: Columns = DEFAULT_COLUMNS, settings: Mapping[str, Any] | None = None
 ) -> Federation:
-    """The federation behind a built-in name, a file or a Hugging Face data set's name, or in data themselves: a list
-    of dicts, a pandas frame, a pyarrow table, a Hugging Face data set."""
+    """Load a federation.
+
+    `source` is the name of a built-in corpus, a file or a Hugging Face data set, or the data itself: a list of dicts,
+    a pandas frame, a pyarrow table, a Hugging Face data set.
+    """
     if not isinstance(source, str | os.PathLike):
         filters = parse(Filters, settings or {}, where=type(source).__name__)
         return read_rows(source, columns=columns, filters=filters)
@@ -75,7 +78,7 @@ def load_federation(
         if columns != DEFAULT_COLUMNS:
             raise SettingsError(
                 f"{name}: a built-in corpus has its own columns. Leave the column options out"
-                + (" and set label instead, for instance label=context." if name == "sotu" else ".")
+                + (" and set label instead, for example label=context." if name == "sotu" else ".")
             )
         return importlib.import_module(f"{__name__}.{name}").load(values)
     if not on_hub(name):
@@ -92,13 +95,13 @@ def load_federation(
 
 
 def _name_of(source: str | os.PathLike[str]) -> str:
-    """The name of a corpus or file; a text that cannot be one may be the data itself, and is not shown."""
+    """The name of a corpus or file. A string that cannot be a name may be the data itself, so errors do not show it."""
     name = str(source)
     parts = [part.encode("utf-8", "surrogatepass") for part in name.split(os.sep)]
     too_long = max(map(len, parts)) > LONGEST_FILE_NAME or len(name) > LONGEST_PATH
     if too_long or any(sign in name for sign in "\n\r\0"):
         raise UnknownNameError(
             f"no built-in corpus or file: this is a text of {len(name):,} characters, not a name. Write the data to a "
-            "file and give its name, or give rows: a list of dicts, a data frame."
+            "file and pass its name, or pass rows: a list of dicts, a data frame."
         )
     return name

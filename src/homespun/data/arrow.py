@@ -7,57 +7,57 @@ from itertools import repeat
 from typing import IO, Any
 
 from homespun.data.columns import Columns
-from homespun.data.pages import BrokenPages, page_bytes, read_footer
+from homespun.data.limited_streams import EXAMPLE_BYTES, ByteLimit
+from homespun.data.parquet_pages import BrokenParquetError, page_bytes, read_footer
 from homespun.data.records import Faults, Record
-from homespun.data.streams import EXAMPLE_BYTES, Allowance
 
 ROWS_PER_BATCH = 4096
-# A page can make one long text of every row, in a dictionary or by repeating the row before. So many rows are read at
-# once that even then they have no more than this.
+# Through dictionary or delta encoding a small page can hold one long text in every row. Batches are kept so short that
+# they stay below this size even then.
 BATCH_BYTES = 64_000_000
 
 
-def read_parquet(file: IO[bytes], faults: Faults, *, columns: Columns, allowance: Allowance) -> Iterator[Record]:
+def read_parquet(file: IO[bytes], faults: Faults, *, columns: Columns, byte_limit: ByteLimit) -> Iterator[Record]:
     import pyarrow as arrow
     import pyarrow.parquet as parquet
 
     try:
-        rows = _rows_at_once(file, columns, allowance)
+        rows = _rows_at_once(file, columns, byte_limit)
         with parquet.ParquetFile(file) as opened:
             schema = opened.schema_arrow
-            if not sound_types(schema, columns, faults):
+            if not check_types(schema, columns, faults):
                 return
             wanted = [name for name in columns.names if name in set(schema.names)]
             batches = opened.iter_batches(rows, columns=wanted)
-            yield from records_of(batches, schema.names, faults, spend=allowance.spend)
-    except (arrow.ArrowException, OSError, BrokenPages, UnicodeDecodeError) as error:
+            yield from batch_records(batches, schema.names, faults, spend=byte_limit.spend)
+    except (arrow.ArrowException, OSError, BrokenParquetError, UnicodeDecodeError) as error:
         if isinstance(error, PermissionError):
             raise
-        faults.add("not a Parquet file, or broken or cut off. Write the file again.")
+        faults.add("not a Parquet file, or damaged or truncated. Write the file again.")
 
 
-def _rows_at_once(file: IO[bytes], columns: Columns, allowance: Allowance) -> int:
-    """How many rows are read at once; raises if all pages unpacked, or all rows, are more than is allowed."""
+def _rows_at_once(file: IO[bytes], columns: Columns, byte_limit: ByteLimit) -> int:
+    """The number of rows per batch. Raises if all unpacked pages together, or all rows, exceed the limit."""
     footer = read_footer(file, columns.names)
-    allowance.require(footer.rows * EXAMPLE_BYTES)
+    byte_limit.require(footer.rows * EXAMPLE_BYTES)
     largest, total = 1, 0
     for chunk in footer.chunks:
         for size in page_bytes(file, chunk):
             largest, total = max(largest, size), total + size
-            allowance.require(total)
+            byte_limit.require(total)
     file.seek(0)
     return max(1, min(ROWS_PER_BATCH, BATCH_BYTES // largest))
 
 
-def sound_types(schema: Any, columns: Columns, faults: Faults) -> bool:
-    """Whether each wanted column is there once at most and has values that can be read."""
+def check_types(schema: Any, columns: Columns, faults: Faults) -> bool:
+    """Whether each requested column occurs at most once and has a readable type."""
     found = True
     for name in columns.names:
         places = schema.get_all_field_indices(name)
         if len(places) > 1:
-            faults.add(f"{len(places)} columns are called {name!r}. Rename all but one.")
+            faults.add(f"{len(places)} columns are named {name!r}. Rename all but one.")
             found = False
-        for kind in [_refused(schema.field(place).type, as_text=name == columns.text) for place in places]:
+        for kind in [_unreadable_type(schema.field(place).type, as_text=name == columns.text) for place in places]:
             if kind:
                 expected = "text" if name == columns.text else "text, numbers or dates"
                 faults.add(f"{name!r} is a column of type {kind}. Expected {expected}.")
@@ -65,8 +65,8 @@ def sound_types(schema: Any, columns: Columns, faults: Faults) -> bool:
     return found
 
 
-def _refused(kind: Any, *, as_text: bool) -> str:
-    """The name of a type that cannot be read; empty if it can. Numbers in place of texts are found row by row."""
+def _unreadable_type(kind: Any, *, as_text: bool) -> str:
+    """The name of an unreadable type, or an empty string. Numbers in a text column are reported row by row."""
     from pyarrow import types
 
     if types.is_dictionary(kind):
@@ -85,20 +85,22 @@ def _is_bytes(kind: Any) -> bool:
     return sized or types.is_binary_view(kind)
 
 
-def records_of(
+def batch_records(
     batches: Iterable[Any], names: Iterable[str], faults: Faults, *, spend: Callable[[int], None] = lambda _: None
 ) -> Iterator[Record]:
-    """The rows of Arrow batches of one schema; `spend` is given the bytes of each. All columns are named even when
-    only some are read: a misspelt one is searched among them."""
+    """The rows of Arrow batches with one schema. `spend` receives the size of each batch in bytes.
+
+    Records name all columns, even those that are not read, so that an error can suggest the nearest name.
+    """
     import pyarrow as arrow
 
     unread: dict[str, Any] = dict.fromkeys(names)
-    plain: list[Callable[[Any], Any]] = []
+    converters: list[Callable[[Any], Any]] = []
     row = 0
     for batch in batches:
         try:
-            plain = plain or [_plain(kind) for kind in batch.schema.types]
-            columns = [convert(column) for convert, column in zip(plain, batch.columns, strict=True)]
+            converters = converters or [_converter_for(kind) for kind in batch.schema.types]
+            columns = [convert(column) for convert, column in zip(converters, batch.columns, strict=True)]
             spend(sum(column.nbytes for column in columns))
             cells = [column.to_pylist() for column in columns]
         except (UnicodeDecodeError, arrow.ArrowInvalid):
@@ -110,14 +112,16 @@ def records_of(
             yield Record(f"row {row}", {**unread, **dict(zip(read, values, strict=True))})
 
 
-def _plain(kind: Any) -> Callable[[Any], Any]:
-    """How a column of this type becomes one of texts and numbers: bytes are read as UTF-8, decimals, dates and times
-    become their text."""
+def _converter_for(kind: Any) -> Callable[[Any], Any]:
+    """A function that converts a column of this type to text or numbers.
+
+    Bytes are decoded as UTF-8; decimals, dates and times become text.
+    """
     import pyarrow as arrow
     from pyarrow import types
 
     if types.is_dictionary(kind):
-        inner = _plain(kind.value_type)
+        inner = _converter_for(kind.value_type)
         return lambda column: inner(column.dictionary_decode())
     if _is_bytes(kind) or types.is_decimal(kind) or types.is_temporal(kind):
         return lambda column: column.cast(arrow.string())

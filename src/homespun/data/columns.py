@@ -1,4 +1,4 @@
-"""What the columns of a corpus are called, and which names a message may show."""
+"""Column names of a corpus, and which of them an error message may show."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ LONGEST_NAME = 40
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a corpus are called.
+    """Column names of a corpus.
 
-    `user` and `text` must be there. `context` and `label` may be absent under their default names; under
-    any other name they were asked for and must be there too. `label` may be the context's column.
+    `user` and `text` are required. `context` and `label` are optional under their default names; under any other name
+    they were asked for explicitly and are required too. `label` may name the same column as `context`.
     """
 
     user: str = "user"
@@ -36,20 +36,20 @@ class Columns:
 
 
 def look_like_names(names: Collection[str]) -> bool:
-    """Whether these are column names, as far as one can tell, and not the first line of a table without a header.
+    """Whether these look like column names rather than the first data row of a table without a header.
 
-    A message shows no content, so the answer is no if in doubt. A column without a name, as spreadsheets and data
-    frames write, says nothing either way.
+    Error messages must not show content, so the answer is no if in doubt. Empty names, as written by spreadsheets and
+    data frames, are ignored.
     """
     return all(name.replace("-", "_").isidentifier() and len(name) <= LONGEST_NAME for name in names if name)
 
 
 def missing_column(name: str, present: Sequence[str], *, show: bool) -> str:
-    """What to say when no record has a column; `show` says whether the names that are there may be shown."""
+    """The error message for a column that no record has. `show`: whether it may list the names that are present."""
     if not show:
         return (
-            f"no column {name!r}, but {len(present)} whose names do not look like names and are not shown. Is the "
-            "header line missing? If it is there, name the columns: --user-column, --text-column."
+            f"no column {name!r}, but {len(present)} whose names do not look like column names and are not shown. Is "
+            "the header line missing? If not, name the columns: --user-column, --text-column."
         )
     shown = ", ".join(repr(column) for column in list(present)[:SHOWN_COLUMNS])
     more = ", ..." if len(present) > SHOWN_COLUMNS else ""

@@ -1,4 +1,4 @@
-"""CSV as records: separated by commas, semicolons, tabs or bars."""
+"""Reads CSV: cells separated by commas, semicolons, tabs or vertical bars."""
 
 from __future__ import annotations
 
@@ -10,24 +10,33 @@ from itertools import chain
 from typing import Any
 
 from homespun.data.columns import Columns
-from homespun.data.lines import lines_of
 from homespun.data.records import Faults, Record
+from homespun.data.text_decoding import read_lines
 
 DELIMITERS = (",", ";", "\t", "|")
-_EXCEL = re.compile(r'"?sep=([^"\r\n])"?\s*')  # the line with which Excel says what separates the cells
+_EXCEL = re.compile(r'"?sep=([^"\r\n])"?\s*')  # Excel's first line, which names the delimiter
 
 
 def read_csv(
-    stream: io.BufferedReader, faults: Faults, *, columns: Columns, delimiter: str | None, usual: str, quotes: bool
+    stream: io.BufferedReader,
+    faults: Faults,
+    *,
+    columns: Columns,
+    delimiter: str | None,
+    default: str,
+    quotes: bool,
 ) -> Iterator[Record]:
-    """Rows below a header line. `usual` separates the cells unless `delimiter`, Excel's first line or the header
-    line says otherwise."""
-    lines = (line for _, line in lines_of(stream, faults, keep_all=True))
+    """The rows below the header line.
+
+    The delimiter is `delimiter`, else the one in Excel's first line, else the one detected in the header line;
+    detection tries `default` first.
+    """
+    lines = (line for _, line in read_lines(stream, faults, keep_all=True))
     first, above = _first_line(lines, 0)
     if excel := _EXCEL.fullmatch(first):
         delimiter = delimiter or excel[1]
         first, above = _first_line(lines, above + 1)
-    form = _form(delimiter or found_delimiter(first, columns, usual=usual, quotes=quotes), quotes)
+    form = _form(delimiter or detect_delimiter(first, columns, default=default, quotes=quotes), quotes)
     reader = csv.reader(chain([first], lines), **form)
     header: list[str] = []
     try:
@@ -48,12 +57,12 @@ def read_csv(
         limit = csv.field_size_limit()
         faults.add(
             f"line {above + reader.line_num}: not CSV (a stray or unclosed quote, or a cell over {limit} characters). "
-            "If quotes are letters like others here: --data-set quotes=false."
+            "If quotes are ordinary characters in this file: --data-set quotes=false."
         )
 
 
 def _first_line(lines: Iterator[str], above: int) -> tuple[str, int]:
-    """The next line that is not blank, and how many lines are above it."""
+    """The next non-blank line, and the number of lines above it."""
     for line in lines:
         if line.strip():
             return line, above
@@ -67,10 +76,12 @@ def _form(delimiter: str, quotes: bool) -> dict[str, Any]:
     return {"delimiter": delimiter, "quoting": quoting, "strict": True}
 
 
-def found_delimiter(header: str, columns: Columns, *, usual: str, quotes: bool) -> str:
-    """The delimiter with which the header line has the required columns. With none of them it has: then the one
-    with which it has most cells, so that a message can name the columns there are."""
-    cells = {sign: _cells(header, sign, quotes) for sign in dict.fromkeys((usual, *DELIMITERS))}
+def detect_delimiter(header: str, columns: Columns, *, default: str, quotes: bool) -> str:
+    """The delimiter that splits the header line into cells with the required columns.
+
+    If none does, the delimiter that gives the most cells, so that an error can list the columns.
+    """
+    cells = {sign: _cells(header, sign, quotes) for sign in dict.fromkeys((default, *DELIMITERS))}
     for sign, names in cells.items():
         if set(columns.required) <= set(names):
             return sign

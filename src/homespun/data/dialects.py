@@ -1,19 +1,18 @@
-"""`dialects`: a synthetic population whose taste is known.
+"""`dialects`: a synthetic population with known preferences.
 
-Every user belongs to one of several hidden groups. Everybody talks about the same topics in short
-messages of made-up words, but
+Every user belongs to one of several hidden groups. All users write about the same topics in short messages of made-up
+words, but
 
-- **taste**: groups give different labels to the same topic (`multiclass`), or like it to a different
-  degree (`binary`, with rare positives: who clicks on a suggested sticker, and when);
-- **dialect**: every word has two spellings, and each group has a favourite of the two.
+- **taste**: groups give different labels to the same topic (`multiclass`), or like it to a different degree (`binary`,
+  with rare positives, like clicks on a suggested sticker);
+- **dialect**: every word has two spellings, and each group prefers one of them.
 
-The topic can be read off a message. The group can hardly be: with the default `dialect` a message of
-five words carries less than half a bit of the three that name one of eight groups. So a model that does
-not know the user cannot do much better than the opinion most groups share, one that does can, and
-`ceiling` says exactly how much there is to gain.
+A message reveals its topic but hardly its group: with the default `dialect`, a message of five words carries less than
+half a bit of the three bits that identify one of eight groups. So a model without user information can do little
+better than the label most groups share, a model with it can, and `ceiling` gives the exact accuracy of both.
 
-A user's examples are a function of (seed, position): nothing is stored, and a million users cost what one
-costs. Positions beyond the population are people who never took part (`Dialects.fresh`).
+A user's examples are a function of (seed, position). Nothing is stored, and a million users need no more memory than
+one. Positions beyond the population are users who never took part (`Dialects.fresh`).
 """
 
 from __future__ import annotations
@@ -32,58 +31,58 @@ from homespun.core.seeds import derive, numpy_generator
 from homespun.core.settings import Settings as SettingsBase
 from homespun.core.settings import parse
 from homespun.data.federation import Examples
-from homespun.data.names import NumberedNames
+from homespun.data.user_names import NumberedNames
 
-VERSION = 1  # raise it when the same settings give other examples
+VERSION = 1  # increment when the same settings give different examples
 WORDS_PER_TOPIC, COMMON_WORDS = 4, 12
-TOPIC_WORD_SHARE = 0.6  # of a message's words after the first; the rest is common to all topics
+TOPIC_WORD_SHARE = 0.6  # of a message's words after the first; the other words are common to all topics
 CONSONANTS, VOWELS = "bdfghjklmnprstvz", "aeiou"
-SHAPE = (CONSONANTS, VOWELS, CONSONANTS, VOWELS, CONSONANTS)  # words have the first 3, 4 or 5 of these
-# How strongly (in log-odds) a topic, a group and a person move the chance of a positive.
-TOPIC_SPREAD, GROUP_SPREAD, PERSON_SPREAD = 1.25, 1.0, 0.5
-PERSONS = (-1.4, -0.5, 0.0, 0.5, 1.4)  # a person's own leaning is one of these: ceilings stay exact
+SHAPE = (CONSONANTS, VOWELS, CONSONANTS, VOWELS, CONSONANTS)  # of a word; short words have the first 3 or 4 letters
+# How strongly (in log-odds) a topic, a group and a user change the probability of a positive.
+TOPIC_SPREAD, GROUP_SPREAD, LEANING_SPREAD = 1.25, 1.0, 0.5
+LEANINGS = (-1.4, -0.5, 0.0, 0.5, 1.4)  # a user's own leaning is one of these, so that ceilings are exact
 
 
 class Settings(SettingsBase):
-    """What the population is like."""
+    """The population."""
 
     users: int = Field(default=1000, ge=1, le=10**12)
     """Users."""
     examples: int = Field(default=64, ge=1, le=100_000)
-    """Examples of a user, on average."""
+    """Mean number of examples per user."""
     ragged: float = Field(default=0.5, ge=0, le=1)
-    """Users have up to this share fewer or more examples than the average."""
+    """Users have up to this share fewer or more examples than the mean."""
     groups: int = Field(default=8, ge=1, le=1024)
-    """Hidden groups of users; a group labels and spells alike."""
+    """Hidden groups of users; users of a group label and spell alike."""
     classes: int = Field(default=8, ge=2, le=256)
     """Topics of messages; with task = multiclass also the number of labels."""
     task: Literal["multiclass", "binary"] = "multiclass"
     """What is predicted: one of several labels, or a rare positive."""
     strength: float = Field(default=0.75, ge=0, le=1)
-    """How much groups disagree about labels. 0: they agree; 1: every group has labels of its own."""
+    """How much groups disagree about labels. 0: they agree; 1: every group has its own labels."""
     dialect: float = Field(default=0.3, ge=0, le=1)
-    """How differently groups spell. 0: all alike; 1: every group always in its own way."""
+    """How differently groups spell. 0: all alike; 1: every group always uses its own spellings."""
     words_per_message: int = Field(default=5, ge=1, le=7)
     """Words in a message."""
     noise: float = Field(default=0.1, ge=0, le=1)
-    """Share of the labels that are drawn without regard to user and message."""
+    """Share of the labels that are drawn at random, independently of user and message."""
     positive_rate: float = Field(default=0.05, gt=0, lt=1)
     """Share of positives over the whole population, with task = binary."""
     seed: int = 0
-    """Draws the population."""
+    """Random seed of the population."""
 
 
 def load(settings: Mapping[str, Any]) -> Dialects:
-    """The population these settings describe."""
+    """Load the population described by these settings."""
     return Dialects(parse(Settings, settings, where="dialects", listed_by="homespun data settings dialects"))
 
 
 @dataclass(frozen=True)
 class Dialects:
-    """A federation that is a formula."""
+    """A federation whose examples are computed on demand."""
 
     settings: Settings
-    first: int = 0  # position, in the endless population, of the first user
+    first: int = 0  # position of the first user in the unbounded population
     name: str = "dialects"
 
     @property
@@ -107,33 +106,33 @@ class Dialects:
         return ()
 
     def group(self, user: int) -> str:
-        return f"group-{self._group(self._person(user))}"
+        return f"group-{self._group(self._index(user))}"
 
     def fresh(self, users: int) -> Dialects:
-        """People of the same population who are not in this federation."""
+        """New users of the same population who are not in this federation."""
         if users < 1:
-            raise SettingsError(f"dialects: at least one fresh user is needed (got {users})")
+            raise SettingsError(f"dialects: at least one new user is needed (got {users})")
         settings = self.settings.model_copy(update={"users": users})
         return replace(self, settings=settings, first=self.first + self.settings.users)
 
     def examples(self, user: int) -> Examples:
-        person = self._person(user)
-        generator = numpy_generator(self.settings.seed, "dialects.examples", person)
+        index = self._index(user)
+        generator = numpy_generator(self.settings.seed, "dialects.examples", index)
         count = _count(self.settings, generator)
         topics = generator.integers(self.settings.classes, size=count)
         return Examples(
-            texts=self._write(topics, self._group(person), generator),
-            labels=self._label(topics, person, generator),
+            texts=self._write(topics, self._group(index), generator),
+            labels=self._label(topics, index, generator),
             authors=np.full(count, user, dtype=np.int64),
         )
 
-    def _person(self, user: int) -> int:
+    def _index(self, user: int) -> int:
         if not 0 <= user < self.settings.users:
             raise IndexError(f"no user {user} among {self.settings.users}")
-        return self.first + int(user)  # positions may come from an array, keys take plain numbers
+        return self.first + int(user)  # positions may be numpy integers; seeds need Python integers
 
-    def _group(self, person: int) -> int:
-        return derive(self.settings.seed, "dialects.group", person) % self.settings.groups
+    def _group(self, index: int) -> int:
+        return derive(self.settings.seed, "dialects.group", index) % self.settings.groups
 
     def _write(self, topics: np.ndarray, group: int, generator: np.random.Generator) -> list[str]:
         shape = (len(topics), self.settings.words_per_message)
@@ -149,13 +148,13 @@ class Dialects:
         spelling = self._tables.favourites[group][words] ^ other_spelling
         return [" ".join(row) for row in self._tables.words[words, spelling.astype(np.int8)].tolist()]
 
-    def _label(self, topics: np.ndarray, person: int, generator: np.random.Generator) -> np.ndarray:
-        settings, group = self.settings, self._group(person)
+    def _label(self, topics: np.ndarray, index: int, generator: np.random.Generator) -> np.ndarray:
+        settings, group = self.settings, self._group(index)
         noisy = generator.random(len(topics)) < settings.noise
         if settings.task == "multiclass":
             noise = generator.integers(settings.classes, size=len(topics))
             return np.where(noisy, noise, self._tables.opinions[group][topics])
-        leaning = derive(settings.seed, "dialects.person", person) % len(PERSONS)
+        leaning = derive(settings.seed, "dialects.person", index) % len(LEANINGS)
         chance = np.where(noisy, settings.positive_rate, self._tables.chances[group, leaning][topics])
         return (generator.random(len(topics)) < chance).astype(np.int64)
 
@@ -165,19 +164,19 @@ class Dialects:
 
 
 def _count(settings: Settings, generator: np.random.Generator) -> int:
-    # symmetric about the mean and never below one, so that the mean is exactly `examples`
+    # symmetric about `examples` and at least 1, so that the mean is exactly `examples`
     spread = min(round(settings.examples * settings.ragged), settings.examples - 1)
     return int(generator.integers(settings.examples - spread, settings.examples + spread, endpoint=True))
 
 
 @dataclass(frozen=True)
 class Tables:
-    """What a population shares; small whatever its size."""
+    """Tables shared by the whole population; their size does not depend on the number of users."""
 
-    words: np.ndarray  # (word, spelling) -> text; a topic's words are next to each other, common ones last
-    favourites: np.ndarray  # (group, word) -> which spelling
-    opinions: np.ndarray  # (group, topic) -> label, of the multi-class task
-    chances: np.ndarray  # (group, person, topic) -> chance of a positive, of the binary task
+    words: np.ndarray  # (word, spelling) -> text; a topic's words are adjacent, common words come last
+    favourites: np.ndarray  # (group, word) -> preferred spelling
+    opinions: np.ndarray  # (group, topic) -> label of the multi-class task
+    chances: np.ndarray  # (group, leaning, topic) -> probability of a positive in the binary task
 
 
 def tables(settings: Settings) -> Tables:
@@ -202,7 +201,7 @@ def _lexicon(settings: Settings) -> np.ndarray:
 
 
 def _opinions(settings: Settings) -> np.ndarray:
-    """Per topic, a `strength` share of the groups has a label of its own; the others share one."""
+    """For each topic, a `strength` share of the groups draw their own label; the others share one."""
     generator = numpy_generator(settings.seed, "dialects.opinions")
     opinions = np.tile(np.arange(settings.classes), (settings.groups, 1))
     for topic in range(settings.classes):
@@ -218,9 +217,9 @@ def _chances(settings: Settings) -> np.ndarray:
     taste = generator.standard_normal((settings.groups, settings.classes))
     level = generator.standard_normal((settings.groups, 1, 1))
     odds = TOPIC_SPREAD * (shared * common + own * taste)[:, None, :]
-    odds = odds + own * (GROUP_SPREAD * level + PERSON_SPREAD * np.array(PERSONS)[None, :, None])
+    odds = odds + own * (GROUP_SPREAD * level + LEANING_SPREAD * np.array(LEANINGS)[None, :, None])
     low, high = -60.0, 60.0
-    for _ in range(100):  # bisection for the offset that gives the population's rate
+    for _ in range(100):  # bisection for the offset that gives `positive_rate`
         middle = (low + high) / 2
         if np.mean(1 / (1 + np.exp(-odds - middle))) < settings.positive_rate:
             low = middle
@@ -231,15 +230,15 @@ def _chances(settings: Settings) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The best a model can do on average, reading topics perfectly and dialects not at all."""
+    """The best expected score of a model that reads topics perfectly and ignores dialects."""
 
     metric: Literal["accuracy", "auc"]
-    known: float  # when it knows the user's group (and in the binary task the person's own leaning)
-    unknown: float  # when it does not
+    known: float  # if it knows the user's group (and in the binary task the user's leaning)
+    unknown: float  # if it does not
 
 
 def ceiling(settings: Settings) -> Ceiling:
-    """Exact figures over a population of evenly filled groups."""
+    """The exact ceiling for groups of equal size."""
     if settings.task == "multiclass":
         shares = [np.bincount(column).max() / settings.groups for column in _opinions(settings).T]
         by_chance = settings.noise / settings.classes
@@ -251,7 +250,7 @@ def ceiling(settings: Settings) -> Ceiling:
 
 
 def _area(chances: np.ndarray, scores: np.ndarray) -> float:
-    """Area under the ROC curve over equally frequent cases with these chances; ties count half."""
+    """Area under the ROC curve over equally frequent cases with these probabilities; ties count half."""
     _, rank = np.unique(np.round(scores.ravel(), 12), return_inverse=True)
     positive = np.bincount(rank, weights=chances.ravel())
     negative = np.bincount(rank, weights=1 - chances.ravel())

@@ -1,6 +1,6 @@
-"""`digits`: people who like one digit and none of the others, over scikit-learn's bundled digits or over MNIST.
+"""`digits`: users who each like one digit and none of the others, over scikit-learn's bundled digits or over MNIST.
 
-scikit-learn's 1,797 images of 8 x 8 are there without a download, enlarged to 28 x 28. MNIST is read from a folder with
+scikit-learn's 1,797 images need no download; they are enlarged from 8 x 8 to 28 x 28. MNIST is read from a folder with
 its four IDX files, gzipped or not: `--data-set folder=mnist --data-set users=9000`.
 """
 
@@ -26,13 +26,13 @@ from homespun.data.preferences import Pool, Population, Preferences
 SIDE = 28
 DIGITS = tuple(str(digit) for digit in range(10))
 SHARES = (0.25, 0.15, *[0.10] * 4, *[0.05] * 4)  # the paper's imbalanced population
-TESTED = 0.28  # of the bundled images, as 10 of a user's 30 and a few more
+TESTED = 0.28  # share of the bundled images in the test pool, like 10 of a user's 30 plus a few
 PARTS = {"training": "train", "testing": "t10k"}
 
 
 class Settings(Population):
     folder: str | None = None
-    """Folder with MNIST's four IDX files. Not set: scikit-learn's digits."""
+    """Folder with MNIST's four IDX files. Not set: scikit-learn's bundled digits."""
 
 
 def load(settings: Mapping[str, Any]) -> Preferences:
@@ -46,7 +46,7 @@ def load(settings: Mapping[str, Any]) -> Preferences:
 
 
 def _bundled() -> tuple[Pool, Pool]:
-    from sklearn.datasets import load_digits  # takes a while, so only when it is asked for
+    from sklearn.datasets import load_digits  # slow to import, so only on demand
 
     found = load_digits()
     large = functional.interpolate(
@@ -59,9 +59,9 @@ def _bundled() -> tuple[Pool, Pool]:
 
 
 def read_mnist(folder: Path) -> tuple[Pool, Pool]:
-    """The training and the test images of a folder, with every fault of its files."""
+    """The training and test images in a folder. All faults of its files are reported at once."""
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder. It is where MNIST's four IDX files are.")
+        raise DataError(f"{folder}: no such folder. Name the folder with MNIST's four IDX files.")
     faults: list[str] = []
     pools = [_read_pool(folder, prefix, faults) for prefix in PARTS.values()]
     if faults:
@@ -74,7 +74,7 @@ def _read_pool(folder: Path, prefix: str, faults: list[str]) -> Pool:
     kinds = _read_idx(folder, f"{prefix}-labels-idx1-ubyte", dimensions=1, faults=faults)
     if images is not None and kinds is not None:
         if len(images) != len(kinds):
-            faults.append(f"{prefix}: {len(images)} images and {len(kinds)} labels. Both must be of one set.")
+            faults.append(f"{prefix}: {len(images)} images but {len(kinds)} labels. Copy both files from one source.")
         elif images.shape[1:] != (SIDE, SIDE) or set(np.unique(kinds)) != set(range(10)):
             faults.append(f"{prefix}: not {SIDE} x {SIDE} images of the ten digits.")
         else:
@@ -91,13 +91,13 @@ def _read_idx(folder: Path, name: str, *, dimensions: int, faults: list[str]) ->
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         magic, *shape = struct.unpack_from(f">{1 + dimensions}I", data)
     except (OSError, EOFError, zlib.error, struct.error):
-        faults.append(f"{path.name}: broken or cut off. Copy it again.")
+        faults.append(f"{path.name}: damaged or truncated. Copy it again.")
         return None
     if magic != 0x0800 + dimensions:
         faults.append(f"{path.name}: not an IDX file of bytes with {dimensions} dimension(s).")
         return None
     numbers = np.frombuffer(data, dtype=np.uint8, offset=4 + 4 * dimensions)
     if len(numbers) != np.prod(shape):
-        faults.append(f"{path.name}: {len(numbers)} numbers where its header says {np.prod(shape)}. Copy it again.")
+        faults.append(f"{path.name}: {len(numbers)} numbers, but its header says {np.prod(shape)}. Copy it again.")
         return None
     return numbers.reshape(shape)

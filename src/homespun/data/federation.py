@@ -1,7 +1,7 @@
-"""A federation: users, and each user's own examples.
+"""A federation: users, and the examples of each user.
 
-Users are addressed by position, so that a population can be a formula instead of a list: a million
-users cost nothing until someone asks for one of them. Names are data; any non-empty text is legal.
+Users are addressed by position, so that a population can be computed instead of stored: a million users cost nothing
+until they are accessed. User names are data; any non-empty text is legal.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Images:
-    """Rows of some pools of images, which stay where they are, on disk perhaps, until numpy asks for them: whoever
-    only counts labels reads none."""
+    """A selection of rows from pools of images.
+
+    Images are read, possibly from disk, only on conversion to a numpy array: counting labels reads none.
+    """
 
     pools: tuple[np.ndarray, ...]  # uint8 [images, height, width]
-    pool: np.ndarray  # of every row, which one ...
-    row: np.ndarray  # ... and where in it
+    pool: np.ndarray  # for every row, the index of its pool ...
+    row: np.ndarray  # ... and of the image in the pool
 
     def __len__(self) -> int:
         return len(self.row)
@@ -42,16 +44,19 @@ class Images:
 
 @dataclass(frozen=True)
 class Examples:
-    """Some examples, column by column: texts, or images in their place. `labels`, `contexts`, `authors` and `groups`
-    index into the federation's lists; a column the corpus does not have is None."""
+    """Examples, column by column: texts or images.
+
+    `labels`, `contexts`, `authors` and `groups` index into the federation's lists. A column that the corpus does not
+    have is None.
+    """
 
     texts: Sequence[str] = ()
     labels: np.ndarray | None = None
     contexts: np.ndarray | None = None
-    authors: np.ndarray | None = None  # who wrote it, where one holder has many people's examples
+    authors: np.ndarray | None = None  # the user who wrote each example; differs from the holder in pooled data
     images: np.ndarray | Images | None = None  # uint8 [examples, height, width]
-    groups: np.ndarray | None = None  # the author's sub-population, where the corpus knows it
-    parts: np.ndarray | None = None  # 0 train, 1 eval, 2 test, where the corpus itself says so
+    groups: np.ndarray | None = None  # the author's sub-population, if the corpus knows it
+    parts: np.ndarray | None = None  # 0 train, 1 eval, 2 test, if the corpus itself assigns parts
 
     def __len__(self) -> int:
         return len(self.texts) if self.images is None else len(self.images)
@@ -69,8 +74,8 @@ class Examples:
 _COLUMNS = tuple(field.name for field in fields(Examples) if field.name != "texts")
 
 
-def concatenated(parts: Sequence[Examples]) -> Examples:
-    """One after another; a column that one of them lacks is left out."""
+def concatenate(parts: Sequence[Examples]) -> Examples:
+    """Concatenate examples. A column that any of them lacks is dropped."""
     columns: dict[str, Any] = {}
     for name in _COLUMNS:
         found = [column for each in parts if (column := getattr(each, name)) is not None]
@@ -79,7 +84,7 @@ def concatenated(parts: Sequence[Examples]) -> Examples:
 
 
 class Federation(Protocol):
-    """What every corpus offers. Nothing here is held in memory unless the corpus chooses to."""
+    """The interface of every corpus. A corpus need not hold anything in memory."""
 
     @property
     def name(self) -> str: ...
@@ -101,9 +106,9 @@ class Federation(Protocol):
     def contexts(self) -> tuple[str, ...]: ...
 
     def examples(self, user: int) -> Examples:
-        """All examples of the user at this position, in the source's order, `authors` filled in."""
+        """All examples of the user at this position, in the source's order, with `authors` set."""
         ...
 
     def group(self, user: int) -> str | None:
-        """The user's known sub-population, where the corpus knows it."""
+        """The user's sub-population, or None if the corpus does not know it."""
         ...

@@ -1,6 +1,6 @@
-"""A folder of texts as a federation: every file `anna.txt` is a user's, and so is all that is in a folder `anna`.
+"""A folder of texts as a federation: a file `anna.txt` holds the texts of user anna, and so does a folder `anna`.
 
-Examples are sentences, as in a text that somebody is personalized for.
+Each sentence is an example, as when personalizing for the text of a new user.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from pathlib import Path
 
 from homespun.core.errors import DataError, SettingsError
 from homespun.data.columns import Columns
-from homespun.data.lines import decoded
-from homespun.data.prose import ENDINGS, is_prose, prose_sentences
+from homespun.data.limited_streams import EXAMPLE_BYTES, ByteLimit
 from homespun.data.readers import FileSettings, fingerprint
 from homespun.data.records import Faults
-from homespun.data.streams import EXAMPLE_BYTES, Allowance
 from homespun.data.table import Collector, TableFederation, build_table
+from homespun.data.text_decoding import decode_text
+from homespun.data.text_files import SUFFIXES, is_text_file, text_sentences
 
 
 def read_folder(folder: Path, *, columns: Columns, settings: FileSettings) -> TableFederation:
-    """The federation that a folder of .txt and .md files holds; users in the order of their names."""
+    """The federation in a folder of .txt and .md files, with users sorted by name."""
     if columns != Columns():
-        raise SettingsError(f"{folder}: columns: a folder of texts has none. Leave the column options out.")
-    paths = sorted((path for path in _files(folder) if is_prose(path)), key=lambda path: path.parts)
+        raise SettingsError(f"{folder}: a folder of texts has no columns. Leave the column options out.")
+    paths = sorted((path for path in _files(folder) if is_text_file(path)), key=lambda path: path.parts)
     if not paths:
-        raise DataError(f"{folder}: a folder without {' or '.join(ENDINGS)} files{_instead(folder)}.")
+        raise DataError(f"{folder}: a folder without {' or '.join(SUFFIXES)} files{_other_files(folder)}.")
     size = sum(os.path.getsize(folder / path) for path in paths if (folder / path).exists())
-    allowance = Allowance(str(folder), packed=size, max_bytes=settings.max_bytes)
+    byte_limit = ByteLimit(str(folder), packed=size, max_bytes=settings.max_bytes)
     collected, faults, digest = Collector(), Faults(), hashlib.sha256()
     for path in paths:
         try:
@@ -43,30 +43,30 @@ def read_folder(folder: Path, *, columns: Columns, settings: FileSettings) -> Ta
         except DataError as error:
             faults.add(str(error))
             continue
-        allowance.spend(len(content) + EXAMPLE_BYTES * len(sentences))
+        byte_limit.spend(len(content) + EXAMPLE_BYTES * len(sentences))
         digest.update(json.dumps([path.as_posix(), hashlib.sha256(content).hexdigest()]).encode())
         user = path.parts[0] if len(path.parts) > 1 else path.stem
         for sentence in sentences or [""]:
             collected.add(user, sentence, label=None, context=None)
     faults.raise_if_any(str(folder))
-    content_of = fingerprint(digest.hexdigest(), columns, settings)
+    corpus_fingerprint = fingerprint(digest.hexdigest(), columns, settings)
     return replace(
-        build_table(collected, name=folder.resolve().name, fingerprint=content_of, filters=settings),
+        build_table(collected, name=folder.resolve().name, fingerprint=corpus_fingerprint, filters=settings),
         place=folder.resolve(),
     )
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """All files below a folder, as seen from it; hidden ones are passed over."""
+    """All files below a folder, relative to it. Hidden files and folders are skipped."""
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (Path(place, name).relative_to(folder) for name in names if not name.startswith("."))
 
 
-def _instead(folder: Path) -> str:
-    """What there is in place of texts, by ending."""
-    endings = Counter(path.suffix.lower() or "without an ending" for path in _files(folder))
-    found = ", ".join(f"{count} {ending}" for ending, count in endings.most_common(3))
+def _other_files(folder: Path) -> str:
+    """The number of files by suffix, for an error message."""
+    suffixes = Counter(path.suffix.lower() or "without a suffix" for path in _files(folder))
+    found = ", ".join(f"{count} {suffix}" for suffix, count in suffixes.most_common(3))
     return f" (it has {found}). Name one of its files" if found else ""
 
 
@@ -74,6 +74,6 @@ def _sentences(content: bytes, path: Path, settings: FileSettings) -> list[str]:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise DataError("a file whose name is not UTF-8. Rename it.") from None
-    text = decoded(content, where=str(path), encoding=settings.encoding)
-    return prose_sentences(text, markdown=path.suffix.lower() == ".md")
+        raise DataError("a file name is not UTF-8. Rename the file.") from None
+    text = decode_text(content, where=str(path), encoding=settings.encoding)
+    return text_sentences(text, markdown=path.suffix.lower() == ".md")

@@ -1,4 +1,4 @@
-"""Hugging Face data sets by name, where the `datasets` library and a network are at hand."""
+"""Loads Hugging Face data sets by name. Needs the `datasets` library and a network."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from homespun.data.records import Faults, Record
 from homespun.data.table import Filters, TableFederation, build_table
 
 EXTRA = "pip install 'homespun[hub]'"
-NO_SCRIPTS = 4  # from this version of datasets on, a data set is tables alone
+NO_SCRIPTS = 4  # from this major version of datasets on, data sets cannot run scripts
 
 
 class Settings(Filters):
-    """The filters of a file, and which part of the data set."""
+    """The filters of a file, and the part of the data set to load."""
 
     subset: str | None = None
     """Configuration of the data set. Not set: its default."""
@@ -32,15 +32,15 @@ def available() -> bool:
 
 
 def read_hub(name: str, *, columns: Columns, settings: Settings, otherwise: str = "") -> TableFederation:
-    """The federation a data set of the hub holds; `otherwise` is what else the name may have meant."""
+    """The federation in a data set of the hub. `otherwise` ends the error message: what else the name may mean."""
     datasets = importlib.import_module("datasets")
     if int(datasets.__version__.partition(".")[0]) < NO_SCRIPTS:
-        raise DataError(f"{name}: datasets {datasets.__version__} can run a data set's own script. Install: {EXTRA}")
+        raise DataError(f"{name}: datasets {datasets.__version__} can run scripts of a data set. Update it: {EXTRA}")
     try:
         rows = datasets.load_dataset(name, settings.subset, split=settings.split)
-    except Exception as error:  # the library raises whatever its network stack does
+    except Exception as error:  # the library passes on any exception of its network stack
         raise DataError(
-            f"{name}: not built in, not a file, and the Hugging Face hub gave no such data set "
+            f"{name}: not built in, not a file, and not found on the Hugging Face hub "
             f"({type(error).__name__}). Check the name, the settings and the network.{otherwise}"
         ) from error
     digest, faults = hashlib.sha256(), Faults()

@@ -1,4 +1,4 @@
-"""JSON as records: one object a line, or an array of objects."""
+"""Reads JSON: one object per line, or an array of objects."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import json
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from homespun.data.lines import LONGEST_LINE_BYTES, NAME_IT, lines_of
 from homespun.data.records import Faults, Number, Record
+from homespun.data.text_decoding import ENCODING_HINT, LONGEST_LINE_BYTES, read_lines
 
 CHUNK_BYTES = 2**18
 EXPECTED = 'Expected {"user": ..., "text": ...}.'
 
 
 def read_json(stream: io.BufferedReader, faults: Faults) -> Iterator[Record]:
-    """The records of a JSON file. One that starts with a bracket is an array, any other has one object a line."""
+    """The records of a JSON file. A file that starts with `[` is an array; any other has one object per line."""
     is_array = stream.peek(CHUNK_BYTES).lstrip().startswith(b"[")
     return _elements(stream, faults) if is_array else _lines(stream, faults)
 
 
 def _lines(stream: io.BufferedReader, faults: Faults) -> Iterator[Record]:
-    for number, line in lines_of(stream, faults):
+    for number, line in read_lines(stream, faults):
         place = f"line {number}"
         try:
             values = _DECODER.decode(line.strip(" \t\r\n"))
@@ -43,7 +43,7 @@ _DECODER = json.JSONDecoder(parse_int=Number, parse_float=Number, parse_constant
 
 
 def _elements(stream: io.BufferedReader, faults: Faults) -> Iterator[Record]:
-    """One element after another, never holding more than the limit of one."""
+    """The elements of an array, one at a time. Buffers at most the limit of one element."""
     text, number = _Text(stream), 0
     try:
         text.take("[")
@@ -59,26 +59,26 @@ def _elements(stream: io.BufferedReader, faults: Faults) -> Iterator[Record]:
         if number and not text.take("]"):
             faults.add(f"after element {number}: neither a comma nor the closing bracket. Write the file again.")
         elif text.sign():
-            faults.add("there is more after the closing bracket. Write one array of objects, or one object a line.")
+            faults.add("data after the closing bracket. Write one array of objects, or one object per line.")
     except UnicodeDecodeError:
-        faults.add(f"after element {number}: not UTF-8. {NAME_IT}")
+        faults.add(f"after element {number}: not UTF-8. {ENCODING_HINT}")
 
 
 class _Text:
-    """What was read of a text and is not used yet."""
+    """A buffer of decoded text with a read position."""
 
     def __init__(self, stream: io.BufferedReader) -> None:
         self.stream, self.decoder = stream, codecs.getincrementaldecoder("utf-8")()
         self.rest, self.at, self.ended = "", 0, False
 
     def more(self) -> bool:
-        """Read on, as much again as there is; False at the end."""
+        """Read at least as much as is buffered. False at the end of the stream."""
         chunk = self.stream.read(max(CHUNK_BYTES, len(self.rest) - self.at))
         self.rest, self.at = self.rest[self.at :] + self.decoder.decode(chunk, final=not chunk), 0
         return bool(chunk)
 
     def sign(self) -> str:
-        """The next character that is not white space; empty at the end."""
+        """The next character that is not white space; an empty string at the end."""
         while True:
             while self.at < len(self.rest):
                 if self.rest[self.at] not in " \t\r\n":
@@ -93,14 +93,14 @@ class _Text:
         return found
 
     def element(self) -> dict[str, Any] | None:
-        """The next object; None if it is anything else or too long."""
+        """The next object; None if it is not an object or too long."""
         while self.sign() == "{":
             try:
                 values, self.at = _DECODER.raw_decode(self.rest, self.at)
                 return values
             except RecursionError:
                 return None
-            except ValueError:  # not JSON, or not all of it yet
+            except ValueError:  # not JSON, or incomplete so far
                 if len(self.rest) - self.at > LONGEST_LINE_BYTES or not self.more():
                     return None
         return None

@@ -1,6 +1,6 @@
-"""Data that are in memory already: rows, data frames, Arrow tables, Hugging Face data sets.
+"""Loads data that is already in memory: rows, data frames, Arrow tables, Hugging Face data sets.
 
-None of the libraries is needed: a form is known by what it can do.
+Types are recognized by their methods, so that none of these libraries needs to be installed.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 
 from homespun.core.errors import DataError
-from homespun.data.arrow import records_of, sound_types
+from homespun.data.arrow import batch_records, check_types
 from homespun.data.columns import Columns
 from homespun.data.readers import collect, fingerprint
 from homespun.data.records import Faults, Record
 from homespun.data.table import Collector, Filters, TableFederation, build_table
 
-EXPECTED = "Give a list of dicts, a pandas frame, a pyarrow table or a Hugging Face data set"
+EXPECTED = "Pass a list of dicts, a pandas frame, a pyarrow table or a Hugging Face data set"
 
 
 def read_rows(data: Any, *, columns: Columns, filters: Filters) -> TableFederation:
-    """The federation that data in memory hold. What they say decides their name and fingerprint, not their form."""
+    """The federation in these rows. Its name and fingerprint depend on the content alone, not on its type."""
     faults, where = Faults(), type(data).__name__
     collected = collect(_records(data, columns, faults), columns, faults=faults, where=where, filters=filters)
     content = _sha256(collected)
@@ -37,21 +37,21 @@ def read_rows(data: Any, *, columns: Columns, filters: Filters) -> TableFederati
 
 def _records(data: Any, columns: Columns, faults: Faults) -> Iterator[Record]:
     kind = type(data).__name__
-    if isinstance(data, Mapping):  # one list a column, or one data set a split: which is not ours to say
-        raise DataError(f"a {kind}. {EXPECTED}, for instance data['train'].")
+    if isinstance(data, Mapping):  # one list per column or one data set per split: ambiguous
+        raise DataError(f"a {kind}. {EXPECTED}, for example data['train'].")
     if hasattr(data, "columns") and hasattr(data, "itertuples"):
         return _frame_records(data, columns, faults)
     if hasattr(data, "__arrow_c_stream__"):
         return _arrow_records(data, columns, faults)
     if isinstance(data, Iterable) and not isinstance(data, bytes | bytearray | np.ndarray):
         return _row_records(data, columns, faults)
-    raise DataError(f"{kind}: these are no data. {EXPECTED}.")
+    raise DataError(f"{kind}: not a table. {EXPECTED}.")
 
 
 def _row_records(rows: Any, columns: Columns, faults: Faults) -> Iterator[Record]:
-    """Anything that gives one mapping after another."""
+    """Records from any iterable of mappings."""
     names = getattr(rows, "column_names", None)
-    if names and hasattr(rows, "select_columns"):  # a data set may hold pictures that nobody asked for
+    if names and hasattr(rows, "select_columns"):  # do not read other columns, which may hold pictures
         rows = rows.select_columns([name for name in columns.names if name in names])
     unread: dict[str, Any] = dict.fromkeys(names or ())
     for number, row in enumerate(rows, start=1):
@@ -66,7 +66,7 @@ def _frame_records(frame: Any, columns: Columns, faults: Faults) -> Iterator[Rec
     names = [str(name) for name in frame.columns]
     doubled = [name for name in columns.names if names.count(name) > 1]
     for name in doubled:
-        faults.add(f"{names.count(name)} columns are called {name!r}. Rename all but one.")
+        faults.add(f"{names.count(name)} columns are named {name!r}. Rename all but one.")
     if doubled:
         return
     wanted = [name for name in columns.names if name in frame.columns]
@@ -81,23 +81,23 @@ def _arrow_records(table: Any, columns: Columns, faults: Faults) -> Iterator[Rec
     import pyarrow as arrow
 
     with arrow.RecordBatchReader.from_stream(table) as reader:
-        if sound_types(reader.schema, columns, faults):
+        if check_types(reader.schema, columns, faults):
             wanted = [name for name in columns.names if name in reader.schema.names]
-            yield from records_of((batch.select(wanted) for batch in reader), reader.schema.names, faults)
+            yield from batch_records((batch.select(wanted) for batch in reader), reader.schema.names, faults)
 
 
 def _plain(cell: Any) -> Any:
-    """A cell as Python has it; None for what stands for nothing (NaN, NaT, NA)."""
+    """A cell as a Python object; None for a missing value (NaN, NaT, NA)."""
     if type(cell) is str:
         return cell
     if isinstance(cell, np.generic):
         cell = cell.item()
-    is_nothing = type(cell).__name__ in ("NAType", "NaTType") or (isinstance(cell, float) and cell != cell)
-    return None if is_nothing else cell
+    is_missing = type(cell).__name__ in ("NAType", "NaTType") or (isinstance(cell, float) and cell != cell)
+    return None if is_missing else cell
 
 
 def _sha256(collected: Collector) -> str:
-    """Of all examples, in their order."""
+    """The hash of all examples, in order."""
     digest = hashlib.sha256()
     for names in (collected.users.index, collected.labels.index, collected.contexts.index, collected.texts):
         digest.update(json.dumps(list(names)).encode())

@@ -1,10 +1,10 @@
-"""People who disagree about the same things: each likes one kind of them and nothing else.
+"""Users with conflicting preferences: each likes one kind of image and none of the others.
 
-This is how the FedEmbed paper makes users of a labelled collection (Silva et al., 2022, section 4). A user of
-sub-population k has as many examples of kind k, which they call liked, as of all other kinds together, which they call
-not liked. The kind of an example is its context; what the user says of it is its label.
+The FedEmbed paper builds users from a labelled collection in this way (Silva et al., 2022, section 4). Half of the
+examples of a user of sub-population k are of kind k and labelled `liked`; the other half are of other kinds and
+labelled `not liked`. The kind of an example is its context.
 
-Nobody is held in memory: a user is a formula over a pool of images.
+Users are not stored: their examples are computed from pools of images.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from homespun.core.errors import DataError, SettingsError
 from homespun.core.seeds import numpy_generator
 from homespun.core.settings import Paper, Settings
 from homespun.data.federation import Examples, Images
-from homespun.data.names import NumberedNames
+from homespun.data.user_names import NumberedNames
 
 LABELS = ("not liked", "liked")
 TRAIN, EVAL, TEST = range(3)
 
 
 class Population(Settings):
-    """Who is there, and how much each of them has."""
+    """The users, and how many examples each of them has."""
 
     users: Annotated[PositiveInt, Paper("9000 (MNIST)")] = 300
     """Users; each likes one kind of image."""
     balance: Literal["balanced", "imbalanced"] = "balanced"
-    """Whether sub-populations are equally large, or as different in size as in the paper."""
+    """Whether sub-populations have equal sizes, or the paper's unequal sizes."""
     train: Annotated[PositiveInt, Paper(20)] = 20
-    """Training examples of a user; half of them liked."""
+    """Training examples per user; half of them are liked."""
     validation: Annotated[NonNegativeInt, Paper(0)] = 4
-    """Examples of a user for the evaluation part; drawn from the training pool and never trained on."""
+    """Evaluation examples per user; drawn from the training pool and never trained on."""
     test: Annotated[PositiveInt, Paper(10)] = 10
-    """Test examples of a user; half of them liked."""
+    """Test examples per user; half of them are liked."""
     overlap: Annotated[bool, Paper(True)] = False
-    """Whether test examples are drawn from the training pool too, where other users may train on them."""
+    """Whether test examples are also drawn from the training pool, so that other users may train on them."""
     seed: NonNegativeInt = 0
-    """Draws the users and their examples."""
+    """Random seed of the users and their examples."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class Preferences:
     name: str
     settings: Population
     contexts: tuple[str, ...]
-    shares: tuple[float, ...]  # of the sub-populations, where they are not balanced
+    shares: tuple[float, ...]  # relative sizes of the sub-populations, if imbalanced
     training: Pool
     testing: Pool
-    source: str  # changes when the pools do
-    place: Path | None = None  # the folder they were read from
+    source: str  # identifies the content of the pools
+    place: Path | None = None  # the folder the pools were read from
 
     labels = LABELS
 
@@ -81,20 +81,19 @@ class Preferences:
         kinds, settings = len(self.contexts), self.settings
         if settings.users < kinds:
             raise SettingsError(
-                f"{self.name}: {kinds} sub-populations need at least as many users, got {settings.users}"
+                f"{self.name}: {kinds} sub-populations need at least {kinds} users, got {settings.users}"
             )
         known = (settings.train + settings.validation + settings.test * settings.overlap) // 2
         for pool, wanted, use in ((self.training, known, "training"), (self.testing, settings.test // 2, "testing")):
             fewest = min(len(rows) for rows in pool.of_kind)
             if fewest < wanted:
                 raise DataError(
-                    f"{self.name}: for {use} a user needs {wanted} images of one kind, "
-                    f"and of one there are only {fewest}"
+                    f"{self.name}: for {use} a user needs {wanted} images of one kind, but some kind has only {fewest}"
                 )
 
     @cached_property
     def fingerprint(self) -> str:
-        # not where the pools lie: the same images elsewhere are the same corpus
+        # without the folder: the same images in another folder are the same corpus
         settings = self.settings.model_dump_json(exclude={"folder"})
         return hashlib.sha256(f"{self.source} {settings}".encode()).hexdigest()
 
@@ -104,7 +103,7 @@ class Preferences:
 
     @cached_property
     def group_of(self) -> np.ndarray:
-        """Everybody's sub-population: as many of each as the shares say, in an order of no meaning."""
+        """The sub-population of every user: sizes according to the shares, in random order."""
         count, kinds = self.settings.users, len(self.contexts)
         shares = np.full(kinds, 1 / kinds) if self.settings.balance == "balanced" else np.array(self.shares)
         ends = np.floor(np.cumsum(shares) * count + 0.5).astype(np.int64)
@@ -120,7 +119,7 @@ class Preferences:
         return self._drawn(int(self.group_of[user]), author=user, draw=("preferences.user", user))
 
     def prototypical(self, group: int, number: int = 0) -> Examples:
-        """Training examples of somebody of this sub-population whom the server made up and everybody may know."""
+        """Training examples of a synthetic user of this sub-population, created by the server and public."""
         everything = self._drawn(group, author=-1, draw=("preferences.prototype", group, number))
         return everything.take(np.flatnonzero(everything.parts == TRAIN))
 
@@ -147,7 +146,7 @@ class Preferences:
 def _rows(
     pool: Pool, group: int, sizes: dict[int, int], generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Of every part, half liked and half not (one more not liked where it is odd), no image twice."""
+    """Draw without replacement; half of every part is liked (rounded down), the rest is not liked."""
     half, rest = ([size // 2 for size in sizes.values()], [size - size // 2 for size in sizes.values()])
     liked = generator.choice(pool.of_kind[group], sum(half), replace=False)
     disliked = generator.choice(pool.of_others[group], sum(rest), replace=False)

@@ -1,4 +1,4 @@
-"""Any table of texts as a federation: how a file is read, what is checked, what is left out."""
+"""Reads tables of texts (JSONL, JSON, CSV, TSV, Parquet) as federations and checks their rows."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from homespun.data.arrow import read_parquet
 from homespun.data.columns import Columns, look_like_names, missing_column
 from homespun.data.csv_records import read_csv
 from homespun.data.json_records import read_json
-from homespun.data.lines import TO_CSV, Undecodable, require_encoding, utf8
-from homespun.data.prose import is_prose
+from homespun.data.limited_streams import EXAMPLE_BYTES, ByteLimit, HashedStream, unpack
 from homespun.data.records import Faults, Number, Record
-from homespun.data.streams import EXAMPLE_BYTES, Allowance, Once, unpacked
 from homespun.data.table import Collector, Filters, TableFederation, build_table
+from homespun.data.text_decoding import EXPORT_AS_CSV, UndecodableLine, require_encoding, to_utf8
+from homespun.data.text_files import is_text_file
 
-VERSION = 1  # raise it when the same file gives other examples
-NAMES_KEPT = 1000  # distinct column names remembered for a message; a file may have any number
+VERSION = 1  # increment when the same file gives different examples
+NAMES_KEPT = 1000  # distinct column names stored for error messages; a file may have more
 FORMATS = ".jsonl, .json, .csv, .tsv (each also with .gz) or .parquet"
-# Settings that came after the others, and what they are when nobody sets them
-YOUNGER = {"min_context_examples": None, "encoding": None, "delimiter": None, "quotes": True}
+# Settings added in later versions, with their defaults
+ADDED_LATER = {"min_context_examples": None, "encoding": None, "delimiter": None, "quotes": True}
 KINDS = ("jsonl", "json", "csv", "tsv")
 
 
 class FileSettings(Filters):
-    """Which examples and users take part, and how a file is read."""
+    """The examples and users that take part, and how a file is read."""
 
     encoding: str | None = None
     """Encoding of a text file without a byte order mark. Not set: UTF-8."""
     delimiter: str | None = None
-    """The character between cells of CSV, or tab. Not set: as the header line has it."""
+    """The character between CSV cells, or tab. Not set: detected in the header line."""
     quotes: bool = True
-    """Whether cells of CSV may stand in double quotes."""
+    """Whether CSV cells may be enclosed in double quotes."""
     max_bytes: PositiveInt | None = None
-    """Bytes of a file once it is unpacked, at most. Not set: 250 times its size, between 256 MB and 20 GB."""
+    """Maximum size of an unpacked file in bytes. Not set: 250 times its size, between 256 MB and 20 GB."""
 
     @field_validator("encoding")
     @classmethod
@@ -60,12 +60,12 @@ class FileSettings(Filters):
     def _one_character(cls, delimiter: str | None) -> str | None:
         found = {"tab": "\t", "\\t": "\t"}.get(delimiter or "", delimiter)
         if found is not None and (len(found) != 1 or found in '"\r\n'):
-            raise ValueError("expected one character that is no quote and no line break, or tab")
+            raise ValueError("expected one character other than a quote or line break, or tab")
         return found
 
 
 def read_file(path: Path, *, columns: Columns, settings: FileSettings) -> TableFederation:
-    """The federation a file holds; every fault of the file is reported at once, and none of its content."""
+    """The federation in a file. All faults are reported at once; messages show none of the file's content."""
     _check_path(path)
     try:
         with path.open("rb") as file:
@@ -79,54 +79,59 @@ def read_file(path: Path, *, columns: Columns, settings: FileSettings) -> TableF
 
 
 def _read(file: IO[bytes], path: Path, *, columns: Columns, settings: FileSettings) -> tuple[Collector, str]:
-    """The examples of a file, and the SHA-256 of the bytes that they come from."""
+    """The examples of a file, and the SHA-256 of its bytes."""
     faults, where = Faults(), str(path)
-    allowance = Allowance(where, packed=os.fstat(file.fileno()).st_size, max_bytes=settings.max_bytes)
+    byte_limit = ByteLimit(where, packed=os.fstat(file.fileno()).st_size, max_bytes=settings.max_bytes)
 
     def collected(records: Iterator[Record]) -> Collector:
-        counted = _counted(records, allowance)
+        counted = _counted(records, byte_limit)
         return collect(counted, columns, faults=faults, where=where, filters=settings)
 
     if format_of(path) == "parquet":
         content = _sha256(file)
-        found = collected(read_parquet(file, faults, columns=columns, allowance=allowance))
+        found = collected(read_parquet(file, faults, columns=columns, byte_limit=byte_limit))
         if _sha256(file) != content:
-            raise DataError(f"{path}: changed while it was read. Read it again when nothing writes to it.")
+            raise DataError(f"{path}: changed while it was read. Read it again when no process writes to it.")
         return found, content
-    once = Once(file)
-    found = collected(_text_records(once, path, faults, columns=columns, settings=settings, allowance=allowance))
-    return found, once.sha256()
+    hashed = HashedStream(file)
+    found = collected(_text_records(hashed, path, faults, columns=columns, settings=settings, byte_limit=byte_limit))
+    return found, hashed.sha256()
 
 
-def _counted(records: Iterator[Record], allowance: Allowance) -> Iterator[Record]:
+def _counted(records: Iterator[Record], byte_limit: ByteLimit) -> Iterator[Record]:
     for record in records:
-        allowance.spend(EXAMPLE_BYTES)
+        byte_limit.spend(EXAMPLE_BYTES)
         yield record
 
 
 def _text_records(
-    once: Once, path: Path, faults: Faults, *, columns: Columns, settings: FileSettings, allowance: Allowance
+    hashed: HashedStream, path: Path, faults: Faults, *, columns: Columns, settings: FileSettings, byte_limit: ByteLimit
 ) -> Iterator[Record]:
-    """The records of a text file, by the ending of its name."""
+    """The records of a text file. Its suffix decides the format."""
     kind = format_of(path)
     try:
-        packed = unpacked(once, allowance, gzipped=path.name.lower().endswith(".gz"))
-        stream = utf8(packed, where=str(path), encoding=settings.encoding)
+        packed = unpack(hashed, byte_limit, gzipped=path.name.lower().endswith(".gz"))
+        stream = to_utf8(packed, where=str(path), encoding=settings.encoding)
         if kind in ("jsonl", "json"):
             yield from read_json(stream, faults)
         else:
-            usual = "\t" if kind == "tsv" else ","
+            default = "\t" if kind == "tsv" else ","
             yield from read_csv(
-                stream, faults, columns=columns, delimiter=settings.delimiter, usual=usual, quotes=settings.quotes
+                stream,
+                faults,
+                columns=columns,
+                delimiter=settings.delimiter,
+                default=default,
+                quotes=settings.quotes,
             )
     except (EOFError, gzip.BadGzipFile, zlib.error):
-        faults.add("the gzip data is broken or cut off. Compress the file again.")
-    except Undecodable as error:
+        faults.add("the gzip data is damaged or truncated. Compress the file again.")
+    except UndecodableLine as error:
         faults.add(str(error))
 
 
 def format_of(path: Path) -> str | None:
-    """`jsonl`, `json`, `csv`, `tsv` or `parquet`; None for any other ending."""
+    """`jsonl`, `json`, `csv`, `tsv` or `parquet`; None for any other suffix."""
     name = path.name.lower()
     inner = name.removesuffix(".gz")
     if name.endswith(".parquet"):
@@ -135,8 +140,8 @@ def format_of(path: Path) -> str | None:
 
 
 def collect(records: Iterable[Record], columns: Columns, *, faults: Faults, where: str, filters: Filters) -> Collector:
-    """Checked examples; raises when there was any fault."""
-    collected, seen = Collector(), _Seen(columns)
+    """Check the records and collect the examples. Raises if there is any fault."""
+    collected, seen = Collector(), _ColumnCheck(columns)
     names = columns.names
     for record in records:
         seen.note(record)
@@ -157,16 +162,19 @@ def collect(records: Iterable[Record], columns: Columns, *, faults: Faults, wher
     return collected
 
 
-class _Seen:
-    """Which columns there are. One that some records lack is each record's fault, one that is nowhere is one
-    fault of the file, and an optional one that is nowhere is none."""
+class _ColumnCheck:
+    """Checks which columns are present.
+
+    A column that only some records lack is a fault of each of these records. A required column that all records lack
+    is one fault of the file. An optional column that all records lack is no fault.
+    """
 
     def __init__(self, columns: Columns) -> None:
         self.columns, self.names, self.required = columns, columns.names, set(columns.required)
         self.present: dict[str, None] = {}
         self.lacking = {name: Faults() for name in self.names}
         self.filled: set[str] = set()
-        self.recurs = False  # a cell says what its column is called: the first line is no header
+        self.recurs = False  # a cell equals its column's name, so the first line is not a header
 
     def note(self, record: Record) -> None:
         if not record.values.keys() <= self.present.keys() and len(self.present) < NAMES_KEPT:
@@ -197,13 +205,13 @@ class _Seen:
 
 
 class _Fault(str):
-    """What is wrong with one cell."""
+    """The fault of one cell."""
 
 
 def _cell(record: Record, name: str, *, as_text: bool) -> str | None:
-    """The text of a cell, None where there is none, or a fault."""
+    """The text of a cell, None if it is absent, or a fault."""
     value: Any = record.values.get(name)
-    if type(value) is str and value and value.isascii():  # nearly all there is
+    if type(value) is str and value and value.isascii():  # the usual case, checked first for speed
         return value
     if value is None:
         return None
@@ -219,13 +227,13 @@ def _cell(record: Record, name: str, *, as_text: bool) -> str | None:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        return _Fault(f"{name!r} has half of a surrogate pair, which is not text.")
+        return _Fault(f"{name!r} contains an unpaired surrogate, which is not valid text.")
     return str(value)
 
 
 def _kind(value: object) -> str:
     if isinstance(value, bool):
-        return "truth value"
+        return "boolean"
     if isinstance(value, Number | int | float):
         return "number"
     return {"list": "list", "dict": "JSON object"}.get(type(value).__name__, type(value).__name__)
@@ -233,9 +241,9 @@ def _kind(value: object) -> str:
 
 def _check_path(path: Path) -> None:
     if path.suffix.lower() in (".xlsx", ".xls", ".xlsm", ".ods"):
-        raise DataError(f"{path}: a spreadsheet. {TO_CSV}; any name that ends in .csv.")
-    if is_prose(path):
-        raise DataError(f"{path}: a text has one user. With others beside it, name the folder that it is in.")
+        raise DataError(f"{path}: a spreadsheet. {EXPORT_AS_CSV}, under a name that ends in .csv.")
+    if is_text_file(path):
+        raise DataError(f"{path}: a text file holds one user. For several, name the folder with their text files.")
     if format_of(path) is None:
         raise DataError(f"{path}: unknown format. The name must end in {FORMATS}.")
     if not os.path.exists(path):  # unlike path.exists(), it never raises
@@ -244,9 +252,9 @@ def _check_path(path: Path) -> None:
 
 
 def fingerprint(content: str, columns: Columns, filters: Filters) -> str:
-    """Changes when the content, the meaning of its columns or the filters do."""
+    """A hash of the content, the column names and the filters."""
     used = filters.model_dump(exclude={"max_bytes"})
-    for name, default in YOUNGER.items():  # without them, earlier runs are still the same
+    for name, default in ADDED_LATER.items():  # defaults are left out, so that fingerprints of earlier runs stay valid
         if used.get(name) == default:
             used.pop(name, None)
     parts = [VERSION, content, asdict(columns), used]
@@ -254,7 +262,7 @@ def fingerprint(content: str, columns: Columns, filters: Filters) -> str:
 
 
 def _sha256(file: IO[bytes]) -> str:
-    """Of a whole file, which is then at its start again."""
+    """The hash of a whole file. Rewinds the file."""
     file.seek(0)
     content = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
     file.seek(0)

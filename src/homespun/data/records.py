@@ -1,7 +1,7 @@
-"""What one line or row of a corpus says, with the place where it says so.
+"""Rows of a corpus with their locations, and the faults found in them.
 
-Faults are noted, with the place and without the content, and reading continues, so that one look at a file finds all
-that is wrong with it.
+Reading continues after a fault, so that one pass finds all faults of a file. Faults name the location, never the
+content.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Record(NamedTuple):
 
 
 class Number(str):
-    """A number of a JSON file, spelt as the file spells it."""
+    """A number of a JSON file, spelled as in the file."""
 
 
 class Faults:
-    """What is wrong with one file; the first few in words, the others as a count."""
+    """The faults of one file: messages for the first `SHOWN_FAULTS`, a count for the rest."""
 
     def __init__(self) -> None:
         self.shown: list[str] = []

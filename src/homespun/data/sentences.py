@@ -1,19 +1,19 @@
-"""Sentences of edited English prose: small, and wrong only where a reader would hesitate too."""
+"""Splits edited English prose into sentences with a few rules."""
 
 from __future__ import annotations
 
 import re
 
-# A stop, what may close after it, white space, and what may open a sentence.
+# A stop, closing quotes or brackets, white space, and the start of a sentence.
 _BREAK = re.compile(r"""(?P<stop>[.!?]+)["'”’)\]]*\s+(?=["'“‘(\[—•-]*\s?(?P<next>[A-Z0-9$][\w'’]*))""")
 _LAST_WORD = re.compile(r"[\w.&'’]+$")
-# All there is of a sentence so far: the number of a list's item.
+# The sentence so far is only the number of a list item.
 _NUMERAL = re.compile(r"[\s(\"•—-]*([0-9]{1,3}|[IVXLC]+|[A-Za-z])\)?$")
 _BARE = re.compile(r"[\W\d_]*[IVXLC]*[\W\d_]*")  # no words, or only such a number
 
 _TITLE = re.compile("Mr|Mrs|Ms|Dr|Messrs|Hon|Rev|Prof|Gen|Maj|Col|Capt|Lt|Sgt|Adm|Gov|Sen|Rep|St|Mt|Ft|vs|viz|[Cc]f")
 _BEFORE_NUMBER = re.compile("[Nn]os?|[Aa]rt|[Ss]ecs?|Stat|ch|pp?|[Vv]ol")
-# These may end a sentence; they do when a word follows that often begins one.
+# These may end a sentence; they do if the next word often begins one.
 _AMBIGUOUS = re.compile("Jr|Sr|Co|Inc|Bros|Ltd|etc|cent|ct|lbs|Jan|Feb|Aug|Sept|Oct|Nov|Dec")
 _OPENER = re.compile(
     "The|This|That|These|Those|There|They|Their|Then|Today|Tonight|To|We|Our|It|Its|In|If|I|He|His|She|Her|And|But"
@@ -37,9 +37,9 @@ def split_sentences(text: str) -> list[str]:
 
 
 def sentence_end(text: str, after: int = 0) -> int | None:
-    """Where the sentence that goes on at `after` ends; None where its end cannot be told yet.
+    """The end of the sentence that contains position `after`; None if it cannot be determined yet.
 
-    A stop ends a sentence when what follows it says so, which is why the next word has to be there.
+    Whether a stop ends a sentence depends on the next word, so that word must be present.
     """
     written = len(text) - len(text[after:].lstrip())  # line breaks before any word do not count
     end = text.find("\n", written)
@@ -54,7 +54,7 @@ def sentence_end(text: str, after: int = 0) -> int | None:
 
 
 def _ends(before: str, stop: str, *, following: str) -> bool:
-    """Whether a stop after `before` ends a sentence, when `following` is the next word."""
+    """Whether a stop after `before` ends a sentence, if `following` is the next word."""
     if stop != ".":
         return True
     if _NUMERAL.fullmatch(before):
@@ -67,5 +67,5 @@ def _ends(before: str, stop: str, *, following: str) -> bool:
         return not following[0].isdigit()
     if _AMBIGUOUS.fullmatch(word) or "." in word.strip("."):  # U.S., a.m., H.R.
         return bool(_OPENER.fullmatch(following))
-    # a single capital is somebody's initial, except the pronoun
+    # a single capital is an initial, except the pronoun
     return not (len(word) == 1 and word.isupper() and word != "I")

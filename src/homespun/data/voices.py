@@ -1,8 +1,8 @@
-"""`voices`: people who like one of twenty synthetic voices, whatever it says, and none of the others.
+"""`voices`: users who each like one of twenty synthetic voices, whatever it says, and none of the others.
 
-The set is made once, offline, with `homespun data voices runs/voices`; see `homespun.data.spoken_sentences`. Each voice
-is a mixture of two of eight base voices, and two voices are mixtures of the same two, so that they are harder to tell
-apart than digits are. Spectrograms stay on disk until a user's examples are read.
+`homespun data voices runs/voices` makes the set once, offline; see `homespun.data.spectrogram_set`. Each voice is a
+mixture of two of eight base voices, and every mixed pair gives two voices, which makes voices harder to tell apart than
+digits. Spectrograms stay on disk until a user's examples are read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import PositiveInt
 
 from homespun.core.settings import Paper, parse
 from homespun.data.preferences import Pool, Population, Preferences
-from homespun.data.spoken_sentences import VOICES, read, read_spectrograms
+from homespun.data.spectrogram_set import VOICES, read_manifest, read_spectrograms
 
 NAMES = tuple(f"voice {number}" for number in range(VOICES))
 # The paper's imbalanced population: a majority, a larger minority, and a long tail.
@@ -34,16 +34,16 @@ class Settings(Population):
 def load(settings: Mapping[str, Any]) -> Preferences:
     chosen = parse(Settings, settings, where="voices", listed_by="homespun data settings voices")
     folder = Path(chosen.folder)
-    contents = read(folder)
-    images, kinds, ends = read_spectrograms(folder, contents), np.array(contents.voice), contents.training
+    manifest = read_manifest(folder)
+    images, kinds, ends = read_spectrograms(folder, manifest), np.array(manifest.voice), manifest.training
     return Preferences(
         "voices",
-        Population(**chosen.model_dump(exclude={"folder"})),  # the same set elsewhere is the same corpus
+        Population(**chosen.model_dump(exclude={"folder"})),  # the same set in another folder is the same corpus
         NAMES,
         SHARES,
         training=Pool(images[:ends], kinds[:ends]),
         testing=Pool(images[ends:], kinds[ends:]),
-        # with the spectrograms' hash of when they were made: nobody should wait for a gigabyte to be read
-        source=hashlib.sha256(contents.to_json().encode()).hexdigest(),
+        # the manifest holds the spectrograms' hash, so that the file itself need not be read
+        source=hashlib.sha256(manifest.to_json().encode()).hexdigest(),
         place=folder.resolve(),
     )

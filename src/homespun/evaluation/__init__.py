@@ -1,1 +1,1 @@
-"""How good a model is for whom: protocols and metrics."""
+"""Evaluation of models user by user: metrics, pooling of runs, comparisons with confidence intervals."""

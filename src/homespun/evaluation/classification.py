@@ -1,7 +1,7 @@
-"""Classification, user by user: participants, newcomers with a few examples, and controls.
+"""Evaluation of classification, user by user, and simple controls.
 
-Accuracy is over all examples, as in the FURL paper; the mean over users and the worst tenth of users
-stand beside it, because a mean over examples hides whom a model fails.
+Accuracy is over all examples, as in the FURL paper. The mean over users and the mean over the worst tenth of users are
+reported too, because a mean over examples hides the users that a model fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from homespun.evaluation import metrics
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a model fares on one part of the data."""
+    """Scores of a model on one part of the data."""
 
     users: int
     examples: int
@@ -35,13 +35,13 @@ class Evaluation:
     user_loss_mean: float
     user_loss_worst_tenth: float
     user_accuracy: tuple[float, ...]  # one value per user
-    # Macro-F1 of every sub-population by number, over all that its members are tested on; where they are known
+    # Macro-F1 of every sub-population by index, over all test examples of its members; empty if unknown
     group_f1: Mapping[int, float] = field(default_factory=dict)
     metric: str | None = None  # the paper's; None: AUC for two classes, accuracy otherwise
 
     @property
     def f1(self) -> float | None:
-        """The mean over sub-populations, so that a small one counts as much as a large one."""
+        """The mean over sub-populations, each with equal weight."""
         return float(np.mean(list(self.group_f1.values()))) if self.group_f1 else None
 
     @property
@@ -71,10 +71,10 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class LabelScoring(Scoring):
-    """Logits against labels: accuracy, loss, AUC of two labels, and macro-F1 where sub-populations are known."""
+    """Scores logits against labels: accuracy, loss, AUC for two labels, macro-F1 if sub-populations are known."""
 
     classes: int
-    metric: Literal["accuracy", "auc", "f1"] | None = None  # shown first; None: AUC for two labels, else accuracy
+    metric: Literal["accuracy", "auc", "f1"] | None = None  # the headline; None: AUC for two labels, else accuracy
 
     offers = frozenset({"predict"})
 
@@ -89,12 +89,12 @@ class LabelScoring(Scoring):
         logits = output.numpy()
         if not np.isfinite(logits).all():
             raise MessageError(
-                "predictions are NaN or infinite. Lower the learning rate, of the clients or of the server."
+                "predictions are NaN or infinite. Lower the learning rate of the clients or of the server."
             )
         groups = data["group"].numpy()[:1] if "group" in data else np.empty(0, dtype=np.int64)
         return self.counts(
             data["label"].numpy(), logits[:, : self.classes], groups=groups
-        )  # what follows is not logits
+        )  # other columns are not logits
 
     def counts(self, labels: np.ndarray, logits: np.ndarray, *, groups: np.ndarray) -> Counts:
         predicted, classes = logits.argmax(axis=1), np.arange(self.classes)
@@ -132,8 +132,8 @@ class LabelScoring(Scoring):
 
 
 def _histogram(labels: np.ndarray, logits: np.ndarray) -> Counts:
-    """How often each score was given to a positive and to a negative example. An AUC ranks the examples of all users
-    together, so it needs no less than this to be exact."""
+    """Counts of positive and negative examples per score. An exact AUC ranks the examples of all users together and
+    needs all of these counts."""
     scores, place = np.unique(logits[:, 1] - logits[:, 0], return_inverse=True)
     positives, negatives = (np.bincount(place[labels == one], minlength=len(scores)) for one in (1, 0))
     return {"scores": scores, "positives": positives, "negatives": negatives}
@@ -167,8 +167,10 @@ def summarize(
     groups: Sequence[int] | None = None,
     metric: Literal["accuracy", "auc", "f1"] | None = None,
 ) -> Evaluation:
-    """From every user's labels and logits and, where they are known, sub-populations; users without examples do not
-    count."""
+    """The evaluation of every user's labels and logits. `groups` are the users' sub-populations, if known.
+
+    Users without examples do not count.
+    """
     scoring = LabelScoring(classes, metric)
     known: Sequence[Sequence[int]] = [()] * len(labels) if groups is None else [(group,) for group in groups]
     return scoring.summarize(
@@ -180,10 +182,10 @@ def summarize(
 
 
 def controls(splits: Sequence[Split], tested: Sequence[Examples], scoring: LabelScoring) -> dict[str, Evaluation]:
-    """What can be had without reading the text: the label's frequency over everybody's training part
-    (`majority`), and over the user's own (`own_majority`).
+    """Controls that ignore the input: label frequencies over the training parts of all users (`majority`), and over the
+    user's own (`own_majority`).
 
-    Scores are log frequencies (add-one smoothed), so that they also have an AUC and a loss.
+    Scores are log frequencies with add-one smoothing, so that controls also have an AUC and a loss.
     """
     classes, metric = scoring.classes, scoring.metric
     counts = [np.bincount(np.asarray(split.train.labels), minlength=classes) for split in splits]

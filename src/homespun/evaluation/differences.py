@@ -1,4 +1,4 @@
-"""How much less perplexity one configuration has than the others: results in, differences with intervals out."""
+"""Differences in perplexity between configurations, with confidence intervals over users."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import asdict
 from typing import Any
 
 from homespun.evaluation import language
-from homespun.evaluation.pooling import summed_by_user
+from homespun.evaluation.pooling import sum_by_user
 
-COMPARED = ("test", "adapted", "newcomers")  # whom a difference is stated for
-MANY, FEW = "15", ("0", "1")  # own samples that are compared
+COMPARED = ("test", "adapted", "newcomers")  # evaluations with a stated difference
+MANY, FEW = "15", ("0", "1")  # numbers of own samples that are compared
 
 
 def differences(
     configurations: Mapping[str, Sequence[Mapping[str, Any]]], controls: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any] | None:
-    """The first configuration's perplexity against every other's and that of the base model, untouched and with own
-    sentences in its context; None for labels."""
+    """Compare the perplexity of the first configuration with that of all others, of the base model, and of the base
+    model with the user's own sentences in its context. None for labels."""
     ours, *others = configurations
     runs = configurations[ours]
     if runs[0]["test"]["metric"] != "perplexity":
         return None
-    untouched = [
+    base_model = [
         _control(run, control["untouched"], run.get("newcomers_untouched"))
         for run, control in zip(runs, controls, strict=True)
     ]
@@ -37,24 +37,24 @@ def differences(
     return {
         "ours": ours,
         "configurations": {key: against(configurations[key]) for key in others},
-        "controls": {"untouched": against(untouched), f"in_context_{MANY}": against(in_context)},
+        "controls": {"untouched": against(base_model), f"in_context_{MANY}": against(in_context)},
         "unadapted": {key: _against_unadapted(runs, configurations[key]) for key in others},
     }
 
 
 def _control(run: Mapping[str, Any], known: Any, newcomers: Any) -> dict[str, Any]:
-    """A run's place taken by a model that does not adapt."""
+    """A run's results, replaced by those of a control that does not adapt."""
     return {**run, "test": known, "adapted": {}, "newcomers": {"0": newcomers}}
 
 
-def from_samples(configurations: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any] | None:
-    """What own samples change, configuration by configuration: MANY of them against FEW; None for labels."""
+def sample_gains(configurations: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any] | None:
+    """The gain from own samples for each configuration: MANY of them compared with FEW. None for labels."""
     if next(iter(configurations.values()))[0]["test"]["metric"] != "perplexity":
         return None
 
     def changed(runs: Sequence[Mapping[str, Any]], who: str, few: str) -> dict[str, Any] | None:
         many, fewer = ([(run.get(who) or {}).get(count) for run in runs] for count in (MANY, few))
-        return _compared((many, fewer), (_people(runs, who),) * 2)
+        return _compared((many, fewer), (_user_positions(runs, who),) * 2)
 
     return {
         key: {who: {few: changed(runs, who, few) for few in FEW} for who in ("adapted", "newcomers")}
@@ -62,13 +62,13 @@ def from_samples(configurations: Mapping[str, Sequence[Mapping[str, Any]]]) -> d
     }
 
 
-def personal(configurations: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """How much more perplexity participants have with a new user's private parameters in place of their own, and with
-    another participant's; configurations that keep nothing private are left out."""
+def personal_differences(configurations: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """The increase in perplexity of participants with the private parameters of a new user, or of another participant,
+    instead of their own. Configurations without private parameters are left out."""
 
     def worse(runs: Sequence[Mapping[str, Any]], state: str) -> dict[str, Any] | None:
         sides = [run["personal"][state] for run in runs], [run["personal"]["own"] for run in runs]
-        return _compared(sides, (_people(runs, "test"),) * 2)
+        return _compared(sides, (_user_positions(runs, "test"),) * 2)
 
     return {
         key: {state: worse(runs, state) for state in ("prior", "another")}
@@ -80,34 +80,34 @@ def personal(configurations: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[
 def difference(
     ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]], *, who: str
 ) -> dict[str, Any] | None:
-    """Between two configurations, with all own samples."""
+    """The difference between two configurations, both with all own samples."""
     left, right = ([with_all_samples(run, who) for run in runs] for runs in (ours, theirs))
-    return _compared((left, right), (_people(ours, who), _people(theirs, who)))
+    return _compared((left, right), (_user_positions(ours, who), _user_positions(theirs, who)))
 
 
 def _against_unadapted(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Ours with all own samples, theirs with none: a shared prefix that a home has adapted is a person's own."""
+    """Ours with all own samples, theirs with none: a shared prefix is personal once a client has adapted it."""
     found = {}
     for who in ("adapted", "newcomers"):
         sides = [with_all_samples(run, who) for run in ours], [without_samples(run, who) for run in theirs]
-        found[who] = _compared(sides, (_people(ours, who), _people(theirs, who)))
+        found[who] = _compared(sides, (_user_positions(ours, who), _user_positions(theirs, who)))
     return found
 
 
-def _people(runs: Sequence[Mapping[str, Any]], who: str) -> list[Any]:
+def _user_positions(runs: Sequence[Mapping[str, Any]], who: str) -> list[Any]:
     part = "newcomers" if who == "newcomers" else "participants"
     return [(run.get("positions") or {}).get(part) for run in runs]
 
 
 def _compared(
     sides: tuple[Sequence[Mapping[str, Any] | None], Sequence[Mapping[str, Any] | None]],
-    people: tuple[Sequence[Any], Sequence[Any]],
+    positions: tuple[Sequence[Any], Sequence[Any]],
 ) -> dict[str, Any] | None:
-    """In percent, with an interval over users; None where a side is missing or read other tokens."""
+    """The difference in percent, with an interval over users; None if a side is missing or scored other tokens."""
     if any(one is None for side in sides for one in side):
         return None
     left, right = (
-        summed_by_user([one for one in side if one is not None], who) for side, who in zip(sides, people, strict=True)
+        sum_by_user([one for one in side if one is not None], who) for side, who in zip(sides, positions, strict=True)
     )
     if not left.users or left.user_tokens != right.user_tokens:
         return None
@@ -115,7 +115,7 @@ def _compared(
 
 
 def with_all_samples(run: Mapping[str, Any], who: str) -> Mapping[str, Any] | None:
-    """What somebody reaches with all own samples; where samples change nothing, what they have anyway."""
+    """The evaluation with all own samples; if samples have no effect, the one without."""
     if who == "test":
         return run["test"]
     found = run.get(who) or {}
@@ -123,5 +123,5 @@ def with_all_samples(run: Mapping[str, Any], who: str) -> Mapping[str, Any] | No
 
 
 def without_samples(run: Mapping[str, Any], who: str) -> Mapping[str, Any] | None:
-    """What somebody has before they adapt to anything."""
+    """The evaluation before any adaptation."""
     return (run.get(who) or {}).get("0") or (run["test"] if who == "adapted" else None)

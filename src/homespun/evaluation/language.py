@@ -1,7 +1,7 @@
-"""Language, user by user: perplexity over the tokens after an utterance's first three.
+"""Evaluation of language models, user by user: perplexity over the tokens after the first three of an utterance.
 
-Perplexity is exp(sum of losses / number of tokens) over everybody's tokens, as in the FedPerC paper, where the
-first three tokens of an utterance are a given prompt. Each user's own perplexity stands beside it.
+Perplexity is exp(sum of losses / number of tokens) over the tokens of all users. As in the FedPerC paper, the first
+three tokens of an utterance are a given prompt. The perplexity of each user is reported too.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from homespun.evaluation import metrics
 from homespun.models.token_batches import PROMPT
 
 RESAMPLES = 10_000
-FEWEST = 5  # users for an interval
+FEWEST = 5  # users needed for an interval
 
 
 @dataclass(frozen=True)
 class TextEvaluation:
-    """How a model fares on one part of the data."""
+    """Losses of a model on one part of the data."""
 
     examples: int
-    user_loss: tuple[float, ...]  # one sum of losses per user
-    user_tokens: tuple[int, ...]  # over so many tokens
+    user_loss: tuple[float, ...]  # sum of losses per user
+    user_tokens: tuple[int, ...]  # number of scored tokens per user
 
     @property
     def users(self) -> int:
@@ -41,7 +41,7 @@ class TextEvaluation:
 
     @property
     def loss(self) -> float:
-        """Per token."""
+        """Mean loss per token."""
         return sum(self.user_loss) / self.tokens if self.tokens else float("nan")
 
     @property
@@ -57,7 +57,7 @@ class TextEvaluation:
         return "perplexity", self.perplexity
 
     def to_dict(self) -> dict[str, Any]:
-        nobody = not self.users
+        no_users = not self.users
         return {
             "metric": "perplexity",
             "value": self.perplexity,
@@ -65,9 +65,9 @@ class TextEvaluation:
             "users": self.users,
             "examples": self.examples,
             "tokens": self.tokens,
-            "user_mean": float("nan") if nobody else float(np.mean(self.user_perplexity)),
+            "user_mean": float("nan") if no_users else float(np.mean(self.user_perplexity)),
             "user_worst_tenth": float("nan")
-            if nobody
+            if no_users
             else metrics.worst_tenth(self.user_perplexity, higher_is_better=False),
             "user_values": list(self.user_perplexity),
             "user_loss": list(self.user_loss),
@@ -76,7 +76,7 @@ class TextEvaluation:
 
 
 def summarize(losses: Sequence[np.ndarray], lengths: Sequence[np.ndarray]) -> TextEvaluation:
-    """From every user's token losses [utterances, tokens] and utterance lengths; users without text do not count."""
+    """The evaluation of every user's token losses [utterances, tokens]. Users without utterances do not count."""
     user_loss, user_tokens, examples = [], [], 0
     for loss, length in zip(losses, lengths, strict=True):
         if not len(length):
@@ -90,8 +90,8 @@ def summarize(losses: Sequence[np.ndarray], lengths: Sequence[np.ndarray]) -> Te
 
 @dataclass(frozen=True)
 class TokenScoring(Scoring):
-    """The loss of every token after an utterance's first three: perplexity. Half of the test part is left to adapt
-    to."""
+    """Scores every token after the first three of an utterance by its loss. Half of the test part is reserved for
+    adaptation."""
 
     k_shot = (0, 1, 5, 15, None)
     scored_part = "scored"
@@ -117,7 +117,7 @@ class TokenScoring(Scoring):
 
 @dataclass(frozen=True)
 class Difference:
-    """How much less perplexity than something else: in percent, with a 95 % interval over users if they are enough."""
+    """The difference in perplexity in percent, with a 95 % interval over users if there are enough of them."""
 
     percent: float
     low: float | None
@@ -125,11 +125,11 @@ class Difference:
 
 
 def compare(ours: TextEvaluation, theirs: TextEvaluation, *, seed: int = 0) -> Difference:
-    """Users are drawn again and again, with replacement, the same ones on both sides.
+    """Compare perplexities by a paired bootstrap over users.
 
-    The interval says what another draw of users might have given, not what another training would. A few users
-    drawn again vary less than others would: the quantiles are taken further out, as far as Student's t is from the
-    normal distribution (Hesterberg, 2015, expanded percentiles), and below FEWEST users there is no interval.
+    The interval covers the variation between samples of users, not between training runs. A bootstrap of few users
+    underestimates that variation, so the quantiles are widened by the ratio of Student's t to the normal distribution
+    (Hesterberg, 2015, expanded percentiles). Below FEWEST users there is no interval.
     """
     if ours.user_tokens != theirs.user_tokens:
         raise ValueError("the two sides were not scored on the same tokens")

@@ -1,4 +1,4 @@
-"""Numbers about predictions. All of them are plain functions of labels and scores."""
+"""Metrics as pure functions of labels and scores."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def cross_entropy(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
 
 
 def auc(labels: np.ndarray, scores: np.ndarray) -> float:
-    """Area under the ROC curve of a two-class model's scores; NaN while only one class is there."""
+    """Area under the ROC curve of a two-class model's scores; NaN if only one class occurs."""
     if len(np.unique(labels)) < 2:
         return float("nan")
-    from sklearn.metrics import roc_auc_score  # takes a second, and few tasks need it
+    from sklearn.metrics import roc_auc_score  # slow to import, and few tasks need it
 
     return float(roc_auc_score(labels, scores))
 
 
 def worst_tenth(values: Sequence[float] | np.ndarray, *, higher_is_better: bool = True) -> float:
-    """The mean over the tenth of users who fare worst (at least one user)."""
+    """The mean over the worst tenth of users (at least one user)."""
     if len(values) == 0:
         return float("nan")
     ordered = np.sort(np.asarray(values, dtype=float))
@@ -37,7 +37,7 @@ def worst_tenth(values: Sequence[float] | np.ndarray, *, higher_is_better: bool 
 
 
 def majority(labels: np.ndarray, *, classes: int) -> int:
-    """The most frequent label; the lowest index among equals."""
+    """The most frequent label; ties go to the lowest index."""
     return int(np.bincount(labels, minlength=classes).argmax())
 
 
@@ -48,10 +48,10 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
 
 
 def macro_f1(true_positives: np.ndarray, confused: np.ndarray) -> float:
-    """The mean over classes of 2 TP / (2 TP + FP + FN), from each class's TP and FP + FN; a class that is neither there
-    nor predicted counts as 0.
+    """The mean over classes of 2 TP / (2 TP + FP + FN), from each class's TP and FP + FN (`confused`).
 
-    Predicting the same of two equally frequent classes every time gives 1/3.
+    A class that neither occurs nor is predicted counts as 0. Always predicting the same of two equally frequent classes
+    gives 1/3.
     """
     found = 2 * true_positives + confused
     return float(np.mean(np.where(found > 0, 2 * true_positives / np.maximum(found, 1), 0.0)))

@@ -1,6 +1,6 @@
-"""Evaluations of several runs as one: the folds of a seed, and one user's losses over seeds.
+"""Combines evaluations of several runs: the folds of a seed, and each user's losses over seeds.
 
-An evaluation here is its dict in `results.json`; a value that could not be computed is None there.
+An evaluation here is its dict in `results.json`, where undefined values are None.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import numpy as np
 from homespun.evaluation import metrics
 from homespun.evaluation.language import TextEvaluation
 
-COLUMNS = ("value", "user_mean", "user_worst_tenth", "loss")  # what a table shows of an evaluation
+COLUMNS = ("value", "user_mean", "user_worst_tenth", "loss")  # columns of an evaluation in a table
 
 
-def averaged(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The mean over evaluations of much the same people: the participants of a seed's folds. Of texts, over
-    their tokens, as differences between configurations are."""
+def average_evaluations(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The mean over evaluations of mostly the same users: the participants of a seed's folds. For texts, the mean over
+    tokens, consistent with differences between configurations."""
     if evaluations[0]["metric"] == "perplexity":
-        return dict(joined(evaluations))
+        return dict(merge_evaluations(evaluations))
     return {
         "metric": evaluations[0]["metric"],
         **{column: _mean([one[column] for one in evaluations]) for column in COLUMNS},
     }
 
 
-def joined(evaluations: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """One evaluation over different people: the newcomers of a seed's folds, each of them once."""
+def merge_evaluations(evaluations: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """One evaluation over distinct users: the newcomers of a seed's folds, each of whom occurs once."""
     if len(evaluations) == 1:
         return evaluations[0]
     if evaluations[0]["metric"] == "perplexity":
@@ -63,15 +63,15 @@ def _mean(values: Sequence[float | None], weights: Sequence[int] | None = None) 
     return float(np.average(numbers, weights=None if weights is None else [weights[place] for place in kept]))
 
 
-def summed_by_user(evaluations: Sequence[Mapping[str, Any]], people: Sequence[Sequence[int] | None]) -> TextEvaluation:
-    """Every user's losses and tokens over all runs that scored them.
+def sum_by_user(evaluations: Sequence[Mapping[str, Any]], positions: Sequence[Sequence[int] | None]) -> TextEvaluation:
+    """Every user's losses and tokens, summed over all runs that scored them.
 
-    `people` has the users of each evaluation in its order, or None where they are not known: then each counts
-    as somebody else. Users are what a bootstrap draws, and one who is in three seeds is still one person.
+    `positions` has the positions of each evaluation's users, or None if unknown, in which case all count as different
+    users. The bootstrap draws users, and a user in three seeds is still one user.
     """
     loss: dict[tuple[int, int], float] = {}
     tokens: dict[tuple[int, int], int] = {}
-    for run, (one, users) in enumerate(zip(evaluations, people, strict=True)):
+    for run, (one, users) in enumerate(zip(evaluations, positions, strict=True)):
         names = [(run, place) for place in range(one["users"])] if users is None else [(-1, user) for user in users]
         for who, more_loss, more_tokens in zip(names, _numbers(one["user_loss"]), one["user_tokens"], strict=True):
             loss[who] = loss.get(who, 0.0) + more_loss

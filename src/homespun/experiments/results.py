@@ -14,13 +14,13 @@ import numpy as np
 from homespun.analysis.assignments import assignments
 from homespun.analysis.projections import project_users
 from homespun.core.errors import RunError
-from homespun.data.check import check
+from homespun.data.corpus_report import inspect_corpus
 from homespun.data.federation import Federation
 from homespun.data.source import DataSettings
 from homespun.data.splits import Fractions, Subset, original_name, sample_users
-from homespun.evaluation.differences import differences, from_samples, personal
+from homespun.evaluation.differences import differences, personal_differences, sample_gains
 from homespun.evaluation.metrics import mean_and_deviation
-from homespun.evaluation.pooling import COLUMNS, averaged, joined
+from homespun.evaluation.pooling import COLUMNS, average_evaluations, merge_evaluations
 from homespun.experiments.spending import total_privacy_cost
 from homespun.runs.controls import evaluate_controls
 from homespun.runs.run import Run
@@ -78,8 +78,8 @@ def assemble(
         "privacy": total_privacy_cost([run for runs in runs_of.values() for run in runs], users=users),
         "controls": {"runs": list(controls), "summary": control_summary(controls, seeds)},
         "differences": differences(runs_of, controls),
-        "from_samples": from_samples(runs_of),
-        "personal": personal(runs_of),
+        "from_samples": sample_gains(runs_of),
+        "personal": personal_differences(runs_of),
         "similarity": [],
     }
 
@@ -92,7 +92,7 @@ def describe_data(federation: Federation, data: DataSettings, *, fractions: Frac
         "labels": list(federation.labels),
         "contexts": len(federation.contexts),
         "users": len(federation.users),
-        "check": check(federation, fractions=fractions).to_dict(),
+        "check": inspect_corpus(federation, fractions=fractions).to_dict(),
         "groups": groups_of(federation),
     }
 
@@ -137,10 +137,10 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     seeds = by_seed([run["seed"] for run in runs], runs)
 
     def known(*path: str) -> dict[str, Any]:
-        return _summarized([averaged([reduce(getitem, path, run) for run in folds]) for folds in seeds])
+        return _summarized([average_evaluations([reduce(getitem, path, run) for run in folds]) for folds in seeds])
 
     def new(*path: str) -> dict[str, Any]:
-        return _summarized([joined([reduce(getitem, path, run) for run in folds]) for folds in seeds])
+        return _summarized([merge_evaluations([reduce(getitem, path, run) for run in folds]) for folds in seeds])
 
     return {
         "eval": known("eval"),
@@ -185,7 +185,7 @@ def controls_of(run: Run) -> dict[str, Any]:
 
 def control_summary(controls: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dict[str, Any]:
     return {
-        name: _summarized([averaged([one[name] for one in folds]) for folds in by_seed(seeds, controls)])
+        name: _summarized([average_evaluations([one[name] for one in folds]) for folds in by_seed(seeds, controls)])
         for name in controls[0]
     }
 

@@ -42,7 +42,7 @@ from homespun.core.statistics import Stack, Statistic
 from homespun.core.tree import Tree
 from homespun.evaluation.classification import LabelScoring
 from homespun.methods.preference import Common, cross_entropy, embedding_size, encode, new_embedding
-from homespun.models.preference import CLASSES, PreferenceModel
+from homespun.models.preference_network import CLASSES, PreferenceNetwork
 from homespun.models.som import SomRule, nearest, som_statistics
 
 
@@ -158,13 +158,13 @@ def method(settings: Settings, task: Task) -> Method:
     def build() -> nn.Module:
         assert task.image is not None
         places, heads = _places(settings, count=count, size=size), None if personal else count
-        return PreferenceModel(size=task.image, embedding=size, heads=heads, kinds=kinds, common=True, places=places)
+        return PreferenceNetwork(size=task.image, embedding=size, heads=heads, kinds=kinds, common=True, places=places)
 
     def new_private(generator: torch.Generator, _: Broadcast) -> dict[str, Tensor]:
         embedding = new_embedding(size, settings.embedding_scale, generator)
         if not personal:
             return embedding
-        inputs = PreferenceModel(size=task.image or (28, 28), embedding=size, heads=None).head.weight.shape[1]
+        inputs = PreferenceNetwork(size=task.image or (28, 28), embedding=size, heads=None).head.weight.shape[1]
         return {**embedding, "head.weight": torch.zeros(CLASSES, inputs), "head.bias": torch.zeros(CLASSES)}
 
     def joint_loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:

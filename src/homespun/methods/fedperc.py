@@ -39,9 +39,9 @@ from homespun.core.settings import Paper
 from homespun.core.statistics import Sum
 from homespun.core.tree import Tree
 from homespun.evaluation.language import TokenScoring
-from homespun.models.language import PreferenceModel, Prefix
+from homespun.models.prefix_language import Prefix, PrefixLanguageModel
 from homespun.models.pretrained import BaseName, load_pretrained, require_layers, with_lora
-from homespun.models.token_batches import EVALUATED, UtteranceLength, encode, token_window
+from homespun.models.token_batches import EVALUATION_DEFAULTS, UtteranceLength, encode, token_window
 
 
 class Settings(core_settings.Settings):
@@ -109,7 +109,7 @@ class Settings(core_settings.Settings):
 
 # How the paper runs it (section 4.1, appendix B): everybody every round, 60/20/20, 55 epochs.
 PAPER_RUN = {"epochs": 55, "cohort": "all", "fractions": (0.6, 0.2, 0.2)}
-RUN = {**PAPER_RUN, **EVALUATED}
+RUN = {**PAPER_RUN, **EVALUATION_DEFAULTS}
 
 # Sizes at which the contract is checked in seconds
 SMALL = {"length": 12, "local_steps": 2, "batch": 3, "personalize_steps": 2}
@@ -162,7 +162,7 @@ def method(settings: Settings, task: Task) -> Method:
         backbone: Any = pretrained.model
         if settings.lora:
             backbone = with_lora(backbone, rank=settings.lora)
-        return PreferenceModel(
+        return PrefixLanguageModel(
             backbone,
             start=pretrained.embeddings[pretrained.start(settings.start)],
             contexts=max(task.contexts, 1),

@@ -40,7 +40,7 @@ from homespun.core.tree import Tree
 from homespun.evaluation.language import TokenScoring
 from homespun.methods import fedperc
 from homespun.models.generator import EmbeddingGenerator, with_evidence
-from homespun.models.language import PreferenceModel
+from homespun.models.prefix_language import PrefixLanguageModel
 from homespun.models.pretrained import BaseName, load_pretrained
 from homespun.models.token_batches import UtteranceLength, encode, token_window
 
@@ -104,7 +104,7 @@ def method(settings: Settings, task: Task) -> Method:
         return nn.ModuleDict({name: EmbeddingGenerator(start, heads=settings.heads) for name, start in starts.items()})
 
     def build() -> nn.Module:
-        model = PreferenceModel(
+        model = PrefixLanguageModel(
             pretrained.model,
             start=starts["context"],
             contexts=max(task.contexts, 1),

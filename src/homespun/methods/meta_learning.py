@@ -25,7 +25,7 @@ from homespun.core.roles import Role
 from homespun.core.server import one_each
 from homespun.evaluation.language import TokenScoring
 from homespun.methods import fedperc
-from homespun.models.heads import SMALLEST, HeadSettings, SharedHead
+from homespun.models.heads import ADAM_EPSILON, HeadSettings, SharedHead
 from homespun.models.pretrained import load_pretrained
 from homespun.models.token_batches import encode, token_window
 
@@ -44,8 +44,8 @@ SMALL = {"length": 12, "local_steps": 2, "batch": 3, "personalize_steps": 2}
 
 def method(settings: Settings, task: Task) -> Method:
     pretrained = load_pretrained(settings.base_model)
-    together = {"head.weight": Adam(settings.lr, eps=SMALLEST)}
-    at_home = {"head.weight": Adam(settings.personalize_lr_factor * settings.lr, eps=SMALLEST)}
+    together = {"head.weight": Adam(settings.lr, eps=ADAM_EPSILON)}
+    at_home = {"head.weight": Adam(settings.personalize_lr_factor * settings.lr, eps=ADAM_EPSILON)}
     return Method(
         name="meta_learning",
         version=2,

@@ -34,7 +34,7 @@ from homespun.core.settings import Paper
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples
 from homespun.evaluation.classification import LabelScoring
-from homespun.models.preference import PreferenceModel
+from homespun.models.preference_network import PreferenceNetwork
 
 EMBEDDING = {(28, 28): 28, (200, 375): 200}  # sizes of the personal embedding, appendix B
 
@@ -127,7 +127,7 @@ def method(settings: Settings, task: Task) -> Method:
 
     def build() -> nn.Module:
         assert task.image is not None
-        return PreferenceModel(size=task.image, embedding=size, heads=None)
+        return PreferenceNetwork(size=task.image, embedding=size, heads=None)
 
     def new_private(generator: torch.Generator, _: Broadcast) -> dict[str, Tensor]:
         return new_embedding(size, settings.embedding_scale, generator) if size else {}

@@ -34,7 +34,7 @@ from homespun.core.server import one_each
 from homespun.core.settings import Paper
 from homespun.evaluation.language import TokenScoring
 from homespun.methods import fedperc
-from homespun.models.heads import SMALLEST, HeadSettings, SplitHeads, output_head
+from homespun.models.heads import ADAM_EPSILON, HeadSettings, SplitHeads, output_head
 from homespun.models.pretrained import load_pretrained
 from homespun.models.token_batches import encode, token_window
 
@@ -57,8 +57,8 @@ def method(settings: Settings, task: Task) -> Method:
     pretrained = load_pretrained(settings.base_model)
     personal_lr = settings.lr if settings.personal_lr is None else settings.personal_lr
     lrs = {"personal.head": personal_lr, "context.heads": settings.lr}
-    together = {name: Adam(lr, eps=SMALLEST) for name, lr in lrs.items()}
-    at_home = {name: Adam(settings.personalize_lr_factor * lr, eps=SMALLEST) for name, lr in lrs.items()}
+    together = {name: Adam(lr, eps=ADAM_EPSILON) for name, lr in lrs.items()}
+    at_home = {name: Adam(settings.personalize_lr_factor * lr, eps=ADAM_EPSILON) for name, lr in lrs.items()}
 
     def new_private(_: torch.Generator, __: Broadcast) -> dict[str, Tensor]:
         return {"personal.head": output_head(pretrained)}

@@ -1,4 +1,4 @@
-"""A network of which some parameters also exist as copies, which are the ones that are used."""
+"""A network with personal copies of some parameters. The forward pass uses the copies."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MODEL, OWN = "model.", "own."
 
 
 def own_name(name: str) -> str:
-    """Where the copy of a parameter is; a parameter list takes no dots in its keys."""
+    """The name of a parameter's copy. `nn.ParameterDict` allows no dots in its keys."""
     return OWN + name.replace(".", "/")
 
 
 class WithCopies(nn.Module):
-    """`model.*` are the network's parameters, `own.*` the copies of the named ones, which take their place."""
+    """`model.*` are the network's parameters; `own.*` are the copies that replace the named ones."""
 
     def __init__(self, model: nn.Module, names: Collection[str]) -> None:
         super().__init__()
@@ -44,6 +44,6 @@ def with_copies(model: nn.Module, names: Collection[str]) -> WithCopies:
 
 
 def without_copies(parameters: Tree, names: Collection[str]) -> dict[str, Tensor]:
-    """The network's parameters by their own names, with the copies in their places."""
+    """The network's parameters under their original names, with the copies in place."""
     plain = {name[len(MODEL) :]: value for name, value in parameters.items() if name.startswith(MODEL)}
     return {**plain, **{name: parameters[own_name(name)] for name in names}}

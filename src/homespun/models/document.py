@@ -1,7 +1,7 @@
 """Characters -> BiLSTM -> [document ++ user embedding] -> MLP -> classes: FURL's document model.
 
-`forward` is the plain network, one client at a time; `stacked` is the same function for many clients with
-weights of their own.
+`forward` computes one client at a time; `stacked` computes the same function for many clients, each with its own
+weights.
 """
 
 from collections.abc import Mapping
@@ -20,8 +20,8 @@ Users = Literal["none", "private", "table"]
 class DocumentModel(nn.Module):
     """A batch holds `text` [n, L] (0 is padding), `length` [n] and, for the table only, `author` [n].
 
-    Where a user's embedding comes from: "none" has no user; "private" is one parameter `user.embedding`, the
-    user's own; "table" is one row of `user.table` for each author.
+    The user embedding: "none" has none; "private" is the parameter `user.embedding`, one per client; "table" is the
+    row of `user.table` of each author.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class DocumentModel(nn.Module):
         return self.output(torch.relu(self.hidden(document)))
 
     def _document(self, text: Tensor, length: Tensor) -> Tensor:
-        """Both directions' final states, or each state's largest value, [n, 2H]; zeros for an empty text."""
+        """The final states of both directions, or the maximum of each state over time, [n, 2H]; 0 for an empty text."""
         at_least_one = length.clamp(min=1)  # a packed sequence cannot be empty
         characters = self.characters(text[:, : int(at_least_one.max())].long())
         packed = pack_padded_sequence(characters, at_least_one.cpu(), batch_first=True, enforce_sorted=False)
@@ -74,10 +74,10 @@ class DocumentModel(nn.Module):
         return document.masked_fill((length == 0)[:, None], 0)
 
     def stacked(self, params: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
-        """Logits [C, n, classes] of C clients: what `forward` gives for each with its own parameters.
+        """Logits [C, n, classes] of C clients: the result of `forward` for each client with its own parameters.
 
-        Every batch column has a leading client axis, and so has every parameter, except that one which is the
-        same for everyone may come without it.
+        Every batch column has a leading client axis. So has every parameter, except that a parameter shared by all
+        clients may come without it.
         """
         clients, count = batch["length"].shape
         own = {name: _with_clients(params[name], clients, like) for name, like in self.named_parameters()}
@@ -104,9 +104,9 @@ def stacked_linear(inputs: Tensor, weight: Tensor, *, bias: Tensor) -> Tensor:
 
 
 class _StackedLinear(torch.autograd.Function):
-    """A baddbmm whose weight gradient comes in the weight's own layout.
+    """A baddbmm whose weight gradient has the memory layout of the weight.
 
-    Autograd would return its transpose as a view, which every optimizer step would walk across the grain.
+    Autograd would return a transposed view, which slows down every optimizer step.
     """
 
     @staticmethod
@@ -136,4 +136,4 @@ def _check_users(users: str, *, user_dim: int, population: int) -> None:
     if users != "none" and user_dim < 1:
         raise ValueError(f"users={users!r} needs a user_dim of at least 1, got {user_dim}")
     if users == "table" and population < 1:
-        raise ValueError(f"users='table' needs the population, at least 1, got {population}")
+        raise ValueError(f"users='table' needs a population of at least 1, got {population}")

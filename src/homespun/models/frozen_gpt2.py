@@ -13,42 +13,40 @@ out by hand.
     h, e    heads, width of a head (d = h e)
     V       vocabulary
 
-How it is made fast, in the order of what it brings (docs/decisions/0003-frozen-gpt2.md has the numbers):
+Optimizations, largest gain first (docs/decisions/0003-frozen-gpt2.md has the numbers):
 
-- **No padding.** Every matrix product, normalization and activation runs on the T rows. Texts are ordered by
-  length, and attention takes neighbours together, padded where that costs less than taking them apart.
-- **Logits are never whole.** The head is cut into blocks of the vocabulary. A block's logits are made,
-  exponentiated and multiplied by the block again while they are in the cache, which gives the gradient of the
-  hidden states before any gradient of the losses is known:
+- **No padding.** Every matrix product, normalization and activation runs on the T rows (`row_layout`). Texts are
+  sorted by length, and attention batches texts of similar length, padded if that costs less than another batch.
+- **Logits are never stored whole.** The head is split into blocks of the vocabulary. A block's logits are computed,
+  exponentiated and multiplied by the block again while they are in the cache. This gives the gradient of the
+  hidden states before the gradient of the losses is known:
 
       loss = log sum_v exp(l_v - l_target)      dloss/dhidden = sum_v softmax(l)_v head_v - head_target
 
   A row's loss depends on nothing else, so the backward pass only scales rows.
 - **One sigmoid for GELU and its slope.** gelu(x) = x s with s = sigmoid(u), u = 2c (x + a x^3), c = sqrt(2/pi),
   and its derivative is s + s (1-s) (3u - 4cx): no tanh, and the backward pass is one multiplication.
-- **Only what the prefix needs.** The lowest layer's queries, keys and values of text do not depend on the
-  prefix, so there gradients are worked out at the p prefix rows only.
-- **Chunks of a few hundred rows**, whose activations stay in the cache.
+- **Only what the prefix needs.** The lowest layer's queries, keys and values of the text do not depend on the
+  prefix, so its gradients are computed at the p prefix rows only.
+- **Chunks of a few hundred rows**, so that activations stay in the cache.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Texts are taken together up to this many rows.
-_CHUNK_ROWS = 1024
-# Words whose logits are made at once: 480 rows of them are one megabyte.
+from homespun.models.row_layout import AttentionGroup, HeadLayout, RowLayout, lay_out_rows, to_device
+
+# Size of a vocabulary block: its logits for 480 rows take one megabyte.
 _BLOCK_WORDS = 512
-# A group of texts costs attention as much time as this many squares of padding do.
-_WASTED_SQUARES = 1000
-# exp of a difference this large is still far from float32's largest number, also when it is summed.
+# Larger sums of exponentials are recomputed with a safe shift. Well below the largest float32.
 _LARGEST_SUM = 1e30
 
 _GELU_SCALE = math.sqrt(2 / math.pi)
@@ -84,7 +82,7 @@ class Block:
 
 @dataclass(frozen=True)
 class FrozenGpt2:
-    """The tensors of a GPT-2, detached; they share the model's memory."""
+    """The detached tensors of a GPT-2. They share the model's memory."""
 
     words: Tensor  # [V, d]
     positions: Tensor  # [positions, d]
@@ -95,13 +93,13 @@ class FrozenGpt2:
 
 
 def is_plain_gpt2(model: Any) -> bool:
-    """Whether `prepare` takes it: GPT-2 as it was published, not one of its variants, and without an adapter."""
+    """Whether `prepare` accepts the model: GPT-2 as published, not a variant, and without an adapter."""
     plain = getattr(model.config, "model_type", "") == "gpt2" and not hasattr(model, "peft_config")
     return plain and not _faults(model.config)
 
 
 def prepare(model: Any) -> FrozenGpt2:
-    """The weights of `model` as `prefix_losses` wants them; raises ValueError if it is another architecture."""
+    """The weights of `model` for `prefix_losses`. Raises ValueError for any other architecture."""
     config, faults = model.config, _faults(model.config)
     if faults:
         raise ValueError(f"not a plain GPT-2: {'; '.join(faults)}")
@@ -124,7 +122,7 @@ def _faults(config: Any) -> list[str]:
 
 
 def from_tensors(tensors: Mapping[str, Tensor], *, heads: int, layers: int, epsilon: float = 1e-5) -> FrozenGpt2:
-    """The same from parameters by GPT2LMHeadModel's names; without `lm_head.weight` the head is tied."""
+    """The same from tensors with the names of `GPT2LMHeadModel`. Without `lm_head.weight` the head is tied."""
 
     def take(name: str) -> Tensor:
         return tensors[name].detach().contiguous()
@@ -160,175 +158,34 @@ def from_tensors(tensors: Mapping[str, Tensor], *, heads: int, layers: int, epsi
 def prefix_losses(weights: FrozenGpt2, prefix: Tensor, *, tokens: Tensor, lengths: Tensor) -> Tensor:
     """Losses [n, L] of every token given its text's prefix and the tokens before it; 0 beyond a text's length.
 
-    prefix [n, p, d] with p at least 1, tokens [n, L] (beyond a text's length any word will do), lengths [n]
-    from 0 to L. Gradients go to the prefix only. Until then every token holds memory, some 45 kB at four layers
-    of 256, so train few clients at a time.
+    prefix [n, p, d] with p at least 1; tokens [n, L], where entries beyond a text's length may be any word; lengths [n]
+    from 0 to L. Only the prefix gets gradients. Until the backward pass every token takes memory, about 45 kB with
+    four layers of width 256, so train few clients at a time.
     """
     vectors, longest = prefix.shape[1], int(lengths.max()) if len(lengths) else 0
     if vectors < 1 or vectors + longest - 1 > len(weights.positions):
         raise ValueError(
-            f"a prefix of {vectors} before texts of up to {longest} tokens; expected a prefix of at least 1 and, "
+            f"a prefix of {vectors} vectors and texts of up to {longest} tokens; expected at least 1 vector and, "
             f"without the last token, at most {len(weights.positions)} positions"
         )
     keep = torch.is_grad_enabled() and prefix.requires_grad
     return _PrefixLosses.apply(weights, keep, tokens.long(), lengths.long(), prefix)
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Texts of about one length, whose attention is worked out together, padded to the longest of them."""
-
-    texts: int  # m
-    length: int  # S, the longest one's inputs
-    places: slice  # their m h S places, of the sum over all groups
-    squares: slice  # their m h S^2 scores, of the sum over all groups
-
-
-@dataclass(frozen=True)
-class _Heads:
-    """How rows, head by head, lie for attention: text after text, each as [h, S] vectors of e, padded at its end.
-
-    Vectors are moved whole, by number; the numbers of [T, d] are those of [T h, e].
-    """
-
-    groups: tuple[_Group, ...]
-    causal: Tensor  # [longest, longest] zero where an input may look, else minus infinity
-    sources: Tensor  # [P] the vector at each place; at a padding place, any of the same text
-    padding: Tensor  # the places that are padding
-    places: Tensor  # [T h] the place of each vector
-    sources_qkv: Tensor  # [3 P] the same for three vectors at once, queries before keys before values
-    places_qkv: Tensor  # [3 T h]
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Where the rows of some texts, shortest first, come from and go to."""
-
-    texts: Tensor  # [m] numbers of the texts, in the caller's order
-    vectors: int  # p
-    words: Tensor  # [T]; at a prefix row any word
-    positions: Tensor  # [T]
-    prefix_rows: Tensor  # [m p]
-    predicting: Tensor  # [R] rows that predict a token
-    targets: Tensor  # [R] the tokens they predict
-    losses: Tensor  # [R] where their losses belong in [n L]
-    heads: _Heads
-
-
-def _layouts(tokens: Tensor, lengths: Tensor, *, vectors: int, heads: int) -> list[_Layout]:
-    """One layout for each chunk of about `_CHUNK_ROWS` rows; empty texts are in none."""
-    order = lengths.argsort(stable=True)
-    order = order[lengths[order] > 0]
-    if not len(order):
-        return []
-    inputs = lengths[order] + (vectors - 1)
-    ends = inputs.cumsum(0)
-    chunks = -(-int(ends[-1]) // _CHUNK_ROWS)
-    sizes = torch.bincount((ends - inputs) * chunks // ends[-1]).tolist()
-    return [
-        _layout(tokens, texts=texts, inputs=each, vectors=vectors, heads=heads)
-        for texts, each in zip(order.split(sizes), inputs.split(sizes), strict=True)
-        if len(texts)
-    ]
-
-
-def _layout(tokens: Tensor, *, texts: Tensor, inputs: Tensor, vectors: int, heads: int) -> _Layout:
-    starts = inputs.cumsum(0) - inputs
-    positions = torch.arange(int(inputs.sum())) - starts.repeat_interleave(inputs)
-    first_word = (texts * tokens.shape[1]).repeat_interleave(inputs)  # of the row's text, in the flattened tokens
-    predicting = (positions >= vectors - 1).nonzero()[:, 0]
-    losses = (first_word + positions).index_select(0, predicting) - (vectors - 1)
-    words = tokens.flatten()
-    return _Layout(
-        texts=texts,
-        vectors=vectors,
-        words=words.index_select(0, first_word + (positions - vectors).clamp_min(0)),
-        positions=positions,
-        prefix_rows=(starts[:, None] + torch.arange(vectors)).flatten(),
-        predicting=predicting,
-        targets=words.index_select(0, losses),
-        losses=losses,
-        heads=_heads(inputs, heads),
-    )
-
-
-def _heads(inputs: Tensor, heads: int) -> _Heads:
-    groups = _groups(inputs, heads)
-    padded = torch.tensor([group.length for group in groups]).repeat_interleave(
-        torch.tensor([group.texts for group in groups])
-    )
-    # For every place: the number of its text, and its row in that text.
-    text = torch.arange(len(inputs)).repeat_interleave(heads * padded)
-    within = torch.arange(len(text)) - (heads * (padded.cumsum(0) - padded)).index_select(0, text)
-    padded, lengths = padded.index_select(0, text), inputs.index_select(0, text)
-    head, row = within // padded, within % padded
-    first_row = (inputs.cumsum(0) - inputs).index_select(0, text)
-    row_of_all = first_row + torch.minimum(row, lengths - 1)
-    sources = row_of_all * heads + head
-    is_real = row < lengths
-    real = is_real.nonzero()[:, 0]
-    places = torch.empty(int(inputs.sum()) * heads, dtype=torch.int64)
-    places[sources.index_select(0, real)] = real
-    kinds = torch.arange(3)
-    longest = groups[-1].length
-    return _Heads(
-        groups=groups,
-        causal=torch.full((longest, longest), float("-inf")).triu_(1),
-        sources=sources,
-        padding=(~is_real).nonzero()[:, 0],
-        places=places,
-        sources_qkv=(kinds[:, None] * heads + (sources + 2 * heads * row_of_all)).flatten(),
-        places_qkv=(kinds[:, None] * len(sources) + places.view(-1, 1, heads)).flatten(),
-    )
-
-
-def _on_device(layout: _Layout, device: torch.device) -> _Layout:
-    def moved(value: Any) -> dict[str, Any]:
-        tensors = {one.name: getattr(value, one.name) for one in fields(value)}
-        return {name: one.to(device) for name, one in tensors.items() if isinstance(one, Tensor)}
-
-    if device.type == "cpu":
-        return layout
-    return replace(layout, **moved(layout), heads=replace(layout.heads, **moved(layout.heads)))
-
-
-def _groups(inputs: Tensor, heads: int) -> tuple[_Group, ...]:
-    """Neighbours in length share a group until padding would cost more than another group does."""
-    lengths, counts = (each.tolist() for each in inputs.unique_consecutive(return_counts=True))
-    found: list[tuple[int, int]] = []
-    wasted = 0
-    for length, texts in zip(reversed(lengths), reversed(counts), strict=True):
-        if found:
-            longest, others = found[-1]
-            wasted += texts * (longest**2 - length**2)
-            if wasted <= _WASTED_SQUARES:
-                found[-1] = longest, others + texts
-                continue
-        found.append((length, texts))
-        wasted = 0
-    groups: list[_Group] = []
-    place = square = 0
-    for length, texts in reversed(found):
-        places, squares = texts * heads * length, texts * heads * length**2
-        groups.append(_Group(texts, length, slice(place, place + places), slice(square, square + squares)))
-        place, square = place + places, square + squares
-    return tuple(groups)
-
-
 class _PrefixLosses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weights: FrozenGpt2, keep: bool, tokens: Tensor, lengths: Tensor, prefix: Tensor) -> Tensor:
         losses = prefix.new_zeros(tokens.shape)
-        # Many small steps with numbers that Python needs: they are the CPU's, and what they give moves at once.
-        found = _layouts(tokens.cpu(), lengths.cpu(), vectors=prefix.shape[1], heads=weights.heads)
-        layouts = [_on_device(layout, prefix.device) for layout in found]
+        # The layout takes many small operations whose results Python needs: computed on the CPU, then moved.
+        chunks_on_cpu = lay_out_rows(tokens.cpu(), lengths.cpu(), vectors=prefix.shape[1], heads=weights.heads)
+        chunks = [to_device(layout, prefix.device) for layout in chunks_on_cpu]
         saved: list[Tensor] = []
-        for layout in layouts:
+        for layout in chunks:
             of_rows, kept = _forward(weights, layout, prefix=prefix, keep=keep)
             losses.view(-1)[layout.losses] = of_rows
             saved += kept
         if keep:
-            ctx.weights, ctx.layouts, ctx.shape = weights, layouts, prefix.shape
+            ctx.weights, ctx.layouts, ctx.shape = weights, chunks, prefix.shape
             ctx.save_for_backward(*saved)
         return losses
 
@@ -344,8 +201,8 @@ class _PrefixLosses(torch.autograd.Function):
         return None, None, None, None, out
 
 
-def _forward(weights: FrozenGpt2, layout: _Layout, *, prefix: Tensor, keep: bool) -> tuple[Tensor, list[Tensor]]:
-    """Losses [R], and what `_backward` takes: first the head's tensors, then every block's."""
+def _forward(weights: FrozenGpt2, layout: RowLayout, *, prefix: Tensor, keep: bool) -> tuple[Tensor, list[Tensor]]:
+    """Losses [R], and the tensors that `_backward` needs: first the head's, then every block's."""
     inputs = weights.words.index_select(0, layout.words)
     inputs.index_copy_(0, layout.prefix_rows, prefix.index_select(0, layout.texts).flatten(0, 1))
     inputs += weights.positions.index_select(0, layout.positions)
@@ -363,7 +220,7 @@ _KEPT_AT_THE_HEAD = 4
 _KEPT_OF_A_BLOCK = 10
 
 
-def _backward(weights: FrozenGpt2, layout: _Layout, *, grad: Tensor, kept: Sequence[Tensor]) -> Tensor:
+def _backward(weights: FrozenGpt2, layout: RowLayout, *, grad: Tensor, kept: Sequence[Tensor]) -> Tensor:
     """Gradient of the prefix rows [m p, d] from the gradient of the losses [R]."""
     last, mean, deviation, of_hidden = kept[:_KEPT_AT_THE_HEAD]
     of_last = _normalize_backward(of_hidden * grad[:, None], last, mean, deviation, norm=weights.norm)
@@ -380,7 +237,7 @@ def _backward(weights: FrozenGpt2, layout: _Layout, *, grad: Tensor, kept: Seque
     return out
 
 
-def _block(block: Block, inputs: Tensor, *, layout: _Layout, keep: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _block(block: Block, inputs: Tensor, *, layout: RowLayout, keep: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
     normed, mean, deviation = _normalize(inputs, block.attention_norm)
     qkv = torch.addmm(block.attention_in.bias, normed, block.attention_in.weight)
     mixed, by_head, shares = _attend(qkv, layout.heads)
@@ -392,8 +249,8 @@ def _block(block: Block, inputs: Tensor, *, layout: _Layout, keep: bool) -> tupl
     return out, kept if keep else ()
 
 
-def _block_backward(block: Block, grad: Tensor, *, kept: Sequence[Tensor], layout: _Layout, lowest: bool) -> Tensor:
-    """Gradient of a block's inputs [T, d]; of the lowest block's, only the prefix rows [m p, d]."""
+def _block_backward(block: Block, grad: Tensor, *, kept: Sequence[Tensor], layout: RowLayout, lowest: bool) -> Tensor:
+    """Gradient of a block's inputs [T, d]; for the lowest block, of the prefix rows only [m p, d]."""
     inputs, mean, deviation, by_head, shares, mixed, middle, middle_mean, middle_deviation, slope = kept
     of_active = torch.mm(grad, block.mlp_out.weight.mT).mul_(slope)
     of_normed = torch.mm(of_active, block.mlp_in.weight.mT)
@@ -420,7 +277,7 @@ def _normalize_backward(grad: Tensor, rows: Tensor, mean: Tensor, deviation: Ten
 
 
 def _gelu(rows: Tensor, *, keep: bool) -> tuple[Tensor, Tensor]:
-    """gelu(rows), and its derivative there if it is to be kept."""
+    """gelu(rows), and with `keep` its derivative."""
     inner = torch.addcmul(rows.new_tensor(2 * _GELU_SCALE), rows, rows, value=2 * _GELU_SCALE * _GELU_CUBIC)
     inner.mul_(rows)
     if not keep:
@@ -433,10 +290,10 @@ def _gelu(rows: Tensor, *, keep: bool) -> tuple[Tensor, Tensor]:
 
 
 def _cross_entropy(hidden: Tensor, head: Tensor, *, targets: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
-    """Losses [R], and the gradient of each for its own row of `hidden` [R, d]."""
+    """Losses [R], and the gradient of each loss for its row of `hidden` [R, d]."""
     rows_of_targets = head.index_select(0, targets)
     of_targets = (hidden * rows_of_targets).sum(1)
-    # Relative to the target's logit no maximum is needed: the sum is at least 1, and seldom large.
+    # Relative to the target's logit no maximum is needed: the sum is at least 1 and rarely large.
     shift = of_targets
     total, grad = _exponentials(hidden, head, shift=shift, keep=keep)
     if bool((total > _LARGEST_SUM).any()):
@@ -447,7 +304,7 @@ def _cross_entropy(hidden: Tensor, head: Tensor, *, targets: Tensor, keep: bool)
 
 
 def _exponentials(hidden: Tensor, head: Tensor, *, shift: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
-    """sum_v exp(l_v - shift) [R], and sum_v exp(l_v - shift) head_v [R, d] if it is to be kept."""
+    """sum_v exp(l_v - shift) [R], and with `keep` sum_v exp(l_v - shift) head_v [R, d]."""
     total = torch.zeros_like(shift)
     grad = torch.zeros_like(hidden) if keep else hidden.new_empty(0)
     minus_shift = -shift[:, None]
@@ -461,18 +318,18 @@ def _exponentials(hidden: Tensor, head: Tensor, *, shift: Tensor, keep: bool) ->
     return total, grad
 
 
-def _attend(qkv: Tensor, heads: _Heads) -> tuple[Tensor, Tensor, Tensor]:
-    """Causal attention within every text: outputs [T, d]; the inputs by head [3, P, e]; everybody's shares, flat.
+def _attend(qkv: Tensor, heads: HeadLayout) -> tuple[Tensor, Tensor, Tensor]:
+    """Causal attention within every text: outputs [T, d], inputs by head [3, P, e], attention weights, flat.
 
-    Padding follows a text, so that no real row sees it.
+    Padding comes after a text, so that no real row sees it.
     """
     by_head = _vectors(qkv, heads.sources_qkv, qkv.shape[1] * len(qkv) // len(heads.places_qkv)).unflatten(0, (3, -1))
-    shares = qkv.new_empty(heads.groups[-1].squares.stop)
+    shares = qkv.new_empty(heads.groups[-1].scores.stop)
     mixed = torch.empty_like(by_head[0])
     causal = heads.causal.to(qkv.dtype)
     for group in heads.groups:
         query, key, value = (_of_group(each, group) for each in by_head)
-        share = shares[group.squares].view(-1, group.length, group.length)
+        share = shares[group.scores].view(-1, group.length, group.length)
         own_causal = causal[: group.length, : group.length]
         torch.baddbmm(own_causal, query, key.mT, alpha=query.shape[2] ** -0.5, out=share)
         torch.softmax(share, -1, out=share)
@@ -480,14 +337,14 @@ def _attend(qkv: Tensor, heads: _Heads) -> tuple[Tensor, Tensor, Tensor]:
     return mixed.index_select(0, heads.places).view(len(qkv), -1), by_head, shares
 
 
-def _attend_backward(grad: Tensor, by_head: Tensor, shares: Tensor, *, heads: _Heads) -> Tensor:
+def _attend_backward(grad: Tensor, by_head: Tensor, shares: Tensor, *, heads: HeadLayout) -> Tensor:
     """Gradient of the queries, keys and values [T, 3d]."""
     of_mixed = _vectors(grad, heads.sources, by_head.shape[2]).index_fill_(0, heads.padding, 0)
     of_qkv = torch.empty_like(by_head)
     for group in heads.groups:
         query, key, value = (_of_group(each, group) for each in by_head)
         of_query, of_key, of_value = (_of_group(each, group) for each in of_qkv)
-        share = shares[group.squares].view(-1, group.length, group.length)
+        share = shares[group.scores].view(-1, group.length, group.length)
         of_own = _of_group(of_mixed, group)
         torch.bmm(share.mT, of_own, out=of_value)
         of_scores = torch.bmm(of_own, value.mT)
@@ -498,11 +355,11 @@ def _attend_backward(grad: Tensor, by_head: Tensor, shares: Tensor, *, heads: _H
 
 
 def _attend_backward_at_prefix(
-    grad: Tensor, by_head: Tensor, shares: Tensor, *, mixed: Tensor, layout: _Layout
+    grad: Tensor, by_head: Tensor, shares: Tensor, *, mixed: Tensor, layout: RowLayout
 ) -> Tensor:
     """The same at the prefix rows only [m p, 3d].
 
-    With P what every input takes of the prefix, O the outputs, dP = dO V^T and dS = P (dP - rowsum(dO O)):
+    With P the attention weights on the prefix, O the outputs, dP = dO V^T and dS = P (dP - rowsum(dO O)):
     dV = P^T dO, dK = dS^T Q, and dQ = dS K, where a prefix row sees only prefix rows.
     """
     heads, vectors, width = layout.heads, layout.vectors, by_head.shape[2]
@@ -512,7 +369,7 @@ def _attend_backward_at_prefix(
     for group in heads.groups:
         query, key, value = (_of_group(each, group) for each in by_head)
         key, value = key[:, :vectors], value[:, :vectors]
-        share = shares[group.squares].view(-1, group.length, group.length)[:, :, :vectors]
+        share = shares[group.scores].view(-1, group.length, group.length)[:, :, :vectors]
         of_own = _of_group(of_mixed, group)
         of_scores = torch.bmm(of_own, value.mT).sub_(_of_group(row_sums, group)).mul_(share).mul_(width**-0.5)
         of_query = torch.bmm(of_scores[:, :vectors], key)
@@ -525,6 +382,6 @@ def _vectors(rows: Tensor, numbers: Tensor, width: int) -> Tensor:
     return rows.view(-1, width).index_select(0, numbers)
 
 
-def _of_group(by_head: Tensor, group: _Group) -> Tensor:
+def _of_group(by_head: Tensor, group: AttentionGroup) -> Tensor:
     """The group's part of [P, e] as [m h, S, e]."""
     return by_head[group.places].view(-1, group.length, by_head.shape[1])

@@ -1,4 +1,4 @@
-"""Embedding generators: a preference embedding read off somebody's text, without backpropagation.
+"""Embedding generators: compute a preference embedding from a user's text without backpropagation.
 
 FedPerC's section 3.2.1 and appendix A: one transformer decoder block whose query is the embedding itself, and
 whose keys and values are the word embeddings W of the text,
@@ -7,9 +7,9 @@ whose keys and values are the word embeddings W of the text,
     e <- LN(LN(e) + LN(e_before))
     e <- LN(FFN(e) + LN(e_before))
 
-The paper goes through an utterance word by word and finds that more text does not help. Here W holds all the
-evidence at once, however many utterances it comes from, and one more key that stands for having seen nothing:
-the more words there are, the less that key weighs.
+The paper reads an utterance word by word and finds that more text does not help. Here W holds the words of all
+evidence utterances at once, and an additional learned key that stands for no evidence: the more words there are, the
+smaller its attention weight.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from homespun.core.method import Batch
 
 
 class EmbeddingGenerator(nn.Module):
-    """Starts by giving back `start`, whatever it reads: the last norm's gain is zero and its bias is `start`."""
+    """Before training it returns `start` for any text: the last norm has gain zero and bias `start`."""
 
     def __init__(self, start: Tensor, *, heads: int) -> None:
         super().__init__()
@@ -48,10 +48,10 @@ class EmbeddingGenerator(nn.Module):
 def attend(
     attention: nn.MultiheadAttention, query: Tensor, nothing: Tensor, words: Tensor, *, is_word: Tensor
 ) -> Tensor:
-    """What `attention` makes of [nothing, words] as keys and values, for few queries and many words.
+    """`attention` with [nothing, words] as keys and values, computed efficiently for few queries and many words.
 
-    Keys and values are linear in the words, so the query is projected onto the words instead of every word onto the
-    query, and words are weighed before they are projected, not after.
+    Keys and values are linear in the words. So the key projection is applied to the queries instead of to every word,
+    and the value projection after averaging the words instead of before.
     """
     heads = attention.num_heads
     of_query, of_key, of_value = (
@@ -66,8 +66,10 @@ def attend(
 
 
 def with_evidence(data: Batch, *, counts: tuple[int, ...], words: int) -> Batch:
-    """Give every utterance some of the same person's earlier ones: `evidence` [n, words], as many as `counts` say
-    in turn, at random; `evidence_context` names each word's context, -1 where there is no word."""
+    """Add to every utterance a random selection of the same user's earlier ones, of sizes that cycle through `counts`.
+
+    `evidence` [n, words] holds their tokens, `evidence_context` the context of each token, -1 for padding.
+    """
     tokens, length, context = (data[name].numpy() for name in ("tokens", "length", "context"))
     draw = np.random.default_rng(0)  # the same text always gets the same evidence
     evidence = np.zeros((len(tokens), words), dtype=np.int32)

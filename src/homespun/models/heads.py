@@ -1,8 +1,8 @@
 """Output heads over a frozen language model: [start ++ utterance] -> the loss of every token.
 
 A batch holds `tokens` [n, L], `length` [n] and, where it matters, `context` [n]; the output is [n, L], as in
-`models/language.py`. Two things make it fast. The backbone stands still, so what it makes of an utterance is worked
-out once and kept. And only real tokens meet a head: all of a batch as one matrix [T, width], without padding.
+`models/prefix_language.py`. Two optimizations: the backbone is frozen, so the features of an utterance are computed
+once and cached; and heads see only real tokens, all of a batch as one matrix [T, width] without padding.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from homespun.core.settings import Paper
 from homespun.models.pretrained import BaseName, Pretrained
 from homespun.models.token_batches import UtteranceLength
 
-# A batch of always the same shape, so that an utterance's features do not depend on who is read with it, to the bit:
-# whether they are remembered, and from which batch, then changes no number.
-GROUP, STRIDE = 4, 8  # utterances read together; their length is a multiple of this
-MEMO_BYTES = 2**30  # of features kept in each process: a million tokens at width 256
-# Most words are next to impossible at most places, so most of a head's gradient is nothing but rounding. With torch's
-# 1e-8 Adam would blow that up to whole steps.
-SMALLEST = 1e-6
-ROWS = 128  # tokens whose logits are worked out together: 4 MB with 8192 words
+# Batches have a fixed shape, so that the bits of an utterance's features do not depend on the rest of its batch.
+# Whether features come from the cache then does not affect any result.
+GROUP, STRIDE = 4, 8  # utterances per batch; their padded length is a multiple of STRIDE
+MEMO_BYTES = 2**30  # of cached features per process: a million tokens at width 256
+# Most words have almost no probability at most positions, so most of a head's gradient is rounding error. With torch's
+# default of 1e-8, Adam would scale that up to full steps.
+ADAM_EPSILON = 1e-6
+ROWS = 128  # tokens whose logits are computed at a time: 4 MB with 8192 words
 
 
 class HeadSettings(core_settings.Settings):
-    """What methods that train output heads have in common; the names and values are FedPerC's."""
+    """Settings shared by methods that train output heads. Names and values follow FedPerC."""
 
     added_later = ("start", "server_weight_decay", "server_bias_correction")
 
@@ -42,7 +42,7 @@ class HeadSettings(core_settings.Settings):
     start: str = ""
     """Token before every text. Empty: the model's own BOS."""
     length: UtteranceLength = 64
-    """Tokens of an utterance that are read; the rest is cut off."""
+    """Tokens of an utterance that are read; the rest is truncated."""
 
     # Local training (appendix B)
     local_steps: Annotated[PositiveInt, Paper(10)] = 10
@@ -66,7 +66,7 @@ class HeadSettings(core_settings.Settings):
     row_denominator: Annotated[RowDenominator, Paper("cohort")] = "cohort"
     """A context's update is averaged over the whole cohort, or over the clients with examples in that context."""
 
-    # At home, after training
+    # Personalization after training
     personalize_steps: Annotated[PositiveInt, Paper(15)] = 15
     """Gradient steps that a user takes at home after training."""
     personalize_lr_factor: NonNegativeFloat = 1.0
@@ -83,13 +83,13 @@ class HeadSettings(core_settings.Settings):
 
 
 class SharedHead(nn.Module):
-    """One head for everybody: Meta-Learning."""
+    """One head shared by all users: Meta-Learning."""
 
     def __init__(self, pretrained: Pretrained, *, start: str = "") -> None:
         super().__init__()
         require_plain_head(pretrained)
         self.backbone = pretrained.model.base_model
-        self.reader = Reader(pretrained.start(start), pretrained.positions)
+        self.reader = FeatureReader(pretrained.start(start), pretrained.positions)
         self.head = nn.ParameterDict({"weight": output_head(pretrained)})
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
@@ -98,13 +98,13 @@ class SharedHead(nn.Module):
 
 
 class SplitHeads(nn.Module):
-    """A head of one's own and one for each context, their logits averaged: Split-Learning."""
+    """A private head and one head per context, with averaged logits: Split-Learning."""
 
     def __init__(self, pretrained: Pretrained, *, contexts: int, start: str = "") -> None:
         super().__init__()
         require_plain_head(pretrained)
         self.backbone = pretrained.model.base_model
-        self.reader = Reader(pretrained.start(start), pretrained.positions)
+        self.reader = FeatureReader(pretrained.start(start), pretrained.positions)
         head = output_head(pretrained)
         self.personal = nn.ParameterDict({"head": head})
         self.context = nn.ParameterDict({"heads": head.expand(contexts, -1, -1)})
@@ -115,7 +115,7 @@ class SplitHeads(nn.Module):
         losses, places = [], []
         for one in context.unique().tolist():
             rows = (context == one).nonzero()[:, 0]
-            # Averaging logits is averaging heads: h A' / 2 + h B' / 2 = h ((A + B) / 2)'. One product, not two.
+            # Averaging logits is averaging heads: h A' / 2 + h B' / 2 = h ((A + B) / 2)'. One product instead of two.
             head = (self.personal["head"] + self.context["heads"][one]) / 2
             losses.append(token_losses(read.hidden[rows], head, targets=read.targets[rows]))
             places.append(rows)
@@ -135,30 +135,30 @@ def require_plain_head(pretrained: Pretrained) -> None:
         found = model.base_model(input_ids=first).last_hidden_state @ model.get_output_embeddings().weight.T
     if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3):
         raise InputError(
-            f"base model {pretrained.name!r}: its logits are more than its last hidden state times its output head (a "
-            "bias, a scale or a cap), so a head of one's own cannot take that one's place. Use another base model."
+            f"base model {pretrained.name!r}: its logits are not just its last hidden state times its output head "
+            "(there is a bias, a scale or a cap), so the head cannot be replaced. Use another base model."
         )
 
 
 @dataclass(frozen=True)
-class Read:
-    """A batch as the heads see it: its real tokens in a row."""
+class TokenFeatures:
+    """The real tokens of a batch as one row, without padding."""
 
-    hidden: Tensor  # [T, width]: what the backbone knows before each token
+    hidden: Tensor  # [T, width]: last hidden state before each token
     targets: Tensor  # [T]: the token
-    real: Tensor  # [n, L]: where it stands in the batch
+    real: Tensor  # [n, L]: mask of real tokens in the batch
 
     def spread(self, losses: Tensor) -> Tensor:
-        """Every token's loss back at its place, zero elsewhere."""
+        """Losses [T] -> [n, L], zero at padding."""
         return losses.new_zeros(self.real.shape).masked_scatter(self.real, losses)
 
 
 @dataclass
-class Reader:
-    """What a frozen backbone makes of utterances. It remembers: the caller's backbone has to be the same every time.
+class FeatureReader:
+    """Computes and caches the features of utterances. Every call must pass the same frozen backbone.
 
-    When the memory is full, what is not in it is worked out each time it is met: examples come round in turn, so
-    making room for the latest would forget just what comes next.
+    When the cache is full, nothing is evicted and other features are recomputed every time: examples come in cycles, so
+    evicting the oldest would drop exactly the ones needed next.
     """
 
     start: int  # the token before every text
@@ -167,11 +167,11 @@ class Reader:
     kept: dict[bytes, Tensor] = field(default_factory=dict)
     kept_bytes: int = 0
 
-    def __deepcopy__(self, _: Any) -> Reader:
-        """A copy remembers nothing: it is made for a backbone on another device."""
-        return Reader(self.start, self.positions, self.limit_bytes)
+    def __deepcopy__(self, _: Any) -> FeatureReader:
+        """A copy has an empty cache: it is made for a backbone on another device."""
+        return FeatureReader(self.start, self.positions, self.limit_bytes)
 
-    def read(self, backbone: Any, batch: Mapping[str, Tensor]) -> Read:
+    def read(self, backbone: Any, batch: Mapping[str, Tensor]) -> TokenFeatures:
         tokens, length = batch["tokens"], batch["length"]
         real = torch.arange(tokens.shape[1], device=tokens.device) < length[:, None]
         texts = [row[:count] for row, count in zip(tokens.cpu().numpy(), length.tolist(), strict=True)]
@@ -182,7 +182,7 @@ class Reader:
         hidden = [new[key] if key in new else self.kept[key] for key in keys]
         width = backbone.get_input_embeddings().weight.shape[1]
         none = torch.zeros(0, width, device=tokens.device)
-        return Read(torch.cat(hidden) if hidden else none, tokens[real].long(), real)
+        return TokenFeatures(torch.cat(hidden) if hidden else none, tokens[real].long(), real)
 
     def _keep(self, features: Mapping[bytes, Tensor]) -> None:
         for key, hidden in features.items():
@@ -192,7 +192,7 @@ class Reader:
                 self.kept_bytes += size
 
     def _features(self, backbone: Any, texts: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-        """The last hidden states [length, width] of [start ++ all but the last token], text by text."""
+        """The last hidden states [length, width] of [start ++ all but the last token], for each text."""
         found: dict[int, Tensor] = {}
         room = [min(-(-len(text) // STRIDE) * STRIDE, self.positions) for text in texts]
         for longest in sorted(set(room)):
@@ -203,7 +203,7 @@ class Reader:
                 inputs[:, 0] = self.start
                 for row, place in enumerate(some):
                     inputs[row, 1 : len(texts[place])] = texts[place][:-1]
-                # No mask: what is read is never behind the filler.
+                # No mask is needed: in a causal model padding at the end does not affect the states before it.
                 with torch.no_grad():
                     states = backbone(input_ids=inputs.to(device), use_cache=False).last_hidden_state
                 found |= {place: states[row, : len(texts[place])].clone() for row, place in enumerate(some)}
@@ -211,14 +211,14 @@ class Reader:
 
 
 def token_losses(hidden: Tensor, head: Tensor, *, targets: Tensor) -> Tensor:
-    """-log softmax(hidden head')[target] [T]; the hidden states are given, not trained."""
+    """-log softmax(hidden head')[target] [T], with gradients for the head only."""
     losses: Tensor = _TokenLosses.apply(hidden, head, targets)
     return losses
 
 
 class _TokenLosses(torch.autograd.Function):
-    """Cross-entropy over a head, a few rows at a time, so that logits are in the cache when they are next needed and
-    an evaluation never holds those of all its tokens. Training keeps each row's probabilities for the way back."""
+    """Cross-entropy over a head, a few rows at a time, so that logits stay in the CPU cache and evaluation never holds
+    those of all tokens. Training keeps each row's probabilities for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""The loss of every token of utterances that a language model reads after some other text.
+"""Token losses of utterances with the user's own text in the language model's context.
 
-The text is read once; what the model remembers of it stands before every utterance:
+The text is read once; its key-value cache is reused for every utterance:
 
     [start, own words ...] | utterance 1
                            | utterance 2 ...
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-ROWS = 8  # utterances read together: each has a copy of what is remembered
+ROWS = 8  # utterances in a batch; each has a copy of the cache
 
 
 @torch.no_grad()
-def losses_after(model: Any, before: Sequence[int], batch: Mapping[str, Tensor]) -> Tensor:
+def in_context_losses(model: Any, before: Sequence[int], batch: Mapping[str, Tensor]) -> Tensor:
     """-log p(token | before, tokens before it) [n, L], zero beyond an utterance's length."""
     tokens, length = batch["tokens"].long(), batch["length"]
     if not len(tokens):
@@ -38,8 +38,8 @@ def losses_after(model: Any, before: Sequence[int], batch: Mapping[str, Tensor])
     return torch.cat(losses).masked_fill(~real, 0)
 
 
-def joined(sentences: Sequence[Sequence[int]], *, start: int, between: Sequence[int], room: int) -> list[int]:
-    """The start and the sentences, each with `between` after it; the first ones are left out until the rest fits."""
+def join_sentences(sentences: Sequence[Sequence[int]], *, start: int, between: Sequence[int], room: int) -> list[int]:
+    """`start` and the sentences, each followed by `between`. Drops the first sentences if they exceed `room`."""
     kept: list[int] = []
     for sentence in reversed(sentences):
         if 1 + len(sentence) + len(between) + len(kept) > room:

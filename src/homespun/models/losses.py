@@ -1,11 +1,12 @@
-"""-log p(token | prefix, tokens before it), by a language model's own code: padded, or a whole batch in one row.
+"""-log p(token | prefix, tokens before it), by a language model's own code: padded, or packed into one row.
 
-    [prefix a, a1, a2, a3, prefix b, b1, b2]   positions 0 1 2 3 0 1 2, and a mask by which b sees nothing of a
+    [prefix a, a1, a2, a3, prefix b, b1, b2]   positions 0 1 2 3 0 1 2, and a mask that hides a from b
 
-In a row nothing is padded, and the weights are fetched once: a large model waits for its weights more than for its
-numbers. It needs a model that takes positions and a mask of its own; `can_pack` tries whether it does.
+A packed row has no padding and reads the weights from memory only once; a large model is limited by memory bandwidth.
+Packing needs a model that accepts positions and a custom mask; `can_pack` tests for it.
 
-Both take `prefix` [n, vectors, width], `tokens` [n, L] and `length` [n], and give [n, L], zero beyond a text's length.
+Both take `prefix` [n, vectors, width], `tokens` [n, L] and `length` [n]. The result is [n, L], zero beyond a text's
+length.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-GROUP = 5  # utterances of about the same length that are padded together: more are padded more
-ROW = 256  # tokens in a row at the most, so that attention, which is square in them, stays the smaller part
+GROUP = 5  # utterances of similar length per padded batch; larger batches have more padding
+ROW = 256  # maximum tokens in a row, so that attention, which is quadratic in them, does not dominate
 PROBE = {"tokens": torch.tensor([[1, 2, 3], [3, 1, 0]]), "length": torch.tensor([3, 2])}
 
 
 def padded_losses(backbone: nn.Module, prefix: Tensor, *, tokens: Tensor, length: Tensor) -> Tensor:
-    """Neighbours in length are read together, to pad little."""
+    """Batches utterances of similar length, to keep padding short."""
     if not len(length):
         return torch.zeros(tokens.shape, device=tokens.device)
     losses = []
@@ -41,47 +42,47 @@ def _group_losses(backbone: Any, prefix: Tensor, *, tokens: Tensor, length: Tens
     words = backbone.get_input_embeddings()(tokens)
     mask = torch.cat((real.new_ones(prefix.shape[:2]), real), dim=1)
     logits = backbone(inputs_embeds=torch.cat((prefix, words), dim=1), attention_mask=mask.long()).logits
-    # the position before a token says what it expects there; the last one has nothing left to expect
+    # the logits at a position predict the next token; those at the last position predict nothing
     expected = logits[:, prefix.shape[1] - 1 : -1]
     losses = functional.cross_entropy(expected.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)
     return losses.masked_fill(~real, 0)
 
 
 def can_pack(backbone: Any) -> bool:
-    """Whether utterances in one row have the losses that they have padded."""
+    """Whether packed utterances have the same losses as padded ones."""
     model = backbone.get_base_model() if hasattr(backbone, "get_base_model") else backbone  # under an adapter
-    if "position_ids" not in inspect.signature(model.forward).parameters or _looks_back_a_little(model.config):
+    if "position_ids" not in inspect.signature(model.forward).parameters or _has_local_attention(model.config):
         return False
     prefix = backbone.get_input_embeddings().weight.detach()[:2, None]
     with torch.no_grad():
         expected = padded_losses(backbone, prefix, **PROBE)
         try:
             found = packed_losses(backbone, prefix, **PROBE)
-        except (RuntimeError, TypeError, ValueError, IndexError):  # its code makes something else of such a mask
+        except (RuntimeError, TypeError, ValueError, IndexError):  # its code does not support such a mask
             return False
     return torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def _looks_back_a_little(config: Any) -> bool:
-    """Whether a token sees only the last few before it, in some layer: a mask of one's own would lift that."""
+def _has_local_attention(config: Any) -> bool:
+    """Whether some layer has local attention, which a custom mask would override."""
     limits = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
     kinds = getattr(config, "layer_types", None) or []
     return any(limit is not None for limit in limits) or any(kind != "full_attention" for kind in kinds)
 
 
 def packed_losses(backbone: nn.Module, prefix: Tensor, *, tokens: Tensor, length: Tensor) -> Tensor:
-    """Neighbours in the batch share a row."""
+    """Packs consecutive utterances of the batch into rows."""
     real = torch.arange(tokens.shape[1], device=tokens.device) < length[:, None]
     losses = [
         _row_losses(backbone, prefix[start:stop], tokens=tokens[start:stop].long(), real=real[start:stop])
-        for start, stop in rows(length + prefix.shape[1])
+        for start, stop in pack_rows(length + prefix.shape[1])
     ]
     none = torch.zeros(tokens.shape, device=tokens.device)
     return none.masked_scatter(real, torch.cat(losses)) if losses else none
 
 
-def rows(sizes: Tensor) -> Iterator[tuple[int, int]]:
-    """Neighbours whose sizes add up to at most `ROW`; a longer one has a row of its own."""
+def pack_rows(sizes: Tensor) -> Iterator[tuple[int, int]]:
+    """Start and stop of consecutive utterances of at most `ROW` tokens in total; a longer one gets its own row."""
     start, filled = 0, 0
     for place, size in enumerate(sizes.tolist()):
         if filled and filled + size > ROW:
@@ -93,7 +94,7 @@ def rows(sizes: Tensor) -> Iterator[tuple[int, int]]:
 
 
 def _row_losses(backbone: Any, prefix: Tensor, *, tokens: Tensor, real: Tensor) -> Tensor:
-    """The losses of all real tokens, one utterance after the other."""
+    """The losses of all real tokens, one utterance after another."""
     vectors = prefix.shape[1]
     read = torch.cat((real.new_ones(prefix.shape[:2]), real), dim=1)
     inputs = torch.cat((prefix, backbone.get_input_embeddings()(tokens)), dim=1)[read]
@@ -104,6 +105,6 @@ def _row_losses(backbone: Any, prefix: Tensor, *, tokens: Tensor, real: Tensor) 
     logits = backbone(
         inputs_embeds=inputs[None], attention_mask=mask[None, None], position_ids=position[None], use_cache=False
     ).logits[0]
-    # the place before a token says what is expected there
+    # the position before each real token, whose logits predict it
     before = torch.cat((real.new_zeros(len(read), vectors - 1), real, real.new_zeros(len(read), 1)), dim=1)
     return functional.cross_entropy(logits[before[read]], tokens[real], reduction="none")

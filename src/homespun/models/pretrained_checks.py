@@ -1,7 +1,7 @@
-"""What a base model may ask for, checked before anything of it is built.
+"""Checks the files of a base model before anything is built from them.
 
-Its files come from elsewhere. `config.json` is text and can ask for any size; weights are numbers only as safetensors,
-while other formats are pickled and can run code when they are read.
+The files are untrusted. `config.json` can ask for any size. Only safetensors hold plain numbers; other weight formats
+are pickled and can run code when they are read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from homespun.core.errors import InputError, raise_faults
 
-# The largest integers of a config.json, by name; the first glob that matches counts. None: it is no size.
+# Largest allowed integers in a config.json, by name; the first matching glob applies. None: not a size, not limited.
 BOUNDS: Mapping[str, int | None] = {
     **dict.fromkeys(("*theta*", "*base*", "*freq*", "*seed*"), None),
     **dict.fromkeys(("*layer", "*layers"), 512),
@@ -24,8 +24,8 @@ BOUNDS: Mapping[str, int | None] = {
     **dict.fromkeys(("*vocab*", "*token*", "*size*", "*dim*", "*embd*", "*inner*", "d_*"), 2**20),
     "*": 2**16,
 }
-NUMBERS = 20_000_000_000  # parameters and buffers together; they would be 80 GB in float32
-NUMBERS_PER_BYTE = 4  # of the weights' files, at most: less than two bits for a number is not a whole model
+NUMBERS = 20_000_000_000  # limit on parameters and buffers together: 80 GB in float32
+NUMBERS_PER_BYTE = 4  # limit per byte of the weight files: a model with less than two bits per number is incomplete
 
 CONVERT = (
     'If you trust it, convert it once: python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer; '
@@ -35,7 +35,7 @@ CONVERT = (
 
 
 def require_sizes(config: Mapping[str, Any], *, where: str) -> None:
-    """Raise unless every size of a config.json is within bounds; all that are not are named at once."""
+    """Raise unless every size in a config.json is within bounds. Names all that are not."""
     faults = [
         f"{name} is {value:,}, at most {most:,}"
         for name, value in _integers(config)
@@ -45,8 +45,8 @@ def require_sizes(config: Mapping[str, Any], *, where: str) -> None:
         raise_faults(InputError, f"{where}: its config.json", faults)
 
 
-def require_fitting(config: Any, *, where: str, folder: Path | None) -> None:
-    """Raise where the model as a whole would be too large, or far larger than its files; nothing is allocated."""
+def require_plausible_size(config: Any, *, where: str, folder: Path | None) -> None:
+    """Raise if the whole model would be too large, or far larger than its files. Allocates nothing."""
     from transformers import AutoModelForCausalLM
 
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
@@ -55,22 +55,22 @@ def require_fitting(config: Any, *, where: str, folder: Path | None) -> None:
     numbers = parameters + sum(tensor.numel() for tensor in model.buffers())
     if numbers > NUMBERS:
         raise InputError(f"{where}: its config.json asks for {numbers:,} numbers, at most {NUMBERS:,}.")
-    if folder is None:  # only the hub knows how large its files are
+    if folder is None:  # file sizes are unknown before the download
         return
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     if size and parameters > NUMBERS_PER_BYTE * size:
         raise InputError(
             f"{where}: {folder} cannot be read as a causal language model: its config.json asks for {parameters:,} "
-            f"numbers, and its files have {size:,} bytes. Copy the model's files again, all from one place."
+            f"numbers, but its files have only {size:,} bytes. Copy the model's files again, all from one place."
         )
 
 
 def require_safetensors(folder: Path, config: Mapping[str, Any], *, where: str) -> None:
-    """Raise where weights of a folder would have to be unpickled, or come from another place."""
+    """Raise if the weights of a folder would have to be unpickled, or are in another folder."""
     if (folder / "adapter_config.json").exists():
         raise InputError(
-            f"{where}: it has an adapter_config.json: an adapter, whose weights lie beside the model's. Merge it into "
-            "the model (merge_and_unload in PEFT) and save that."
+            f"{where}: it has an adapter_config.json: it is an adapter, without the weights of its model. Merge it "
+            "into the model (merge_and_unload in PEFT) and save that."
         )
     named = str(config.get("transformers_weights") or "model.safetensors")
     index = folder / (named if named.endswith(".index.json") else f"{named}.index.json")
@@ -80,16 +80,16 @@ def require_safetensors(folder: Path, config: Mapping[str, Any], *, where: str) 
         pickled = sorted(file.name for glob in ("*.bin", "*.pt", "*.pth", "*.ckpt") for file in folder.glob(glob))
     if pickled:
         raise InputError(
-            f"{where}: {pickled[0]} is pickled, which can run code when it is read: homespun reads safetensors alone. "
+            f"{where}: {pickled[0]} is pickled, which can run code when it is read: homespun reads only safetensors. "
             + CONVERT.format(source=str(folder))
         )
 
 
 def _shards(index: Path) -> list[str]:
-    """The files that a model's weights are spread over, as its index has them."""
+    """The weight files that an index lists."""
     try:
         return sorted({str(file) for file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # transformers says what is wrong with it
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # transformers reports what is wrong with it
         return []
 
 
@@ -98,7 +98,7 @@ def _most(name: str) -> int | None:
 
 
 def _integers(value: Any, name: str = "") -> Iterator[tuple[str, int]]:
-    """Every integer of a JSON value with the name it has, or that the list it is in has."""
+    """Every integer of a JSON value with its key; in a list, with the key of the list."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _integers(item, str(key))

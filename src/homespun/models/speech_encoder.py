@@ -1,28 +1,28 @@
-"""FedEmbed's encoder of speech for many rows at once, where everybody has the same weights.
+"""A fused kernel for FedEmbed's speech encoder, for many clients that have the same weights.
 
-Nine tenths of its work is in front, up to the second convolution:
+Nine tenths of the work is in the front part, up to the second convolution:
 
-    x = first(pixels) + shift                  16 channels of 50 x 41; the shift is the client's, of diag(e) and bias
-    y = gain (x - mean) scale + offset         the first norm; mean and scale are two numbers of each row
+    x = first(pixels) + shift                  16 channels of 50 x 41; the shift of a client is from diag(e) and bias
+    y = gain (x - mean) scale + offset         the first norm; mean and scale are two numbers per row
     z = second(y)                              32 channels of 7 x 6, before the bias
 
-Both convolutions are followed by a mean over places. The mean of a convolution is the convolution of a mean: the inputs
-that a weight meets are added up first, rows and then columns, and each weight is used once for a place of the result
-instead of six or nine times. What would be averaged is never written down.
+Both convolutions are followed by average pooling. The mean of a convolution is the convolution of a mean: the inputs of
+each weight are summed first, by rows and then by columns, and each weight is used once per output instead of six or
+nine times. The values to average are never stored.
 
-A head whose gradient must reach the embedding but not the weights (section 3.2 of the paper) needs nothing but what
-arrives at the shift, summed over a client's rows. With g arriving at z, and <> the mean over what the norm sees, it is
-the sum over rows of
+A head whose gradient must reach the embedding but not the weights (section 3.2 of the paper) needs only the gradient of
+the shift, summed over a client's rows. With g the gradient of z, and <> the mean over the inputs of the norm, it is the
+sum over rows of
 
     scale (gain second^T(g) - <gain second^T(g)> - scale (x - mean) <gain second^T(g) scale (x - mean)>)
     where    <gain second^T(g)> = g . second(gain) / size
              <gain second^T(g) scale (x - mean)> = g . (z - second(offset)) / size
 
-so the sum is taken first, of as few numbers as z has, and the second convolution runs backwards once for a client. The
-encoder runs forward once for all heads.
+so the sum over rows is taken first, at the size of z, and the second convolution is transposed once per client. One
+forward pass serves all heads.
 
-One client at a time, so that what is written down is still in the cache when it is read. Where weights come expanded to
-[C, ...] from one value, each client gets its own gradient. Measured in docs/decisions/0006-preferences.md.
+Clients are processed one at a time, so that intermediate values stay in the cache. If weights are one value expanded to
+[C, ...], each client gets its own gradient. For measurements see docs/decisions/0006-preferences.md.
 """
 
 from __future__ import annotations
@@ -39,28 +39,30 @@ from homespun.core.errors import MethodError
 from homespun.core.tree import Tree
 from homespun.models.stacked_layers import Geometry, geometry, stacked_sequential
 
-# The first convolution: a window of 3 x 5 that moves by 2 x 3, and the mean of 2 x 3 places: together by 4 x 9.
+# The first convolution: a window of 3 x 5 with stride 2 x 3, and a mean of 2 x 3 places; together a stride of 4 x 9.
 FIRST, WINDOW = Geometry(stride=(2, 3), padding=(1, 0), pool=(2, 3)), (3, 5)
-FRONT, CHANNELS = (50, 41), 16  # that the first norm sees
+FRONT, CHANNELS = (50, 41), 16  # inputs of the first norm
 ROW, SEEN = FRONT[1] * CHANNELS, FRONT[0] * FRONT[1] * CHANNELS
-# The second: a window of 5 x 5 that moves by 2 x 2, and the mean of 3 x 3 places: together by 6 x 6.
+# The second: a window of 5 x 5 with stride 2 x 2, and a mean of 3 x 3 places; together a stride of 6 x 6.
 SECOND, SIDE = Geometry(stride=(2, 2), padding=(0, 0), pool=(3, 3)), 5
-BEHIND, FEATURES = (7, 6), 32  # that the second norm sees
-SHIFTS = (0, 2, 4)  # places over which its mean is taken
+BEHIND, FEATURES = (7, 6), 32  # inputs of the second norm
+SHIFTS = (0, 2, 4)  # offsets of the places that its mean is taken over
 EPS = 1e-5
 
 
 def encode_speech(
     layers: nn.Sequential, encoder: Tree, image: Tensor, *, embedding: Tensor | None, for_common: bool
 ) -> tuple[Tensor, Tensor]:
-    """Features [C, n, 256] of spectrograms [C, n, 200, 375], which are bytes, by the layers of appendix B.2 with these
-    weights, the same for everybody (`same_for_all`). And once more: where it is asked for, for a head whose gradient
-    must reach the embedding, but not the encoder's weights."""
+    """Two copies of the features [C, n, 256] of uint8 spectrograms [C, n, 200, 375], by the layers of appendix B.2.
+
+    All clients have the same weights (`weights_are_shared`). With `for_common` the second copy passes gradients to the
+    embedding but not to the encoder's weights.
+    """
     if (geometry(layers[0], layers[1]), geometry(layers[3], layers[4])) != (FIRST, SECOND):
-        raise MethodError("speech: these are not the layers that can be read together")
+        raise MethodError("speech: these are not the layers of the fused kernel")
     fixed = {name: value.detach() for name, value in encoder.items()}
-    shift = of_person(encoder, embedding, len(image))
-    again = of_person(fixed, embedding, len(image)) if for_common else None
+    shift = client_shift(encoder, embedding, len(image))
+    again = client_shift(fixed, embedding, len(image)) if for_common else None
     first = encoder["0.weight"]
     weights = first.narrow(first.dim() - 3, 0, 1), encoder["2.weight"], encoder["2.bias"], encoder["3.weight"]
     found = _Front.apply(image, *weights, shift, again)
@@ -70,8 +72,8 @@ def encode_speech(
     return _behind(layers, encoder, found[0]), _behind(layers, fixed, found[1])
 
 
-def of_person(encoder: Tree, embedding: Tensor | None, clients: int) -> Tensor:
-    """What diag(e) and the bias add to the first convolution: [C, 50, 41, 16]."""
+def client_shift(encoder: Tree, embedding: Tensor | None, clients: int) -> Tensor:
+    """The contribution of diag(e) and the bias to the first convolution: [C, 50, 41, 16]."""
     weight = encoder["0.weight"]
     shift = encoder["0.bias"].expand(clients, -1)[:, None].expand(-1, FRONT[0] * FRONT[1], -1)
     if embedding is not None:
@@ -83,7 +85,7 @@ def of_person(encoder: Tree, embedding: Tensor | None, clients: int) -> Tensor:
 
 @cache
 def _on_diagonal(size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Every place whose window sees a pixel of the diagonal, that pixel, and where in the window it is."""
+    """Every place whose window contains a pixel of the diagonal, that pixel, and its row and column in the window."""
     (top, left), (down, right) = FIRST.padding, FIRST.steps
     height, width = FIRST.widened(torch.zeros(WINDOW)).shape
     met = [
@@ -98,14 +100,14 @@ def _on_diagonal(size: int, device: torch.device) -> tuple[Tensor, Tensor, Tenso
 
 
 def _behind(layers: nn.Sequential, encoder: Tree, front: Tensor) -> Tensor:
-    """All that follows the second convolution's products."""
+    """The layers after the products of the second convolution."""
     bias = encoder["3.bias"]
     front = front + (bias if bias.dim() == 1 else bias[:, None, None, None])
     return stacked_sequential(layers, encoder, front, after=5)
 
 
 class _Front(torch.autograd.Function):
-    """z [C, n, 7, 6, 32]; and a second one, if the shift comes again: what arrives there goes to that shift alone."""
+    """z [C, n, 7, 6, 32]. With a second shift, also a copy of z whose gradient reaches only that shift."""
 
     @staticmethod
     def forward(
@@ -154,7 +156,7 @@ class _Front(torch.autograd.Function):
 
 
 def _at_weights_and_shift(ctx: Any, grads: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of the weights, summed or each client's, and what arrives at the shift on the way to them."""
+    """Gradients of the weights, summed or per client, and of the shift, which they pass through."""
     values, _, scales, gain, offset, by_box, *kept = ctx.saved_tensors
     clients = len(values)
     at_shift, each = torch.empty_like(values[:, 0]), []
@@ -175,7 +177,7 @@ def _at_weights_and_shift(ctx: Any, grads: Tensor) -> tuple[Tensor, ...]:
 
 
 def _at_shift(ctx: Any, grad: Tensor) -> Tensor:
-    """What arrives at every client's shift [C, 50, 41, 16], of what arrives at z: the equation above."""
+    """The gradient of every client's shift [C, 50, 41, 16] from the gradient of z: the equation above."""
     values, outputs, scales, gain, offset, by_box, *_ = ctx.saved_tensors
     of_gain, of_offset = (_add_places(value[None]) @ by_box for value in (gain, offset))  # [42, 32]
     mean, scale = scales.unbind(dim=1)  # [C, n]
@@ -193,8 +195,10 @@ def _at_shift(ctx: Any, grad: Tensor) -> Tensor:
 
 
 def _add_pixels(image: Tensor, dtype: torch.dtype) -> Tensor:
-    """For each of a window's three rows, what its weights meet at every place: [3, n * 50 * 41, 9]. The window has the
-    first five of the nine columns; with the others it is all in one piece."""
+    """For each of a window's three rows, the summed inputs of its weights at every place: [3, n * 50 * 41, 9].
+
+    The window uses the first five of the nine columns; the others keep the memory contiguous.
+    """
     (down, right), (two, three) = FIRST.steps, FIRST.stride
     padded = torch.zeros(len(image), 1 + image.shape[1], image.shape[2], dtype=torch.int16, device=image.device)
     padded[:, 1:] = image
@@ -208,7 +212,7 @@ def _add_pixels(image: Tensor, dtype: torch.dtype) -> Tensor:
     return found.view(WINDOW[0], -1, right)
 
 
-PIXELS_IN_A_MEAN = prod(FIRST.pool) * 255  # and bytes are numbers up to one
+PIXELS_IN_A_MEAN = prod(FIRST.pool) * 255  # bytes are scaled to at most one
 
 
 def _by_row(first: Tensor) -> Tensor:
@@ -223,25 +227,25 @@ def _by_row_back(of_rows: Tensor) -> Tensor:
     return of_rows[..., : WINDOW[1], :].movedim(-1, -3)[..., None, :, :] / PIXELS_IN_A_MEAN
 
 
-# The second. Its inputs lie in memory as they are written here.
+# The second convolution. The shapes below are also the memory layouts.
 
 
 def _rows_seen(normed: Tensor, shift: int) -> Tensor:
-    """[n, 50, 41, 16] as the five rows of each of seven windows: [n, 7, 5, 41 * 16]."""
+    """A view of [n, 50, 41, 16] as the five rows of each of seven windows: [n, 7, 5, 41 * 16]."""
     size = (len(normed), BEHIND[0], SIDE, ROW)
     step = (SEEN, SECOND.steps[0] * ROW, ROW, 1)
     return normed.as_strided(size, step, normed.storage_offset() + shift * ROW)
 
 
 def _columns_seen(rows: Tensor, shift: int) -> Tensor:
-    """[n, 7, 5, 41 * 16] as the five columns of each of six windows: [n, 7, 6, 5, 5 * 16]."""
+    """A view of [n, 7, 5, 41 * 16] as the five columns of each of six windows: [n, 7, 6, 5, 5 * 16]."""
     size = (len(rows), *BEHIND, SIDE, SIDE * CHANNELS)
     step = (BEHIND[0] * SIDE * ROW, SIDE * ROW, SECOND.steps[1] * CHANNELS, ROW, 1)
     return rows.as_strided(size, step, rows.storage_offset() + shift * CHANNELS)
 
 
 def _add_places(normed: Tensor) -> Tensor:
-    """What the weights meet at every place: [n, 50, 41, 16] -> [n * 42, 5 * 5 * 16]."""
+    """The summed inputs of the weights at every place: [n, 50, 41, 16] -> [n * 42, 5 * 5 * 16]."""
     one, two, three = SHIFTS
     rows = _rows_seen(normed, one) + _rows_seen(normed, two)
     rows += _rows_seen(normed, three)
@@ -252,7 +256,7 @@ def _add_places(normed: Tensor) -> Tensor:
 
 
 def _add_places_back(grad: Tensor) -> Tensor:
-    """[n * 42, 5 * 5 * 16] -> [n, 50, 41, 16]. A shift meets every place once, so that adding in place is safe."""
+    """[n * 42, 5 * 5 * 16] -> [n, 50, 41, 16]. A view has every element at most once, so adding in place is safe."""
     grad = grad.view(-1, *BEHIND, SIDE, SIDE * CHANNELS)
     rows = grad.new_zeros(len(grad), BEHIND[0], SIDE, ROW)
     for shift in SHIFTS:

@@ -1,9 +1,9 @@
 """`nn.Sequential` for many clients at once: convolutions, layer norms, pools and linear layers.
 
-Inputs are [C, n, ...]; between layers images are [C, n, height, width, channels], which is how the library's
-convolutions are fastest. A parameter with a leading client axis is each client's own; without one it is the same for
-everybody, and its gradient is the sum over all. A parameter that was expanded from one value is used as that one value
-in the forward pass, where it is, and gets each client's gradient in the backward pass, where clipping wants them apart.
+Inputs are [C, n, ...]. Between layers images are [C, n, height, width, channels], the fastest layout for the library's
+convolutions. A parameter with a leading client axis is separate for each client; without one it is shared by all
+clients, and its gradient is the sum over them. A parameter expanded from one value counts as shared in the forward
+pass, but gets a gradient per client in the backward pass, as clipping needs.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from homespun.core.errors import MethodError
 from homespun.core.tree import Tree
 from homespun.models.document import stacked_linear
 
-IMAGE = 3  # axes
+IMAGE = 3  # axes of an image
 
 
 class Geometry(NamedTuple):
-    """How a convolution's window moves, over how many places their mean is taken afterwards, and what inputs count in:
-    bytes of 255 are numbers up to one.
+    """Stride and padding of a convolution, size of the average pooling after it, and unit of the inputs (255 for bytes,
+    which scales them to at most one).
 
-    A mean over places of a convolution is a convolution with a larger window in larger steps, whose weight is the mean
-    of the shifted weights. It has fewer products, and what would be averaged is never written down.
+    A convolution followed by average pooling is a convolution with a larger window and stride, whose weight is the mean
+    of the shifted weights. It needs fewer products, and the values to average are never stored.
     """
 
     stride: tuple[int, ...]
@@ -45,7 +45,7 @@ class Geometry(NamedTuple):
         return self.stride[0] * self.pool[0], self.stride[1] * self.pool[1]
 
     def widened(self, weight: Tensor) -> Tensor:
-        """[..., kh, kw] as the weight of the one convolution."""
+        """The weight [..., kh, kw] extended to that of the combined convolution."""
         height, width = weight.shape[-2:]
         wide = weight.new_zeros(
             *weight.shape[:-2],
@@ -59,13 +59,13 @@ class Geometry(NamedTuple):
         return wide / (prod(self.pool) * self.unit)
 
     def narrowed(self, gradient: Tensor, size: torch.Size) -> Tensor:
-        """The gradient of `widened`'s argument, of this size, from that of its result."""
+        """The gradient of the argument of `widened`, which has this size, from the gradient of its result."""
         height, width = size[-2:]
         shifted = [gradient[..., down : down + height, right : right + width] for down, right in self._shifts()]
         return torch.stack(shifted).sum(dim=0) / (prod(self.pool) * self.unit)
 
     def back(self, grad: Tensor, inputs: Tensor, wide: Tensor, *, of: Literal["inputs", "weight"]) -> Tensor:
-        """The gradient of the one convolution, where its weight is everybody's, as the library has it."""
+        """The library's gradient of the combined convolution with a weight shared by all clients."""
         found = torch.ops.aten.convolution_backward(
             *(_for_library(grad), _for_library(inputs), wide, None),
             *(self.steps, self.padding, (1, 1), False, (0, 0), 1),
@@ -79,8 +79,10 @@ class Geometry(NamedTuple):
 
 
 def stacked_sequential(layers: nn.Sequential, parameters: Tree, inputs: Tensor, *, after: int = 0) -> Tensor:
-    """What `layers`, but for the first few, gives for every client's rows; `parameters` are named as in `layers`.
-    Images that come out have their channels last, as those that go in."""
+    """Apply `layers`, except the first `after`, to every client's rows. `parameters` are named as in `layers`.
+
+    Input and output images have their channels last.
+    """
     for place, layer in list(enumerate(layers))[after:]:
         own = {name: parameters[f"{place}.{name}"] for name, _ in layer.named_parameters()}
         if isinstance(layer, nn.Conv2d):
@@ -88,14 +90,14 @@ def stacked_sequential(layers: nn.Sequential, parameters: Tree, inputs: Tensor, 
             inputs = conv(inputs, own["weight"], own["bias"], geometry(layer, following))
         elif isinstance(layer, nn.AvgPool2d):
             if place == 0 or not isinstance(layers[place - 1], nn.Conv2d):
-                raise MethodError("a mean over places is read together with the convolution before it; there is none")
+                raise MethodError("average pooling can be stacked only directly after a convolution")
         else:
             inputs = _LAYERS[type(layer)](layer, own, inputs)
     return inputs
 
 
-def same_for_all(parameters: Tree, layers: nn.Sequential) -> bool:
-    """Whether everybody has the same weights: none has a client axis, or all have one along which nothing changes."""
+def weights_are_shared(parameters: Tree, layers: nn.Sequential) -> bool:
+    """Whether all clients have the same weights: no weight has a client axis, or all are expanded along it."""
     plain = {name: value.dim() for name, value in layers.named_parameters()}
     if all(value.dim() == plain[name] for name, value in parameters.items()):
         return True
@@ -105,7 +107,7 @@ def same_for_all(parameters: Tree, layers: nn.Sequential) -> bool:
 
 
 def geometry(layer: nn.Module, following: nn.Module | None) -> Geometry:
-    """Of a convolution and of the mean that is taken of what it gives, if that is what follows."""
+    """The geometry of a convolution and of the average pooling after it, if there is one."""
     assert isinstance(layer, nn.Conv2d)
     plain = layer.dilation == (1, 1) and layer.groups == 1 and layer.padding_mode == "zeros" and layer.bias is not None
     if isinstance(layer.padding, str) or not plain:
@@ -116,19 +118,19 @@ def geometry(layer: nn.Module, following: nn.Module | None) -> Geometry:
         value if isinstance(value, tuple) else (value, value) for value in (following.kernel_size, following.stride)
     )
     if size != stride or following.padding not in (0, (0, 0)) or following.ceil_mode or following.divisor_override:
-        raise MethodError(f"{following}: only a mean over places that do not overlap can be stacked")
+        raise MethodError(f"{following}: only average pooling without overlap can be stacked")
     return Geometry(layer.stride, layer.padding, size)
 
 
 def conv(inputs: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    """[C, n, height, width, out]; the weight is everybody's or each client's own, [C, out, in, kh, kw]."""
+    """[C, n, height, width, out]. The weight is shared by all clients, or separate for each: [C, out, in, kh, kw]."""
     outputs = _Conv.apply(inputs, weight, geometry)
     return outputs if bias is None else outputs + (bias if bias.dim() == 1 else bias[:, None, None, None])
 
 
 class _Conv(torch.autograd.Function):
-    """A weight that is the same for all makes one convolution of everybody's rows. With a single input channel its
-    gradient is a product of windows: the library takes 20 times as long for it."""
+    """With a shared weight, one convolution processes the rows of all clients. With a single input channel the weight's
+    gradient is a matrix product over windows, because the library would take 20 times as long."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
@@ -152,15 +154,15 @@ class _Conv(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs, wide, windows = ctx.saved_tensors
         wants_inputs, wants_weight, _ = ctx.needs_input_grad
-        everybodys = len(ctx.weight) == 4
+        is_shared = len(ctx.weight) == 4
         of_inputs = of_weight = None
-        if wants_weight and everybodys and windows is None:
+        if wants_weight and is_shared and windows is None:
             of_weight = ctx.geometry.narrowed(ctx.geometry.back(grad, inputs, wide, of="weight"), ctx.weight)
         elif wants_weight:
             if windows is None:
                 windows, _ = _windows(inputs, wide.shape[-2:], ctx.geometry)
             of_wide = torch.bmm(grad.flatten(1, 3).mT, windows)  # [C, out, kh * kw * in]
-            of_wide = of_wide.sum(dim=0) if everybodys else of_wide
+            of_wide = of_wide.sum(dim=0) if is_shared else of_wide
             of_wide = of_wide.unflatten(-1, (*wide.shape[-2:], -1)).movedim(-1, -3)
             of_weight = ctx.geometry.narrowed(of_wide, ctx.weight)
         if wants_inputs and ctx.same:
@@ -175,7 +177,7 @@ class _Conv(torch.autograd.Function):
 
 
 def _for_library(images: Tensor) -> Tensor:
-    """[C * n, channels, height, width], in the same place."""
+    """[C * n, channels, height, width], without copying."""
     return images.flatten(0, 1).movedim(-1, 1)
 
 
@@ -184,8 +186,10 @@ def _from_library(images: Tensor, clients: torch.Size) -> Tensor:
 
 
 def _windows(inputs: Tensor, size: torch.Size, geometry: Geometry) -> tuple[Tensor, torch.Size]:
-    """Every window of every row, [C, n * places, kh * kw * in], and how many places there are; bytes become numbers. By
-    numpy, which copies windows three times as fast."""
+    """Every window of every row as floats [C, n * places, kh * kw * in], and the number of places.
+
+    numpy copies windows three times as fast as torch.
+    """
     (top, left), (down, right) = geometry.padding, geometry.steps
     around = functional.pad(inputs, (0, 0, left, left, top, top))
     if inputs.device.type != "cpu":

@@ -1,4 +1,4 @@
-"""A bidirectional LSTM for many clients at once, each with weights of its own.
+"""A bidirectional LSTM for many clients at once, each with its own weights.
 
 `stacked_bilstm` computes what `nn.LSTM(bidirectional=True, batch_first=True)` computes on a packed sequence,
 final states or the largest value of each state over the text, for a whole chunk of clients: every tensor has a
@@ -10,25 +10,25 @@ leading client axis C. First-order gradients are written out by hand.
     V       rows of the table the inputs are taken from
     N       2 C: first every client's forward direction, then every client's backward direction
 
-How it is made fast, in the order of what it brings:
+Optimizations, largest gain first:
 
 - **One matrix product per time step** for all clients and both directions; everything that does not depend
-  on the previous step is done outside the recurrence or folded into scaled weights.
+  on the previous step is computed outside the recurrence or folded into scaled weights.
 - **Only sigmoids.** tanh(x) = 2 sigmoid(2x) - 1, and torch's sigmoid is three times as fast as its tanh, so
   all four gates are one call. The doublings vanish into the weights: the recurrence carries u = 2c and
   k = h/2, with i, f, o = sigmoid(a) and s = sigmoid(2 a_g) (gate order of nn.LSTM: i, f, g, o):
 
       u_t = f u_{t-1} + 4 i (s - 1/2),   q = sigmoid(u_t),   k_t = o (q - 1/2)
 
-- **Derivatives while the values are in the cache.** The forward pass keeps, instead of activations, the
-  factors the backward recurrence multiplies by:
+- **Derivatives while the values are in the cache.** Instead of activations, the forward pass saves the factors
+  of the backward recurrence:
 
       dk/du = o q (1-q)      dk/da_o = (q - 1/2) o (1-o)
       du/da_i = 4 (s - 1/2) i (1-i)      du/da_f = u_{t-1} f (1-f)      du/d(2a_g) = 4 i s (1-s)
 
-  The constants are left out there and put back once per weight matrix (`_DROPPED`).
-- **Project the table, not the text.** Inputs are rows of a table (character embeddings). Each row goes
-  through the input weights once, however often it occurs; gradients are summed per row before they go back.
+  The constants are left out of the factors and applied once per weight matrix (`_DROPPED`).
+- **Project the table, not the text.** Inputs are rows of a table (character embeddings). Each row is
+  multiplied by the input weights once, however often it occurs; gradients are summed per row first.
 - **Ragged texts without masks.** Both directions are aligned to *end* at the last step, so a short text
   begins with padding. A padding row closes the input gate (i = 0), which holds the state at exactly zero,
   and with it every derivative.
@@ -61,16 +61,15 @@ def stacked_bilstm(
 ) -> Tensor:
     """The states [C, B, 2H] (forward ++ backward) of a BiLSTM over `table[c, text[c, b, :lengths[c, b]]]`.
 
-    table [C, V, E], text [C, B, L] row numbers (beyond a text's length any row will do), lengths [C, B] from
-    0 to L; a text of length 0 has the state zero. `weights` holds `nn.LSTM`'s names and layouts, each with a
-    leading client axis. `pooling` is "final", each direction's last state, or "max", each number's largest
-    value over the text.
+    table [C, V, E]; text [C, B, L] row numbers, where entries beyond a text's length may be any row; lengths [C, B]
+    from 0 to L; a text of length 0 has the state zero. `weights` has the names and layouts of `nn.LSTM`, each with a
+    leading client axis. `pooling` is "final" for each direction's last state, or "max" for the maximum over the text.
     """
     ordered = [weights[name] for name in WEIGHT_NAMES]
     text = text[:, :, : max(int(lengths.max()), 1)].long()
     learns = torch.is_grad_enabled() and any(each.requires_grad for each in (table, *ordered))
     if not learns and len(table) > 1 and all(each.stride(0) == 0 for each in (table, *ordered)):
-        # The same weights for everyone: one client with everybody's texts, and larger matrix products.
+        # All clients have the same weights: treat them as one client with all texts, for larger matrix products.
         whole = stacked_bilstm(
             table[:1],
             text.flatten(0, 1)[None],
@@ -113,7 +112,7 @@ class _StackedBiLSTM(torch.autograd.Function):
         clients, height, _ = table.shape
         hidden = weights[1].shape[2]
         is_padding = rows == height
-        # Row numbers within the projected tables of all clients and directions, laid end to end.
+        # Row numbers within the concatenated projected tables of all clients and directions.
         rows = rows + (torch.arange(count, device=rows.device) * (height + 1)).view(-1, 1, 1)
         steps = rows.transpose(0, 1).reshape(length, count * batch)
         projected = _project(table, weights)
@@ -160,9 +159,9 @@ def _per_gate(values: Sequence[float], like: Tensor, *, trailing: int) -> Tensor
 
 
 def _project(table: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    """The input's share of the gates for every row of the table: [2 C (V+1), 4H], each last row the padding.
+    """The input's contribution to the gates for every row of the table: [2 C (V+1), 4H]; each last row is padding.
 
-    The bias and the padding row are two more columns of the table, so that one product makes everything.
+    The bias and the padding row are two more columns of the table, so that one product computes everything.
     """
     clients, height, dim = table.shape
     gates = weights[0].shape[1]
@@ -183,7 +182,7 @@ def _project(table: Tensor, weights: Sequence[Tensor]) -> Tensor:
 
 
 def _recurrent_weights(forward: Tensor, backward: Tensor) -> Tensor:
-    """[N, H, 4H]: what k = h/2 is multiplied by; transposed once, because h @ W is faster than h @ W.T."""
+    """[N, H, 4H]: the factor of k = h/2; transposed once, because h @ W is faster than h @ W.T."""
     clients, gates, hidden = forward.shape
     out = forward.new_empty(2, clients, hidden, 4, gates // 4)
     scale = 2 * _per_gate(_DOUBLED, forward, trailing=1)
@@ -195,9 +194,9 @@ def _recurrent_weights(forward: Tensor, backward: Tensor) -> Tensor:
 def _recur(
     projected: Tensor, steps: Tensor, *, recurrent: Tensor, batch: int, keep: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The last k [N, B, H], and, if to be kept, gate factors, cell factors, forget gates and all k before it.
+    """The last k [N, B, H] and, with `keep`, gate factors, cell factors, forget gates and all k before it.
 
-    What the backward recurrence reads is time-major; k is client-major, for the product with the gradients.
+    The inputs of the backward recurrence are time-major; k is client-major, for the product with the gradients.
     """
     count, hidden, _ = recurrent.shape
     length = steps.shape[0]
@@ -207,12 +206,12 @@ def _recur(
     states = recurrent.new_empty(count, length if keep else 1, batch, hidden)
     states[:, 0] = 0
     last, q, half = recurrent.new_empty(3, count, batch, hidden)
-    half.fill_(0.5)  # a whole tensor, because torch wraps a Python number at more cost than the subtraction
+    half.fill_(0.5)  # a full tensor, because wrapping a Python number costs torch more than the subtraction
     gates = recurrent.new_empty(count * batch, 4 * hidden)
     gates_by_client = gates.view(count, batch, 4 * hidden)
     activations = gates.view(count, batch, 4, hidden)
     i, f, s, o = activations.unbind(2)
-    # Gate slots of `now`: s - 1/2, u_{t-1}, i, q - 1/2: what each gate's derivative is multiplied by.
+    # Gate slots of `now`: s - 1/2, u_{t-1}, i, q - 1/2: the factors of each gate's derivative.
     now, then = recurrent.new_empty(2, count, batch, 4, hidden)
     now_slots, then_slots = now.unbind(2), then.unbind(2)
     now_slots[1].zero_()
@@ -244,7 +243,7 @@ def _recur(
 
 
 def _largest(states: Tensor, last: Tensor, is_padding: Tensor) -> tuple[Tensor, Tensor]:
-    """Every k's largest value over the text [N, B, H], 0 for an empty text, and the step at which it was."""
+    """The maximum of k over the text [N, B, H], 0 for an empty text, and the step at which it occurs."""
     k = torch.cat((states[:, 1:], last[:, None]), dim=1)
     largest, at = k.masked_fill_(is_padding[..., None], -torch.inf).max(dim=1)
     return largest.masked_fill_(largest == -torch.inf, 0), at
@@ -259,9 +258,9 @@ def _recur_backward(
     forget: Tensor,
     recurrent: Sequence[Tensor],
 ) -> Tensor:
-    """Gradients of all gates before activation, constants of `_DROPPED` still missing: [N, L, B, 4, H].
+    """Gradients of all gates before activation, without the constants of `_DROPPED`: [N, L, B, 4, H].
 
-    `grad` belongs to the last step's k, or each of its numbers to the step that `at` names.
+    `grad` is the gradient of the last step's k, or with `at` each of its numbers is of the step that `at` names.
     """
     length, count, batch, _, hidden = gate_factors.shape
     clients = count // 2

@@ -1,4 +1,4 @@
-"""Utterances as tokens."""
+"""Encodes utterances as batches of tokens."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from homespun.core.errors import SettingsError
 from homespun.core.method import Batch, Window
 from homespun.models.pretrained import Pretrained
 
-PROMPT = 3  # tokens of an utterance that are given; what follows is scored
-SHORTEST = PROMPT + 1  # an utterance needs one token to score
-# Defaults of language runs. After training every user adapts at home to several numbers of samples, which takes seconds
-# each time; with all users and all their utterances the final evaluation could take longer than the training.
-EVALUATED = {"evaluate_users": 25, "evaluate_examples": 25}
+PROMPT = 3  # first tokens of an utterance, which are given; the others are scored
+SHORTEST = PROMPT + 1  # an utterance needs at least one token to score
+# Defaults of language runs. After training every user adapts to several numbers of samples, which takes seconds each
+# time; with all users and all their utterances the final evaluation could take longer than the training.
+EVALUATION_DEFAULTS = {"evaluate_users": 25, "evaluate_examples": 25}
 UtteranceLength: TypeAlias = Annotated[int, Field(ge=SHORTEST)]
 
 
 def encode(
     texts: Sequence[str], contexts: np.ndarray | None, pretrained: Pretrained, *, length: int, prefix: int
 ) -> Batch:
-    """Every utterance of four tokens or more, cut at `length`; shorter ones are left out."""
+    """Encode utterances of at least four tokens, truncated to `length`; shorter ones are left out."""
     if length + prefix > pretrained.positions:
         raise SettingsError(
-            f"length: {length} tokens and {prefix} before them are more than the {pretrained.positions} that "
-            f"{pretrained.name} can read. At most {pretrained.positions - prefix}."
+            f"length: {length} tokens and {prefix} before them exceed the {pretrained.positions} positions of "
+            f"{pretrained.name}. Use at most {pretrained.positions - prefix}."
         )
     ids = _tokens(texts, pretrained)
     kept = [row for row, some in enumerate(ids) if len(some) >= SHORTEST]
@@ -46,7 +46,7 @@ def encode(
 
 
 def token_window(pretrained: Pretrained, length: int) -> Window:
-    """At most `length` tokens of an utterance are read."""
+    """The window of a method that reads at most `length` tokens of an utterance."""
     return Window(
         "length", length, unit="tokens", sizes=lambda texts: [len(some) for some in _tokens(texts, pretrained)]
     )

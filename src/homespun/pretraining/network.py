@@ -1,9 +1,9 @@
-"""The network, as Hugging Face's GPT-2 has it, and a loss that does not hold all logits at once.
+"""The network, a Hugging Face GPT-2, and a loss that never holds all logits at once.
 
-Voices: while it is trained, most sequences have a vector added to the embedding of END, one for the source and one
-for the stretch of it they are from, and these vectors are learned along. So the network learns what a vector in the
-first place can tell it about the words to come, which is what a personal embedding is later going to do. The vectors
-are not part of the model; the sequences without them keep END alone what it is to any other language model.
+Style vectors: in training, most sequences have two learned vectors added to the embedding of END, one for their source
+and one for their stretch of it. So the network learns that a vector at the first position carries information about
+the words to come, which is the role of a personal embedding later. The vectors are not part of the model. Sequences
+without them keep the usual meaning of END alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from homespun.core.seeds import derive
 from homespun.core.settings import Settings
 from homespun.pretraining.corpus import END_ID, PADDING
 
-CHUNK = 256  # rows of logits at a time: they stay in the cache
+CHUNK = 256  # rows of logits computed at a time, so that they stay in the cache
 
 
 class NetworkSettings(Settings):
@@ -32,7 +32,7 @@ class NetworkSettings(Settings):
 
 
 def build_network(settings: NetworkSettings, *, vocabulary: int, positions: int, seed: int) -> Any:
-    """A GPT-2 with fresh weights. Nothing is dropped out: the text is hardly read twice."""
+    """A GPT-2 with random weights. Without dropout, because text is rarely read twice."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -54,7 +54,7 @@ def build_network(settings: NetworkSettings, *, vocabulary: int, positions: int,
 
 
 class _MeanLoss(torch.autograd.Function):
-    """Mean cross-entropy of `hidden @ weight.T`. The gradient is made on the way, chunk by chunk."""
+    """Mean cross-entropy of `hidden @ weight.T`. The forward pass also computes the gradient, chunk by chunk."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -82,16 +82,16 @@ class _MeanLoss(torch.autograd.Function):
         return hidden_gradient * gradients[0], weight_gradient * gradients[0], None
 
 
-def mean_loss(network: nn.Module, rows: Tensor, voices: Tensor | None = None) -> Tensor:
-    """Mean loss of every token of `rows` after the first; padding is neither read nor predicted.
+def mean_loss(network: nn.Module, rows: Tensor, style: Tensor | None = None) -> Tensor:
+    """Mean loss of all tokens of `rows` after the first; padding is neither read nor predicted.
 
-    `voices` has a vector for each row.
+    `style` has a vector for each row.
     """
     read, targets = rows[:, :-1], rows[:, 1:]
     there = targets != PADDING
     body: Any = network.transformer
     embedded = body.wte(read.clamp(min=0))
-    if voices is not None:
-        embedded = embedded + (read == END_ID)[..., None] * voices[:, None]
+    if style is not None:
+        embedded = embedded + (read == END_ID)[..., None] * style[:, None]
     hidden = body(inputs_embeds=embedded, use_cache=False).last_hidden_state
     return _MeanLoss.apply(hidden[there], body.wte.weight, targets[there])

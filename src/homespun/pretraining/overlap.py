@@ -1,7 +1,7 @@
-"""How much of the evaluated text is in the training text.
+"""Measures how much of the evaluated text is in the training text.
 
-A sentence overlaps when 13 of its words in a row occur in a row in the training text, lower-cased and without
-punctuation. Shorter sentences have no such run and are not counted.
+A sentence overlaps if 13 consecutive words of it occur in the training text, lower-cased and without punctuation.
+Shorter sentences are not counted.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def words(text: str) -> list[str]:
 
 
 def runs(text: str, length: int = RUN) -> Iterator[str]:
-    """Every `length` words in a row."""
+    """Every run of `length` consecutive words."""
     found = words(text)
     return (" ".join(found[start : start + length]) for start in range(len(found) - length + 1))
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """`sentences` were long enough to be looked for, `found` of them overlap; `sources`: with whom, how many."""
+    """`sentences` are long enough to count, `found` of them overlap; `sources` has the number found in each source."""
 
     sentences: int
     found: int
@@ -63,8 +63,8 @@ def without_overlap(evaluated: Iterable[str], paragraphs: Iterable[str], *, leng
     return [paragraph for paragraph in paragraphs if not any(run in wanted for run in runs(paragraph, length))]
 
 
-def require_little(overlap: Overlap, *, limit: float = LIMIT) -> None:
-    """Refuse training text that holds what a model is going to be evaluated on."""
+def require_low_overlap(overlap: Overlap, *, limit: float = LIMIT) -> None:
+    """Raise if the training text contains too much of the evaluated text."""
     if overlap.share <= limit:
         return
     worst = sorted(overlap.sources.items(), key=lambda item: -item[1])[:3]
@@ -72,5 +72,5 @@ def require_little(overlap: Overlap, *, limit: float = LIMIT) -> None:
     raise DataError(
         f"the training text overlaps with {overlap.found} of {overlap.sentences} evaluated sentences "
         f"({overlap.share:.2%}, at most {limit:.2%} is allowed). Worst: {named}. Leave these out, or drop the "
-        "paragraphs in question with --drop-overlap."
+        "overlapping paragraphs with --drop-overlap."
     )

@@ -1,10 +1,10 @@
-"""A pre-training run in a folder: begun, gone on with after a stop, finished with a model and its card.
+"""A pre-training run in a folder: starts or resumes it, and writes the model with its card at the end.
 
-RUN/settings.json            everything it was started with, and the steps that were found to fit
+RUN/settings.json            the settings it was started with, and the number of steps
 RUN/corpus/                  vocabulary and token ids; see `corpus`
-RUN/checkpoint.safetensors   where it goes on
-RUN/results.json             the figures, once it is finished
-RUN/model/                   the model in the Hugging Face format, with its card
+RUN/checkpoint.safetensors   the state to resume from
+RUN/results.json             the results, once the run is finished
+RUN/model/                   the model in Hugging Face format, with its card
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from homespun.core.settings import Settings
 from homespun.pretraining import training
 from homespun.pretraining.card import render_card, write_model
 from homespun.pretraining.corpus import Corpus, build_corpus, load_corpus, save_corpus
-from homespun.pretraining.sources import SOURCES, evaluated_sentences, read_given, read_source, select
-from homespun.pretraining.training import Measured, PretrainSettings, Progress
+from homespun.pretraining.sources import SOURCES, evaluated_sentences, read_source, read_user_file, select_sources
+from homespun.pretraining.training import LossTotal, PretrainSettings, Progress
 from homespun.system.json_files import SCHEMA, read_json, versions, write_json
 
 CACHE = Path.home() / ".cache" / "homespun" / "packages"
 
 
-class Request(Settings):
-    """What a run is asked for."""
+class PretrainRequest(Settings):
+    """The settings and texts of a run."""
 
     settings: PretrainSettings = PretrainSettings()
     """How the model is trained."""
     without: tuple[str, ...] = ()
     """Sources of the table that are left out."""
     texts: tuple[str, ...] = ()
-    """Files of the user's own."""
+    """The user's own text files."""
 
     def command(self) -> str:
-        """The command that asks for this."""
+        """The equivalent command line."""
         words = ["homespun", "pretrain"]
         if len(self.without) == len(SOURCES):
             words.append("--only-text")
@@ -61,10 +61,10 @@ class Request(Settings):
 
 @dataclass(frozen=True)
 class Pretraining:
-    """A run that is ready to take steps."""
+    """An open run, ready to train."""
 
     folder: Path
-    request: Request
+    request: PretrainRequest
     corpus: Corpus
     state: training.State
 
@@ -72,9 +72,9 @@ class Pretraining:
         return training.train(self.state, self.corpus, self.request.settings, folder=self.folder)
 
 
-def open_run(folder: Path, request: Request, *, cache: Path, say: Callable[[str], None]) -> Pretraining:
-    """Begin a run, or go on with the one that is there."""
-    torch.set_num_threads(1)  # one core, and the same bits everywhere on it
+def open_run(folder: Path, request: PretrainRequest, *, cache: Path, say: Callable[[str], None]) -> Pretraining:
+    """Start a run, or resume the one in the folder."""
+    torch.set_num_threads(1)  # for reproducible bits
     if (folder / "results.json").exists():
         raise RunError(
             f"{folder}: this run is finished; its model is in {folder / 'model'}. Name another --folder for a new one."
@@ -86,33 +86,33 @@ def open_run(folder: Path, request: Request, *, cache: Path, say: Callable[[str]
     place = folder / "settings.json"
     recorded = read_json(place, missing="") if place.exists() else None
     if recorded is not None and {name: recorded.get(name) for name in asked} != asked:
-        raise RunError(f"{folder}: there is a run with other settings or texts here. Name another --folder.")
-    if recorded is None:  # a corpus without it is half made, or of other settings
+        raise RunError(f"{folder}: holds a run with other settings or texts. Name another --folder.")
+    if recorded is None:  # a corpus without recorded settings may be incomplete or have other settings
         corpus = _make_corpus(request, cache=cache, say=say)
         save_corpus(corpus, folder / "corpus")
     else:
         corpus = load_corpus(folder / "corpus")
     steps = recorded.get("steps") if recorded else None
     if steps is None:
-        # before the steps are known too: a run that is stopped now need not read the texts again
+        # written before the steps are known too, so that a run stopped now need not read the texts again
         write_json(place, {**asked, "steps": None})
         steps = training.count_steps(corpus, request.settings)
         write_json(place, {**asked, "steps": steps, "fingerprint": corpus.fingerprint, "versions": versions()})
     checkpoint = folder / training.CHECKPOINT
     if checkpoint.exists():
         state = training.load_checkpoint(checkpoint, corpus, request.settings)
-        say(f"{folder}: going on after step {state.step}")
+        say(f"{folder}: resuming after step {state.step}")
     else:
-        state = training.begin(corpus, request.settings, steps=steps)
+        state = training.initial_state(corpus, request.settings, steps=steps)
     return Pretraining(folder, request, corpus, state)
 
 
-def _make_corpus(request: Request, *, cache: Path, say: Callable[[str], None]) -> Corpus:
-    texts = [read_given(Path(name)) for name in request.texts]  # first: their faults are found at once
-    for source in select(request.without):
+def _make_corpus(request: PretrainRequest, *, cache: Path, say: Callable[[str], None]) -> Corpus:
+    texts = [read_user_file(Path(name)) for name in request.texts]  # first, so that their faults are reported at once
+    for source in select_sources(request.without):
         say(f"reading {source.name}: {source.package}")
         texts.append(read_source(source, cache))
-    say("looking for evaluated text, cutting into tokens")
+    say("measuring overlap with evaluated text, tokenizing")
     corpus = build_corpus(texts, evaluated_sentences(), settings=request.settings.corpus, seed=request.settings.seed)
     tokens = sum(one.tokens for one in corpus.facts)
     say(f"{tokens:,} tokens; overlap with evaluated sentences {corpus.overlap.share:.3%}")
@@ -120,8 +120,8 @@ def _make_corpus(request: Request, *, cache: Path, say: Callable[[str], None]) -
 
 
 def finish(run: Pretraining, *, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measure the model as it is going to be stored, write it with its card, and give the figures."""
-    say("measuring")
+    """Evaluate the model as it will be stored (float16), write it with its card, and return the results."""
+    say("evaluating")
     state, corpus = run.state, run.corpus
     network = state.network.to(torch.float16).to(torch.float32).eval()
     by_source = {name: training.measure_documents(network, rows) for name, rows in corpus.held_out.items()}
@@ -152,13 +152,13 @@ def finish(run: Pretraining, *, say: Callable[[str], None]) -> dict[str, Any]:
         "versions": versions(),
     }
     write_model(run.folder / "model", network=network, corpus=corpus, card=render_card(results))
-    write_json(run.folder / "results.json", results)  # last: with it the run is finished
+    write_json(run.folder / "results.json", results)  # last: it marks the run as finished
     return results
 
 
-def _pooled(measured: Sequence[Measured]) -> Measured:
-    return Measured(sum(one.loss for one in measured), sum(one.tokens for one in measured))
+def _pooled(measured: Sequence[LossTotal]) -> LossTotal:
+    return LossTotal(sum(one.loss for one in measured), sum(one.tokens for one in measured))
 
 
-def _figures(measured: Measured) -> dict[str, float]:
+def _figures(measured: LossTotal) -> dict[str, float]:
     return {"tokens": measured.tokens, "perplexity": measured.perplexity}

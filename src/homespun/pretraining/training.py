@@ -1,7 +1,7 @@
-"""Training: the steps of one run, checkpoints a killed run goes on from, and measures.
+"""Training steps, checkpoints from which a killed run resumes, and evaluation.
 
-A step's sequences follow from the seed and its number, and nothing is drawn elsewhere. So a checkpoint needs the
-weights, the optimizer's moments and the number of steps done; there is no generator whose state could be lost.
+The sequences of a step are a function of the seed and the step number, and there are no other random draws. So a
+checkpoint needs only the weights, the optimizer's moments and the number of steps, but no generator state.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ from homespun.pretraining.network import NetworkSettings, build_network, mean_lo
 from homespun.system.disk import write_whole
 
 CHECKPOINT = "checkpoint.safetensors"
-TIMED_STEPS = 6  # to see how many steps fit into the minutes asked for
+TIMED_STEPS = 6  # steps to time, to compute how many fit into the requested minutes
 MEASURED_ROWS = 32
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class PretrainSettings(Settings):
-    """Everything a run is started with; the table of sources and their weights are recorded with the corpus."""
+    """The settings of a run. The corpus records the sources and their weights."""
 
     seed: int = 0
     """All random draws derive from it."""
     minutes: PositiveFloat = 65.0
-    """Minutes to train; the number of steps is measured at the start."""
+    """Training time in minutes; a timing at the start converts it to steps."""
     steps: PositiveInt | None = None
-    """Instead of minutes: steps to train."""
+    """Number of training steps, instead of minutes."""
     batch: PositiveInt = 8
     """Sequences in a step."""
     rate: PositiveFloat = 1.5e-3
-    """Learning rate at its peak."""
+    """Peak learning rate."""
     warm_up: Share = 0.03
-    """Share of the steps in which the learning rate rises."""
+    """Share of the steps in which the learning rate rises linearly."""
     final_rate: Share = 0.05
-    """Learning rate at the end of the cosine, as a share of the peak."""
+    """Final learning rate of the cosine decay, as a share of the peak."""
     betas: tuple[float, float] = (0.9, 0.98)
     """AdamW's betas."""
     decay: NonNegativeFloat = 0.1
     """AdamW's weight decay."""
     clip: PositiveFloat = 1.0
-    """Longest gradient (L2 norm)."""
+    """Maximum L2 norm of the gradient."""
     voiceless: Share = 0.25
-    """Share of the sequences that are read without the vectors of their source and stretch."""
+    """Share of the sequences without style vectors for their source and stretch."""
     checkpoint_minutes: NonNegativeFloat = 3.0
-    """Minutes between two checkpoints."""
+    """Minutes between checkpoints."""
     checkpoint_steps: PositiveInt | None = None
-    """Instead of minutes: steps between two checkpoints."""
+    """Steps between checkpoints, instead of minutes."""
     corpus: CorpusSettings = CorpusSettings()
     """How texts become sequences."""
     network: NetworkSettings = NetworkSettings()
@@ -72,20 +72,20 @@ class PretrainSettings(Settings):
 
 @dataclass(frozen=True)
 class Progress:
-    """A step that was done."""
+    """A completed step."""
 
     step: int
     steps: int
     loss: float
-    seconds: float  # of training so far, over all times the run was started
+    seconds: float  # total training time, including earlier starts of the run
 
 
 @dataclass
 class State:
-    """Where a run is between two steps. Steps change it in place: copies of all weights would cost time."""
+    """The state of a run between steps. Steps modify it in place, because copying all weights would take time."""
 
     network: Any
-    voices: torch.nn.Parameter  # a vector for each source, then one for each stretch; see `network`
+    style: torch.nn.Parameter  # a vector for each source, then one for each stretch; see `network`
     optimizer: torch.optim.AdamW
     steps: int
     step: int = 0
@@ -94,7 +94,7 @@ class State:
 
 
 def rate_at(step: int, steps: int, settings: PretrainSettings) -> float:
-    """The learning rate: a straight rise, then half a cosine down."""
+    """The learning rate of a step: linear warm-up, then cosine decay."""
     rise = max(1, round(settings.warm_up * steps))
     if step < rise:
         return settings.rate * (step + 1) / rise
@@ -102,10 +102,10 @@ def rate_at(step: int, steps: int, settings: PretrainSettings) -> float:
     return settings.rate * (settings.final_rate + (1 - settings.final_rate) * (1 + math.cos(math.pi * done)) / 2)
 
 
-def schedule(sizes: Mapping[str, int], weights: Mapping[str, float], *, count: int, seed: int) -> np.ndarray:
-    """Which sequence is read when: `count` numbers of sequences, counted through the sources one after another.
+def order_sequences(sizes: Mapping[str, int], weights: Mapping[str, float], *, count: int, seed: int) -> np.ndarray:
+    """The order of reading: `count` indices into the concatenated sequences of all sources.
 
-    Sources take turns by weight times size; a source is read to its end before any of it is read again.
+    Each draw picks a source in proportion to weight times size. A source is read completely before any of it repeats.
     """
     names = list(sizes)
     shares = np.array([sizes[name] * weights[name] for name in names], dtype=np.float64)
@@ -122,21 +122,21 @@ def schedule(sizes: Mapping[str, int], weights: Mapping[str, float], *, count: i
 
 
 @dataclass(frozen=True)
-class Reading:
-    """The sequences of some steps, in the order they are read, and the voices of each; -1: none."""
+class BatchSchedule:
+    """The sequences of all steps in reading order, and the indices of their style vectors; -1 for none."""
 
     rows: np.ndarray
     order: np.ndarray
-    voices: np.ndarray  # [sequences read, 2]: of the source, of the stretch
+    style: np.ndarray  # [sequences read, 2]: of the source, of the stretch
 
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
         part = slice(step * size, (step + 1) * size)
-        return torch.from_numpy(self.rows[self.order[part]]).long(), torch.from_numpy(self.voices[part])
+        return torch.from_numpy(self.rows[self.order[part]]).long(), torch.from_numpy(self.style[part])
 
 
-def reading(corpus: Corpus, settings: PretrainSettings, *, steps: int) -> Reading:
+def schedule_batches(corpus: Corpus, settings: PretrainSettings, *, steps: int) -> BatchSchedule:
     count = steps * settings.batch
-    order = schedule(
+    order = order_sequences(
         {name: len(one) for name, one in corpus.sequences.items()},
         {one.name: one.weight for one in corpus.facts},
         count=count,
@@ -147,12 +147,12 @@ def reading(corpus: Corpus, settings: PretrainSettings, *, steps: int) -> Readin
     first = len(sizes) + np.concatenate([[0], np.cumsum(stretches)[:-1]])
     of_source = np.repeat(np.arange(len(sizes)), sizes)
     of_stretch = np.concatenate([begin + one for begin, one in zip(first, corpus.stretches.values(), strict=True)])
-    voices = np.stack([of_source, of_stretch], axis=1)[order].astype(np.int64)
-    voices[numpy_generator(settings.seed, "voiceless").random(count) < settings.voiceless] = -1
-    return Reading(np.concatenate(list(corpus.sequences.values())), order, voices)
+    style = np.stack([of_source, of_stretch], axis=1)[order].astype(np.int64)
+    style[numpy_generator(settings.seed, "voiceless").random(count) < settings.voiceless] = -1
+    return BatchSchedule(np.concatenate(list(corpus.sequences.values())), order, style)
 
 
-def begin(corpus: Corpus, settings: PretrainSettings, *, steps: int) -> State:
+def initial_state(corpus: Corpus, settings: PretrainSettings, *, steps: int) -> State:
     network = build_network(
         settings.network,
         vocabulary=corpus.tokenizer.get_vocab_size(),
@@ -162,30 +162,30 @@ def begin(corpus: Corpus, settings: PretrainSettings, *, steps: int) -> State:
     matrices = [one for one in network.parameters() if one.ndim > 1]
     others = [one for one in network.parameters() if one.ndim == 1]
     count = sum(1 + int(one.max()) + 1 for one in corpus.stretches.values())
-    voices = torch.nn.Parameter(torch.zeros(count, settings.network.width))
-    groups = [{"params": matrices, "weight_decay": settings.decay}, {"params": [*others, voices], "weight_decay": 0.0}]
+    style = torch.nn.Parameter(torch.zeros(count, settings.network.width))
+    groups = [{"params": matrices, "weight_decay": settings.decay}, {"params": [*others, style], "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=settings.rate, betas=settings.betas, fused=True)
-    return State(network, voices, optimizer, steps)
+    return State(network, style, optimizer, steps)
 
 
 def count_steps(corpus: Corpus, settings: PretrainSettings) -> int:
-    """As many steps as were asked for, or as fit into the minutes asked for."""
+    """The requested number of steps, or as many as fit into the requested minutes."""
     if settings.steps is not None:
         return settings.steps
-    trial = begin(corpus, settings, steps=TIMED_STEPS + 1)
-    read = reading(corpus, settings, steps=TIMED_STEPS + 1)
-    take_step(trial, *read.batch(0, settings.batch), settings)  # the first one also sets things up
+    trial = initial_state(corpus, settings, steps=TIMED_STEPS + 1)
+    read = schedule_batches(corpus, settings, steps=TIMED_STEPS + 1)
+    take_step(trial, *read.batch(0, settings.batch), settings)  # not timed: the first step includes setup
     started = time.perf_counter()
     for step in range(1, TIMED_STEPS + 1):
         take_step(trial, *read.batch(step, settings.batch), settings)
     return max(1, round(settings.minutes * 60 / ((time.perf_counter() - started) / TIMED_STEPS)))
 
 
-def take_step(state: State, batch: Tensor, voices: Tensor, settings: PretrainSettings) -> float:
+def take_step(state: State, batch: Tensor, style: Tensor, settings: PretrainSettings) -> float:
     for group in state.optimizer.param_groups:
         group["lr"] = rate_at(state.step, state.steps, settings)
-    heard = state.voices[voices.clamp(min=0)] * (voices >= 0)[..., None]
-    loss = mean_loss(state.network, batch, heard.sum(1))
+    added = state.style[style.clamp(min=0)] * (style >= 0)[..., None]
+    loss = mean_loss(state.network, batch, added.sum(1))
     loss.backward()
     torch.nn.utils.clip_grad_norm_(state.network.parameters(), settings.clip)
     state.optimizer.step()
@@ -196,8 +196,8 @@ def take_step(state: State, batch: Tensor, voices: Tensor, settings: PretrainSet
 
 
 def train(state: State, corpus: Corpus, settings: PretrainSettings, *, folder: Path) -> Iterator[Progress]:
-    """Take the steps that are left. Checkpoints are written by the way and at the end."""
-    read = reading(corpus, settings, steps=state.steps)
+    """Take the remaining steps. Writes checkpoints on the way and at the end."""
+    read = schedule_batches(corpus, settings, steps=state.steps)
     saved = time.perf_counter()
     while state.step < state.steps:
         started = time.perf_counter()
@@ -215,29 +215,29 @@ def train(state: State, corpus: Corpus, settings: PretrainSettings, *, folder: P
 
 
 def save_checkpoint(state: State, path: Path) -> None:
-    """One file, whole or not at all: tensors, and the counts as JSON in its header."""
+    """Write one file atomically: the tensors, and the counts as JSON in its header."""
     moments = state.optimizer.state_dict()["state"]
     tensors = {f"network/{name}": value.detach() for name, value in state.network.named_parameters()}
-    tensors["voices"] = state.voices.detach()
+    tensors["voices"] = state.style.detach()
     tensors |= {f"optimizer/{place}/{name}": value for place, own in moments.items() for name, value in own.items()}
     counts = {name: getattr(state, name) for name in ("step", "steps", "seconds", "tokens")}
     write_whole(path, save(tensors, metadata={"counts": json.dumps(counts)}))
 
 
 def load_checkpoint(path: Path, corpus: Corpus, settings: PretrainSettings) -> State:
-    """A run as it was when the checkpoint was written."""
+    """The state of a run when the checkpoint was written."""
     try:
         with safe_open(path, framework="pt") as file:
             counts = json.loads(file.metadata()["counts"])
-            # copies: the file's own memory is not aligned, and products of other alignment round otherwise
+            # copied, because the file's memory is not aligned, and matrix products may round differently then
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except Exception as error:
-        raise RunError(f"{path}: cannot be read: {error}. Remove it to begin again.") from None
-    state = begin(corpus, settings, steps=counts["steps"])
+        raise RunError(f"{path}: cannot be read: {error}. Remove it to start again.") from None
+    state = initial_state(corpus, settings, steps=counts["steps"])
     with torch.no_grad():
         for name, value in state.network.named_parameters():
             value.copy_(tensors[f"network/{name}"])
-        state.voices.copy_(tensors["voices"])
+        state.style.copy_(tensors["voices"])
     moments: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         kind, _, rest = key.partition("/")
@@ -251,8 +251,8 @@ def load_checkpoint(path: Path, corpus: Corpus, settings: PretrainSettings) -> S
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Sum of the losses of so many tokens, in nats."""
+class LossTotal:
+    """The sum of losses, in nats, over a number of tokens."""
 
     loss: float
     tokens: int
@@ -262,12 +262,12 @@ class Measured:
         return math.exp(self.loss / self.tokens) if self.tokens else math.nan
 
 
-def measure_documents(network: Any, documents: np.ndarray) -> Measured:
-    """The loss of every token of documents that begin with END, each read alone."""
+def measure_documents(network: Any, documents: np.ndarray) -> LossTotal:
+    """The total loss of documents that begin with END, each read alone."""
     lengths = (documents != PADDING).sum(1)
     loss, tokens = 0.0, 0
     with torch.no_grad():
-        ordered = documents[np.argsort(lengths, kind="stable")]  # rows of like length need little padding
+        ordered = documents[np.argsort(lengths, kind="stable")]  # rows of similar length need little padding
         for start in range(0, len(ordered), MEASURED_ROWS):
             rows = ordered[start : start + MEASURED_ROWS]
             rows = rows[:, : int((rows != PADDING).sum(1).max())]
@@ -275,4 +275,4 @@ def measure_documents(network: Any, documents: np.ndarray) -> Measured:
             if count:
                 loss += float(mean_loss(network, torch.from_numpy(rows).long())) * count
                 tokens += count
-    return Measured(loss, tokens)
+    return LossTotal(loss, tokens)

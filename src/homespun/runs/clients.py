@@ -17,7 +17,7 @@ from homespun.core.roles import SHARED, Role
 from homespun.core.scoring import Part
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples, Federation
-from homespun.data.splits import Fractions, Split, part, pooled, split
+from homespun.data.splits import Fractions, Split, pool_users, select_part, split
 from homespun.engines.client import Client
 from homespun.engines.protocol import UserSet
 from homespun.engines.staging import Staged, StagedRounds
@@ -43,8 +43,8 @@ class SimulatedClients:
     @cached_property
     def population(self) -> Federation:
         """Who trains: every participant with their training part, or one server that has all of them."""
-        training = part(self.participants, "train", seed=self.seed, fractions=self.fractions)
-        return pooled(training) if self.built.method.local.pooled else training
+        training = select_part(self.participants, "train", seed=self.seed, fractions=self.fractions)
+        return pool_users(training) if self.built.method.local.pooled else training
 
     def load(
         self, users: Sequence[str], part: Part, broadcast: Broadcast, *, user_set: UserSet, prior: bool = False

@@ -27,8 +27,8 @@ from homespun.engines.simulation import k_shot
 from homespun.evaluation import classification, language
 from homespun.evaluation.classification import Evaluation, LabelScoring
 from homespun.evaluation.language import TextEvaluation, TokenScoring
-from homespun.models.in_context import joined, losses_after
-from homespun.models.language import PreferenceModel
+from homespun.models.in_context import in_context_losses, join_sentences
+from homespun.models.prefix_language import PrefixLanguageModel
 from homespun.models.pretrained import Pretrained, load_pretrained
 from homespun.runs.clients import spaced
 from homespun.runs.evaluate import evaluate_users, own_samples, sampled
@@ -162,7 +162,7 @@ def untouched(
 def _behind(
     pretrained: Pretrained, start: str, data: Sequence[Mapping[str, torch.Tensor]], *, done: Done = silent
 ) -> TextEvaluation:
-    model = PreferenceModel(
+    model = PrefixLanguageModel(
         pretrained.model, start=pretrained.embeddings[pretrained.start(start)], contexts=1, tokens=1, kind="shared"
     )
     with torch.no_grad():
@@ -193,8 +193,8 @@ def _in_context(
         )
         sentences = [row[:size].tolist() for row, size in zip(own["tokens"], own["length"].tolist(), strict=True)]
         room = pretrained.positions - data["tokens"].shape[1]
-        before = joined(sentences, start=start, between=between, room=room)
-        losses.append(losses_after(pretrained.model, before, data).numpy())
+        before = join_sentences(sentences, start=start, between=between, room=room)
+        losses.append(in_context_losses(pretrained.model, before, data).numpy())
         lengths.append(data["length"].numpy())
     return language.summarize(losses, lengths)
 

@@ -20,7 +20,7 @@ from homespun.core.statistics import bests, sums
 from homespun.data.columns import look_like_names
 from homespun.data.federation import Federation
 from homespun.data.source import DataSettings
-from homespun.data.splits import part, withhold
+from homespun.data.splits import select_part, withhold
 from homespun.privacy.account import UnprotectedUse
 from homespun.privacy.accounting import require_accountant
 from homespun.privacy.settings import Privacy, Sampler, require_public_filters, validate_privacy
@@ -224,7 +224,7 @@ def _require_known_contexts(
     """A row of the context table that nobody trains would be judged all the same, with whoever is tested in it."""
     if "context" not in method.model.keys.values():
         return
-    training = part(participants, "train", seed=settings.seed, fractions=settings.fractions)
+    training = select_part(participants, "train", seed=settings.seed, fractions=settings.fractions)
     missing = set(range(len(participants.contexts)))
     for position in range(len(training.users)):
         if not missing:  # usually after a few people

@@ -1,1 +1,1 @@
-"""This machine: files, the terminal, the CPU, and what a folder may make it do."""
+"""The local machine: files, terminal, CPU, loading of methods, and trust in run folders."""

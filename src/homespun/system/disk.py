@@ -1,7 +1,7 @@
-"""Files on disk: written whole or not at all, never through a symbolic link, and synced.
+"""Atomic, durable file writes that never follow a symbolic link.
 
-A file is written under a random name beside its own, synced, renamed, and its folder is synced. A kill, a full disk or
-a loss of power at any instant leaves the old file or the new one. A kill may leave the draft as well
+A file is written to a random name in the same folder, synced, renamed, and the folder is synced. A kill, a full disk or
+a power failure at any instant leaves either the old file or the new one. A kill may also leave the draft
 (`.NAME.RANDOM.part`), which a later write of the same file removes.
 """
 
@@ -20,11 +20,11 @@ from pathlib import Path
 
 from homespun.core.errors import DiskError
 
-LEFTOVER_S = 3600.0  # a draft older than this belongs to no process that is still writing it
+LEFTOVER_S = 3600.0  # no process is still writing a draft older than this
 
 
 def write_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> Path:
-    """Write a file whole or not at all; when this returns it is on disk. `mode` is subject to the umask."""
+    """Write a file atomically. When this returns, the file is on disk. `mode` is subject to the umask."""
     data = content.encode() if isinstance(content, str) else content
     draft = _draft_of(path)
     with _explained(path):
@@ -45,7 +45,7 @@ def write_whole(path: Path, content: str | bytes, *, mode: int = 0o666) -> Path:
 
 @contextmanager
 def draft_folder(path: Path, *, mode: int = 0o700) -> Iterator[Path]:
-    """A new folder, to be filled inside the `with`; it gets its name at the end, or is removed after an error."""
+    """A new folder to fill inside the `with` block. It is renamed to `path` at the end, or removed after an error."""
     draft = _draft_of(path)
     with _explained(path):
         draft.mkdir(mode=mode, parents=True)
@@ -63,7 +63,7 @@ def draft_folder(path: Path, *, mode: int = 0o700) -> Iterator[Path]:
 
 
 def make_folder(folder: Path, *, mode: int = 0o777) -> None:
-    """Make a folder, and the folders above it that are missing; their names are on disk when this returns."""
+    """Make a folder and its missing parents. When this returns, they are on disk."""
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(mode=mode, parents=True, exist_ok=True)
     for one in missing:
@@ -71,7 +71,7 @@ def make_folder(folder: Path, *, mode: int = 0o777) -> None:
 
 
 def open_file(path: Path, flags: int = 0, *, mode: int = 0o666) -> BufferedRandom:
-    """Open a regular file for reading and writing, and make it if it is missing; a symbolic link is never followed."""
+    """Open a regular file for reading and writing, creating it if missing. Never follows a symbolic link."""
     try:
         handle = os.open(path, flags | os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     except OSError:
@@ -84,9 +84,9 @@ def open_file(path: Path, flags: int = 0, *, mode: int = 0o666) -> BufferedRando
 
 
 def refuse_link(path: Path) -> None:
-    """Raise unless this name is a regular file or free.
+    """Raise unless the path is a regular file or does not exist.
 
-    For files that another library opens by name. A link that appears between this check and that call is followed: a
+    For files that another library opens by name. A link created between this check and that call is followed, so a
     folder that others may write to is not safe.
     """
     try:
@@ -95,17 +95,17 @@ def refuse_link(path: Path) -> None:
         return
     if stat.S_ISLNK(kind):
         raise DiskError(
-            f"{path}: a symbolic link, and homespun never writes through one. Remove the link, or put the file itself "
-            "in its place."
+            f"{path}: a symbolic link, and homespun never writes through one. Remove the link, or replace it with the "
+            "file itself."
         )
     if not stat.S_ISREG(kind):
         raise _no_file(path)
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's content, or the names in a folder, are on disk.
+    """Wait until a file's content, or a folder's entries, are on disk.
 
-    Both are needed: a synced file whose name is not synced may be gone after a power cut.
+    Both are needed: a synced file in a folder that is not synced may be gone after a power failure.
     """
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -119,7 +119,7 @@ def _no_file(path: Path) -> DiskError:
 
 
 def _draft_of(path: Path) -> Path:
-    """A name beside the file's own that nobody can foresee, and that no other writer has."""
+    """An unpredictable, unique name in the same folder."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
 
 

@@ -1,4 +1,4 @@
-"""JSON files in a run folder, versioned, written whole or not at all.
+"""Versioned JSON files in a run folder, written atomically.
 
 RUN/vault.sqlite    private rows, server state, history (see docs/vault.md)
 RUN/settings.json   the settings the run was started with
@@ -25,17 +25,17 @@ SCHEMA = 1  # of settings.json and results.json
 
 
 def versions() -> dict[str, str]:
-    """What a run was trained with: versions, and the type of the CPU."""
+    """Versions of the software and the type of the CPU that a run is trained with."""
     return {"python": platform.python_version(), "homespun": version("homespun"), **machine()}
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, indent: int | None = 1) -> Path:
-    """Write a JSON file as `disk.write_whole` does: a reader never sees half of it."""
+    """Write a JSON file atomically, by `disk.write_whole`."""
     return write_whole(path, json.dumps(without_nan(content), indent=indent) + "\n")
 
 
 def without_nan(value: Any) -> Any:
-    """JSON has no NaN: what is not a number becomes null."""
+    """Replace NaN and infinity by None, because JSON has neither."""
     if isinstance(value, float) and not np.isfinite(value):
         return None
     if isinstance(value, Mapping):
@@ -46,7 +46,8 @@ def without_nan(value: Any) -> Any:
 
 
 def read_json(path: Path, *, missing: str) -> dict[str, Any]:
-    """A file that `write_json` wrote, of the schema this version knows."""
+    """Read a file written by `write_json`. Raises for any other schema version; `missing` is the error if there is no
+    file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -54,5 +55,5 @@ def read_json(path: Path, *, missing: str) -> dict[str, Any]:
     except (ValueError, RecursionError, OSError) as error:
         raise RunError(f"{path}: cannot be read: {error}") from None
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
-        raise RunError(f"{path}: not a file of schema {SCHEMA}, which is what this homespun reads.")
+        raise RunError(f"{path}: not a file of schema {SCHEMA}, the only one this version of homespun reads.")
     return found

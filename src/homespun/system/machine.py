@@ -1,6 +1,6 @@
-"""What the bits of a run depend on beside its settings: the CPU type and the libraries that compute.
+"""The CPU type and library versions, on which the bits of a run depend besides its settings.
 
-The same seed gives the same bits on the same CPU type with the same versions. Another CPU has other vector
+The same seed gives the same bits on the same CPU type with the same versions. Another CPU type has other vector
 instructions, which round sums differently.
 """
 
@@ -18,12 +18,12 @@ import torch
 
 from homespun.system.terminal import say
 
-# Variables that make torch's libraries choose other kernels than the CPU's best.
+# Environment variables that make torch's libraries use other kernels than the fastest for this CPU.
 KERNEL_VARIABLES = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 
 
 def machine() -> dict[str, str]:
-    """The CPU's name, the vector instructions that torch uses on it, and the versions of torch and numpy."""
+    """The CPU's name, its vector instructions that torch uses, and the versions of torch and numpy."""
     chosen = {name: os.environ[name] for name in KERNEL_VARIABLES if name in os.environ}
     return {
         "cpu": cpu_name(),
@@ -35,7 +35,7 @@ def machine() -> dict[str, str]:
 
 
 def cpu_name() -> str:
-    """As Linux calls it; elsewhere, or where it has no name, the architecture."""
+    """The CPU's model name on Linux; the architecture if there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -45,12 +45,12 @@ def cpu_name() -> str:
 
 
 def machine_records(history: Sequence[Mapping[str, Any]], *, round: int, folder: Path) -> list[dict[str, Any]]:
-    """What a run adds to its history before it trains: this machine, unless it is the one of the latest rounds.
+    """The history entry for this machine, unless the latest rounds were trained on the same one.
 
-    A change is said on stderr, because the run's bits are then not those of an uninterrupted one.
+    Warns on stderr about a change, because the run is then not bit-identical to an uninterrupted one.
     """
     here = machine()
-    changed = changes(history, here)
+    changed = machine_changes(history, here)
     if changed:
         say(
             f"homespun: {folder}: resumes with {', '.join(changed)}. From here on it is not bit-identical to an "
@@ -60,10 +60,10 @@ def machine_records(history: Sequence[Mapping[str, Any]], *, round: int, folder:
     return [] if changed == [] else [{"kind": "machine", "round": round, **here}]
 
 
-def changes(history: Sequence[Mapping[str, Any]], here: Mapping[str, str]) -> list[str] | None:
-    """How this machine differs from the one that the latest rounds of a history were trained on.
+def machine_changes(history: Sequence[Mapping[str, Any]], here: Mapping[str, str]) -> list[str] | None:
+    """How this machine differs from the one that trained the latest rounds of a history.
 
-    None where the history does not say.
+    None if the history does not name a machine.
     """
     known = [entry for entry in history if entry.get("kind") == "machine"]
     if not known:

@@ -1,5 +1,5 @@
-"""The one place that prints. Names and texts are data and can be anything: what would command the terminal is spelled
-out here, in lines, tables and progress bars alike."""
+"""The only module that prints. User names and texts may contain terminal escape sequences, which are escaped here, in
+lines, tables and progress bars alike."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def say(text: object, *, to: TextIO | None = None) -> None:
 
 
 class Terminal(Console):
-    """A console whose own commands are the only ones that reach the terminal."""
+    """A console that lets only its own escape sequences reach the terminal."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Spelled out before it is measured, so that tables fit."""
+        """Escape text before it is measured, so that tables fit."""
         return super().render_str(harmless(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Whatever else is shown, such as a progress bar's title."""
+        """Escape everything else that is shown, such as a progress bar's title."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=harmless(segment.text))

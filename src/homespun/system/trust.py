@@ -1,14 +1,13 @@
-"""What a run's folder may make this machine do: nothing that its user has not asked for.
+"""Decides whether code or a download that a run folder names may be used. A run folder is untrusted data.
 
-A folder names a method, a corpus and a base model, and a folder may come from anyone. Two of these are more than
-files to read: a method file outside the package is code, and a name on the Hugging Face hub is a download. Either
-is used only if
+A folder names a method, a corpus and a base model, and it may come from anyone. A method file outside the package is
+code, and a name on the Hugging Face hub is a download. Either is used only if
 
 - the user names it: on the command line, in an experiment file or in Python (`named_by_user`);
-- the user named it before: it is in their own record, code by its SHA-256; or
+- the user named it before: it is in the user's own record, code by its SHA-256; or
 - the user vouches for it: `--trust`, or `reopen(folder, trust=...)` (`vouched_for`).
 
-The record lies among homespun's own files of this user, never in a run's folder: a stranger writes those.
+The record is in the user's own data folder, never in a run folder, which a stranger may have written.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 RECORD_FILE = "trusted.jsonl"
-_NO_PLACE = (OSError, RuntimeError)  # RuntimeError: this user has no home
+_NO_PLACE = (OSError, RuntimeError)  # RuntimeError: the user has no home directory
 
 Kind: TypeAlias = Literal["method", "hub"]  # a method file by its SHA-256; a name on the Hugging Face hub
 Names: TypeAlias = str | Path | Sequence[str | Path]
@@ -32,20 +31,20 @@ Names: TypeAlias = str | Path | Sequence[str | Path]
 
 @dataclass(frozen=True)
 class _Scope:
-    """Who names what is looked up at the moment."""
+    """The origin of the names that are currently looked up."""
 
     by_user: bool = False
     vouched: frozenset[str] = frozenset()
 
 
 _scope: ContextVar[_Scope | None] = ContextVar("scope", default=None)
-_session: set[tuple[Kind, str]] = set()  # what this process was given, for when the record cannot be written
+_session: set[tuple[Kind, str]] = set()  # allowed in this process, even if the record cannot be written
 
 
 @contextmanager
 def named_by_user() -> Iterator[None]:
-    """In here, and in a function with this decorator, all names come from the user, who is remembered to have used
-    them."""
+    """In this block, or in a function with this decorator, all names come from the user. They are added to the
+    record."""
     token = _scope.set(_Scope(by_user=True))
     try:
         yield
@@ -55,7 +54,7 @@ def named_by_user() -> Iterator[None]:
 
 @contextmanager
 def vouched_for(names: Names) -> Iterator[None]:
-    """In here, names come from a folder; the user vouches for these alone, and for no longer than this."""
+    """In this block, names come from a folder. The user vouches only for these, and only inside the block."""
     several = [names] if isinstance(names, str | Path) else names
     vouched = frozenset(str(Path(name).resolve()) if str(name).endswith(".py") else str(name) for name in several)
     token = _scope.set(_Scope(vouched=vouched))
@@ -66,7 +65,7 @@ def vouched_for(names: Names) -> Iterator[None]:
 
 
 def allows(kind: Kind, key: str, *, name: str) -> bool:
-    """Whether this may be used. The key identifies it; the name is what a user vouches for."""
+    """Whether this may be used. `key` identifies it; `name` is what a user vouches for."""
     scope = _scope.get() or _Scope()
     if scope.by_user:
         _remember(kind, key, name=name)
@@ -75,7 +74,7 @@ def allows(kind: Kind, key: str, *, name: str) -> bool:
 
 
 def used_before(kind: Kind, *, name: str) -> bool:
-    """Whether the user once used something of this name, be it the same or not."""
+    """Whether the user ever used something of this name, possibly with other content."""
     return any(entry.get("kind") == kind and entry.get("name") == name for entry in _record())
 
 
@@ -89,7 +88,7 @@ def _recorded(kind: Kind, key: str) -> bool:
 
 
 def _record() -> list[dict[str, Any]]:
-    """What can be read of it: a line that cannot be read vouches for nothing."""
+    """The valid lines of the record; others are ignored."""
     try:
         lines = record_path().read_bytes().splitlines()
     except _NO_PLACE:
@@ -109,7 +108,7 @@ def _remember(kind: Kind, key: str, *, name: str) -> None:
     if _recorded(kind, key):
         return
     line = json.dumps({"kind": kind, "key": key, "name": name, "at": datetime.now(UTC).isoformat(timespec="seconds")})
-    with suppress(*_NO_PLACE):  # without a record, the next process asks to be told
+    with suppress(*_NO_PLACE):  # without a record, the next process asks the user again
         path = record_path()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW

@@ -1,8 +1,8 @@
-"""How large the pages of a Parquet file become, from the header before each page.
+"""The uncompressed sizes of the pages of a Parquet file, from the header of each page.
 
-The footer of a file has sizes too, but only says so: what a reader unpacks goes by the headers of pages. Footer and
-headers are structs of Thrift's compact protocol. Both are read here and not by pyarrow, which does not give the headers
-away, and which ends the process at some broken footers when it is asked for a column's place.
+The footer of a file states sizes too, but they may be wrong: a reader decompresses what the page headers say. Footer
+and page headers are structs in Thrift's compact protocol. They are parsed here because pyarrow does not expose page
+headers, and because it aborts the process on some broken footers when asked for a column's offset.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 MAGIC = b"PAR1"
-FIRST_WINDOW, LARGEST_WINDOW = 2**12, 2**24  # bytes of a page header; it may hold the smallest and largest value
-DEEPEST = 12  # structs and lists within each other
+FIRST_WINDOW, LARGEST_WINDOW = 2**12, 2**24  # bytes read for a page header, which may hold the min and max values
+MAX_DEPTH = 12  # of nested structs and lists
 
 _TRUE, _FALSE, _BYTE, _INTEGERS, _DOUBLE, _BINARY, _LISTS, _STRUCT = 1, 2, 3, (4, 5, 6), 7, 8, (9, 10), 12
 
 
-class BrokenPages(ValueError):
-    """A footer or page header that cannot be read."""
+class BrokenParquetError(ValueError):
+    """A footer or page header cannot be parsed."""
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """Where a column's pages are in one group of rows."""
+class ColumnChunk:
+    """The location of a column's pages in one row group."""
 
     start: int
     size: int
@@ -34,24 +34,24 @@ class Chunk:
 @dataclass(frozen=True)
 class Footer:
     rows: int
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[ColumnChunk, ...]
 
 
 def read_footer(file: IO[bytes], names: Collection[str]) -> Footer:
-    """How many rows a file has, and where the pages of the columns with these names are."""
+    """The number of rows of a file, and the locations of the pages of the named columns."""
     end = file.seek(0, os.SEEK_END)
     if end < 12:
-        raise BrokenPages("too short")
+        raise BrokenParquetError("too short")
     file.seek(end - 8)
     last = file.read(8)
     size = int.from_bytes(last[:4], "little")
     if last[4:] != MAGIC or size > end - 12:
-        raise BrokenPages("no footer")
+        raise BrokenParquetError("no footer")
     file.seek(end - 8 - size)
     groups = [_require(dict, group) for group in _require(list, _Cursor(file.read(size)).struct().get(4, []))]
     wanted = {name.encode("utf-8", "surrogatepass") for name in names}
     columns = [_require(dict, column) for group in groups for column in _require(list, group.get(1))]
-    found = [_require(dict, column.get(3)) for column in columns]  # files with parts elsewhere have none
+    found = [_require(dict, column.get(3)) for column in columns]  # absent if the chunk is in another file
     return Footer(
         rows=sum(_require(int, group.get(3)) for group in groups),
         chunks=tuple(_chunk(column) for column in found if wanted.intersection(_path(column)[:1])),
@@ -59,25 +59,25 @@ def read_footer(file: IO[bytes], names: Collection[str]) -> Footer:
 
 
 def _path(column: dict[int, Any]) -> list[bytes]:
-    """The name of a column, and of what is within it."""
+    """The name of a column, followed by the names of its nested fields."""
     return [_require(bytes, name) for name in _require(list, column.get(3))]
 
 
-def _chunk(column: dict[int, Any]) -> Chunk:
+def _chunk(column: dict[int, Any]) -> ColumnChunk:
     start, dictionary = _require(int, column.get(9)), column.get(11)
     if isinstance(dictionary, int) and 0 < dictionary < start:
         start = dictionary
-    return Chunk(start, _require(int, column.get(7)))
+    return ColumnChunk(start, _require(int, column.get(7)))
 
 
-def page_bytes(file: IO[bytes], chunk: Chunk) -> Iterator[int]:
-    """The unpacked size of every page of a column's chunk."""
+def page_bytes(file: IO[bytes], chunk: ColumnChunk) -> Iterator[int]:
+    """The uncompressed size of every page of a column chunk."""
     at, end = chunk.start, chunk.start + chunk.size
     while 0 <= at < end:
         header, size = _page_header(file, at)
         unpacked, packed = _require(int, header.get(2)), _require(int, header.get(3))
         if unpacked < 0 or packed < 0:
-            raise BrokenPages("a size below zero")
+            raise BrokenParquetError("a size below zero")
         yield unpacked
         at += size + packed
 
@@ -89,7 +89,7 @@ def _page_header(file: IO[bytes], at: int) -> tuple[dict[int, Any], int]:
         cursor = _Cursor(file.read(window))
         try:
             return cursor.struct(), cursor.at
-        except BrokenPages:  # or longer than the window
+        except BrokenParquetError:  # broken, or longer than the window
             if len(cursor.data) < window or window >= LARGEST_WINDOW:
                 raise
             window *= 8
@@ -97,30 +97,30 @@ def _page_header(file: IO[bytes], at: int) -> tuple[dict[int, Any], int]:
 
 def _require(kind: type, value: Any) -> Any:
     if not isinstance(value, kind):
-        raise BrokenPages("a field is missing")
+        raise BrokenParquetError("a field is missing")
     return value
 
 
 class _Cursor:
-    """A place in bytes of the compact protocol."""
+    """A read position in bytes of Thrift's compact protocol."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
 
     def struct(self, depth: int = 0) -> dict[int, Any]:
-        """The fields by their number."""
+        """The fields of a struct by their id."""
         found: dict[int, Any] = {}
         field = 0
         while head := self._byte():
             step, kind = head >> 4, head & 15
             field = field + step if step else self._integer()
-            # as a field, a truth value is its kind
+            # a boolean field is encoded in its type
             found[field] = kind == _TRUE if kind in (_TRUE, _FALSE) else self._value(kind, depth + 1)
         return found
 
     def _value(self, kind: int, depth: int) -> Any:
-        if depth > DEEPEST:
-            raise BrokenPages("too deep")
+        if depth > MAX_DEPTH:
+            raise BrokenParquetError("too deep")
         if kind in (_TRUE, _FALSE, _BYTE):
             return self._byte()
         if kind in _INTEGERS:
@@ -133,24 +133,24 @@ class _Cursor:
             return self.struct(depth)
         if kind in _LISTS:
             return self._list(depth)
-        raise BrokenPages("an unknown kind of field")
+        raise BrokenParquetError("an unknown kind of field")
 
     def _list(self, depth: int) -> list[Any]:
         head = self._byte()
         count = head >> 4 if head >> 4 < 15 else self._varint()
-        if count > len(self.data) - self.at:  # each takes a byte at least
-            raise BrokenPages("a list beyond the end")
+        if count > len(self.data) - self.at:  # each element takes at least a byte
+            raise BrokenParquetError("a list beyond the end")
         return [self._value(head & 15, depth + 1) for _ in range(count)]
 
     def _byte(self) -> int:
         if self.at >= len(self.data):
-            raise BrokenPages("cut off")
+            raise BrokenParquetError("cut off")
         self.at += 1
         return self.data[self.at - 1]
 
     def _bytes(self, count: int) -> bytes:
         if count > len(self.data) - self.at:
-            raise BrokenPages("cut off")
+            raise BrokenParquetError("cut off")
         self.at += count
         return self.data[self.at - count : self.at]
 
@@ -159,7 +159,7 @@ class _Cursor:
         while (byte := self._byte()) >= 128:
             value, shift = value | (byte & 127) << shift, shift + 7
             if shift > 63:
-                raise BrokenPages("a number without an end")
+                raise BrokenParquetError("a number without an end")
         return value | byte << shift
 
     def _integer(self) -> int:

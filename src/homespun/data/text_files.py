@@ -1,4 +1,4 @@
-"""A plain text of one's own as sentences: .txt, or .md without its markup."""
+"""Reads the sentences of a plain text file (.txt) or of a Markdown file (.md) without its markup."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 from pathlib import Path
 
 from homespun.core.errors import DataError, nearest
-from homespun.data.lines import decoded
 from homespun.data.sentences import split_sentences
+from homespun.data.text_decoding import decode_text
 
-ENDINGS = (".txt", ".md")
+SUFFIXES = (".txt", ".md")
 
-# A wrapped line: it ends in the middle of a sentence, and the next one goes on in lower case.
+# A wrapped line: it ends in the middle of a sentence, which continues on the next line in lower case.
 _WRAPPED = re.compile(r"(?<=[\w,;:’'\"”)])[ \t]*\n[ \t]*(?=[a-z])")
-# Markdown, in the order in which it is taken away: code, links and pictures, the marks before a line and around words
+# Markdown, in the order of removal: code blocks, links and images, markers at the start of a line, emphasis
 _MARKUP = (
     (re.compile(r"^(```|~~~).*?^\1.*?$", re.MULTILINE | re.DOTALL), ""),
     (re.compile(r"!?\[([^\]\n]*)\]\([^)\n]*\)"), r"\1"),
@@ -22,26 +22,26 @@ _MARKUP = (
 )
 
 
-def is_prose(path: Path) -> bool:
-    return path.suffix.lower() in ENDINGS
+def is_text_file(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES
 
 
-def read_prose(path: Path) -> list[str]:
+def read_text_file(path: Path) -> list[str]:
     """The sentences of a text file, in order."""
     if path.is_dir():
         raise DataError(f"{path}: a folder. Name a text file.")
     if not path.exists():
         beside = sorted(entry.name for entry in path.parent.iterdir()) if path.parent.is_dir() else []
         raise DataError(f"{path}: no such file.{nearest(path.name, beside)}")
-    text = decoded(path.read_bytes(), where=str(path), remedy="Save the file as plain text in UTF-8.")
-    sentences = prose_sentences(text, markdown=path.suffix.lower() == ".md")
+    text = decode_text(path.read_bytes(), where=str(path), remedy="Save the file as plain text in UTF-8.")
+    sentences = text_sentences(text, markdown=path.suffix.lower() == ".md")
     if not sentences:
-        raise DataError(f"{path}: there is no sentence in it. Give a text with some of your own.")
+        raise DataError(f"{path}: contains no sentence. Use a file with at least one.")
     return sentences
 
 
-def prose_sentences(text: str, *, markdown: bool = False) -> list[str]:
-    """Sentences; lines that were only wrapped are joined again."""
+def text_sentences(text: str, *, markdown: bool = False) -> list[str]:
+    """The sentences of a text. Wrapped lines are joined."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     for pattern, kept in _MARKUP if markdown else ():
         text = pattern.sub(kept, text)

@@ -1,13 +1,13 @@
-"""Does this person like this image: FedEmbed's network (Silva et al., 2022, figure 2 and appendix B).
+"""Predicts whether a user likes an image: FedEmbed's network (Silva et al., 2022, figure 2 and appendix B).
 
     image, diag(e) -> encoder -> features ++ e -> the assigned head      liked or not, for this sub-population
-                                               -> the kinds head        what kind of thing it is
-                                               -> the common head       liked or not, for everybody
+                                               -> the kinds head        the kind of the image
+                                               -> the common head       liked or not, for all users
 
-The common head gives all personal embeddings one space. People disagree, so its gradient must not reach the encoder's
-weights (section 3.2): it comes to the embedding through the encoder, and to the head itself, and that is all.
+The common head gives all personal embeddings a common space. Users disagree, so its gradient must not reach the
+encoder's weights (section 3.2): it reaches only the embedding, through the encoder, and the head itself.
 
-There are no activation functions, as the appendix lists none; the layer norms are what is not linear.
+There are no activation functions, as the appendix lists none; only the layer norms are not linear.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from homespun.core.errors import MethodError
 from homespun.core.tree import Tree
 from homespun.models.digit_encoder import diagonal, encode_digits
 from homespun.models.speech_encoder import encode_speech
-from homespun.models.stacked_layers import Geometry, conv, geometry, linear, same_for_all, stacked_sequential
+from homespun.models.stacked_layers import Geometry, conv, geometry, linear, stacked_sequential, weights_are_shared
 
 CLASSES = 2  # not liked, liked
 DIGIT = (28, 28)
-FEATURES = {DIGIT: 64, (200, 375): 256}  # of the encoder, by the size of an image
+FEATURES = {DIGIT: 64, (200, 375): 256}  # of the encoder, by image size
 
 
 def digit_encoder(channels: int) -> nn.Sequential:
@@ -43,7 +43,7 @@ def digit_encoder(channels: int) -> nn.Sequential:
 
 
 def speech_encoder(channels: int) -> nn.Sequential:
-    """Appendix B.2. Without padding its first layer norm would not fit what it is given: [16, 49, 41]."""
+    """Appendix B.2. Without padding, the input of the first layer norm would be [16, 49, 41] and not fit."""
     return nn.Sequential(
         nn.Conv2d(channels, 16, (3, 5), stride=(2, 3), padding=(1, 0)),
         nn.AvgPool2d((2, 3)),
@@ -59,12 +59,12 @@ def speech_encoder(channels: int) -> nn.Sequential:
     )
 
 
-class PreferenceModel(nn.Module):
-    """A batch holds `image` [n, height, width] as bytes and, where there are several heads, `head` [n].
+class PreferenceNetwork(nn.Module):
+    """A batch holds `image` [n, height, width] as bytes and, with several heads, `head` [n].
 
-    The output is [n, 2 + kinds + 2]: the assigned head's logits and, where there are such heads, those of the kinds and
-    the common head. `embedding` is the size of the personal embedding, 0 for none; `heads` the number of heads to
-    assign, None for a single one. `places` are parameters that no logit depends on: where sub-populations are found.
+    The output is [n, 2 + kinds + 2]: the logits of the assigned head and, if present, of the kinds head and the common
+    head. `embedding` is the size of the personal embedding, 0 for none; `heads` is the number of assignable heads, None
+    for a single head. `places` are parameters that no logit depends on: the positions of sub-populations.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class PreferenceModel(nn.Module):
         self._kept: tuple[Tensor, list[Any], list[Tensor], tuple[Tensor, Tensor]] | None = None
         if size not in FEATURES:
             known = " or ".join(f"{height} x {width}" for height, width in FEATURES)
-            raise MethodError(f"images of {known} can be read, not of {size[0]} x {size[1]}")
+            raise MethodError(f"images must be {known}, not {size[0]} x {size[1]}")
         self.size = size
-        # Clients at a time; measured, see docs/decisions/0006-preferences.md.
+        # Clients per chunk; measured, see docs/decisions/0006-preferences.md.
         self.chunk = 50 if size == DIGIT else 5
         channels = 1 if embedding == 0 else 2
         self.encoder = digit_encoder(channels) if size == DIGIT else speech_encoder(channels)
@@ -134,12 +134,12 @@ class PreferenceModel(nn.Module):
         return torch.cat([features, embedding.expand(len(features), -1)], dim=1)
 
     def stacked(self, parameters: Tree, batch: Mapping[str, Tensor]) -> Tensor:
-        """The same for C clients: every batch column is [C, n, ...]; a parameter without a client axis is everybody's,
-        but the embedding always has one."""
+        """The same for C clients: every batch column is [C, n, ...]. Parameters without a client axis are shared by all
+        clients; the embedding always has one."""
         encoder = {name: parameters[f"encoder.{name}"] for name, _ in self.encoder.named_parameters()}
         features, for_common = self._kept_features(parameters, batch["image"], encoder)
         if hasattr(self, "heads"):
-            # All heads, then the chosen one: a product for each row by itself takes longer than all of them at once.
+            # Compute all heads and pick one: separate products per row would take longer.
             weight, bias = parameters["heads.weight"].flatten(-3, -2), parameters["heads.bias"].flatten(-2)
             every = linear(features, weight, bias).unflatten(-1, (-1, CLASSES))
             chosen = batch["head"].long()[..., None, None].expand(*features.shape[:2], 1, CLASSES)
@@ -153,8 +153,10 @@ class PreferenceModel(nn.Module):
         return torch.cat(logits, dim=-1)
 
     def _kept_features(self, parameters: Tree, image: Tensor, encoder: Tree) -> tuple[Tensor, Tensor]:
-        """Worked out once for the same images where only what sits on top is trained: a head of one's own, step after
-        step. What it was worked out from is held, so that nothing else can come to lie in its place."""
+        """Cached features, for when only a head is trained step after step on the same images.
+
+        The inputs are kept alive, so that no other tensor can reuse their memory addresses.
+        """
         known = [*encoder.values(), *([parameters["user.embedding"]] if hasattr(self, "user") else [])]
         if any(value.requires_grad for value in known):
             return self._stacked_features(parameters, image, encoder)
@@ -164,10 +166,10 @@ class PreferenceModel(nn.Module):
         return self._kept[3]
 
     def _stacked_features(self, parameters: Tree, image: Tensor, encoder: Tree) -> tuple[Tensor, Tensor]:
-        """And once more for the common head, where the encoder is trained."""
+        """Features, and a second copy for the common head if the encoder is trained."""
         twice = hasattr(self, "common") and any(value.requires_grad for value in encoder.values())
-        in_bytes = self.size == DIGIT or image.dtype == torch.uint8  # sums of spectrograms are whole numbers
-        if same_for_all(encoder, self.encoder) and in_bytes:
+        in_bytes = self.size == DIGIT or image.dtype == torch.uint8  # the speech kernel sums spectrograms as integers
+        if weights_are_shared(encoder, self.encoder) and in_bytes:
             embedding = parameters["user.embedding"] if hasattr(self, "user") else None
             if self.size == DIGIT:
                 found = encode_digits(encoder, image, embedding=embedding, for_common=twice)
@@ -186,21 +188,21 @@ class PreferenceModel(nn.Module):
         return features, self._layer_by_layer(parameters, of_pixels.detach(), fixed)
 
     def _of_pixels(self, image: Tensor, encoder: Tree) -> Tensor:
-        """The first layer of the pixels alone. A convolution is a sum over its input's channels, and the second one is
-        the same for all rows of a client."""
+        """The first layer on the pixel channel only. A convolution is a sum over input channels, and the second channel
+        is the same for all rows of a client."""
         weight, bias = encoder["0.weight"], encoder["0.bias"]
         first = weight.narrow(weight.dim() - 3, 0, 1)
         return conv(image[..., None], first, bias, self._first._replace(unit=255.0))
 
     def _layer_by_layer(self, parameters: Tree, first: Tensor, encoder: Tree) -> Tensor:
-        """From what the first layer makes of the pixels."""
+        """All layers, given the first layer's output on the pixel channel."""
         if not hasattr(self, "user"):
             return stacked_sequential(self.encoder, encoder, first, after=1).flatten(2)
         embedding, weight = parameters["user.embedding"], encoder["0.weight"]
         second = diagonal(embedding, self.size)[:, None, ..., None]
         own = weight.narrow(weight.dim() - 3, 1, 1)
-        of_person = conv(second, own, None, self._first)
-        features = stacked_sequential(self.encoder, encoder, first + of_person, after=1).flatten(2)
+        of_embedding = conv(second, own, None, self._first)
+        features = stacked_sequential(self.encoder, encoder, first + of_embedding, after=1).flatten(2)
         return torch.cat([features, embedding[:, None].expand(-1, features.shape[1], -1)], dim=2)
 
     @property

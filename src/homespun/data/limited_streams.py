@@ -1,4 +1,4 @@
-"""A file's bytes, read once from start to end: hashed as they come, unpacked, and counted against a limit."""
+"""Reads a file once from start to end: hashes its bytes, decompresses them, and counts them against a limit."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import IO, Any
 
 from homespun.core.errors import DataError
 
-# The usual limit. Text that people wrote packs to a third or a tenth; a hundred sentences said by all, to a seventieth.
+# The default limit. Ordinary text compresses to between a third and a tenth of its size; a corpus that repeats the same
+# hundred sentences, to a seventieth.
 RATIO = 250
 AT_LEAST_BYTES = 256_000_000
 AT_MOST_BYTES = 20_000_000_000
-EXAMPLE_BYTES = 100  # counted for every example: about what its places in the tables take
+EXAMPLE_BYTES = 100  # counted per example: the approximate overhead of its table entries
 CHUNK_BYTES = 2**17
 
 
-class Allowance:
-    """How many bytes a file may become in memory; `packed` is its size on disk."""
+class ByteLimit:
+    """The number of bytes a file may take in memory. `packed` is its size on disk."""
 
     def __init__(self, where: str, *, packed: int, max_bytes: int | None = None) -> None:
         self.where, self.packed = where, packed
@@ -31,7 +32,7 @@ class Allowance:
             raise self.exceeded()
 
     def require(self, count: int) -> None:
-        """Raise if this much more would be too much; it is not counted yet."""
+        """Raise if `count` more bytes would exceed the limit, without counting them."""
         if self.spent + count > self.limit:
             raise self.exceeded()
 
@@ -50,8 +51,8 @@ def _size(count: int) -> str:
     return f"{megabytes:,.0f} MB" if megabytes >= 10 or megabytes == round(megabytes) else f"{megabytes:,.2g} MB"
 
 
-class Once(io.RawIOBase):
-    """A file that is read once and hashed on the way. What is appended after its end was seen is not read."""
+class HashedStream(io.RawIOBase):
+    """Hashes a file while it is read. Bytes appended after the end was reached are not read."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.digest, self.ended = file, hashlib.sha256(), False
@@ -66,26 +67,26 @@ class Once(io.RawIOBase):
         return count
 
     def sha256(self) -> str:
-        """Of the whole file."""
+        """The hash of the whole file. Reads it to its end."""
         while self.read(CHUNK_BYTES):
             pass
         return self.digest.hexdigest()
 
 
 class _Counted(io.RawIOBase):
-    def __init__(self, stream: Any, allowance: Allowance) -> None:
-        self.stream, self.allowance = stream, allowance
+    def __init__(self, stream: Any, byte_limit: ByteLimit) -> None:
+        self.stream, self.byte_limit = stream, byte_limit
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         count = self.stream.readinto(buffer)
-        self.allowance.spend(count)
+        self.byte_limit.spend(count)
         return count
 
 
-def unpacked(once: Once, allowance: Allowance, *, gzipped: bool) -> io.BufferedReader:
-    """The content of a file, never more of it than is allowed."""
-    stream: Any = gzip.GzipFile(fileobj=io.BufferedReader(once, CHUNK_BYTES)) if gzipped else once
-    return io.BufferedReader(_Counted(stream, allowance), CHUNK_BYTES)
+def unpack(hashed: HashedStream, byte_limit: ByteLimit, *, gzipped: bool) -> io.BufferedReader:
+    """The decompressed content of a file. Reading beyond the limit raises."""
+    stream: Any = gzip.GzipFile(fileobj=io.BufferedReader(hashed, CHUNK_BYTES)) if gzipped else hashed
+    return io.BufferedReader(_Counted(stream, byte_limit), CHUNK_BYTES)

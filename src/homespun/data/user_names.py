@@ -1,4 +1,4 @@
-"""User names as sequences that need not be held: numbered, listed, or picked from another."""
+"""Sequences of user names, stored or computed, and lookup by name or part of a name."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from homespun.core.errors import UnknownNameError, nearest
 from homespun.data.federation import Federation
 
-SEARCHED_FOR_A_NEAREST_NAME = 10_000  # difflib compares with every name
+MAX_COMPARED_NAMES = 10_000  # when suggesting the nearest name; difflib compares with every one
 SHOWN_NAMES = 8
 
 
 class Names(Sequence[str]):
-    """A sequence of distinct names that is indexed by position and, quickly, by name."""
+    """A sequence of distinct names with fast lookup by position and by name."""
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -26,7 +26,7 @@ class Names(Sequence[str]):
         raise NotImplementedError
 
     def find(self, name: str) -> int | None:
-        """The position of a name, or None."""
+        """The position of a name, or None if it is absent."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -70,12 +70,12 @@ class NumberedNames(Names):
     def find(self, name: str) -> int | None:
         digits = re.fullmatch(r"user-([0-9]{6,18})", name)
         position = int(digits[1]) - self._first if digits else -1
-        # the second check refuses other spellings of the same number
+        # the second check rejects other spellings of the same number
         return position if 0 <= position < self._length and self.at(position) == name else None
 
 
 class ListedNames(Names):
-    """Names that are held, with their positions beside them."""
+    """Names stored in memory, with an index of their positions."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = tuple(names)
@@ -90,7 +90,7 @@ class ListedNames(Names):
 
 
 class PickedNames(Names):
-    """Some names of another sequence; `positions` are ascending."""
+    """A selection from another sequence of names; `positions` are ascending."""
 
     def __init__(self, names: Sequence[str], positions: np.ndarray) -> None:
         super().__init__(len(positions))
@@ -113,16 +113,16 @@ def find_user(federation: Federation, name: str) -> int:
     try:
         return federation.users.index(name)
     except ValueError:
-        known = list(federation.users[:SEARCHED_FOR_A_NEAREST_NAME])
+        known = list(federation.users[:MAX_COMPARED_NAMES])
         raise UnknownNameError(
             f"{federation.name}: no user {name[:80]!r} among {len(federation.users)}.{nearest(name, known)}"
         ) from None
 
 
 def match_name(name: str, options: Iterable[str], *, kind: str, where: str) -> str:
-    """The option of this name, or the only one that it is a part of: 'kennedy' is 'John F. Kennedy'.
+    """The option with this name, or the only option that contains it: 'kennedy' matches 'John F. Kennedy'.
 
-    The whole name goes before the whole name in other letters, and that before a part of one.
+    An exact match takes precedence over a match that ignores case, and that over a partial match.
     """
     known = list(options)
     if name in known:
@@ -133,14 +133,14 @@ def match_name(name: str, options: Iterable[str], *, kind: str, where: str) -> s
     if len(found) == 1:
         return found[0]
     if found:
-        raise UnknownNameError(f"{where}: {len(found)} {kind}s are called {name!r}: {_listed(found)}. Say which one.")
+        raise UnknownNameError(f"{where}: {len(found)} {kind}s match {name!r}: {_listed(found)}. Name one of them.")
     listed = f" There are: {_listed(known)}." if len(known) <= SHOWN_NAMES else f" There are {len(known)}."
     raise UnknownNameError(f"{where}: no {kind} {name[:80]!r}.{_nearest_part(folded, known)}{listed}")
 
 
 def _nearest_part(folded: str, known: Sequence[str]) -> str:
-    """` Did you mean 'John F. Kennedy'?` for 'kenedy': whole names and their words are compared."""
-    some = known[:SEARCHED_FOR_A_NEAREST_NAME]
+    """` Did you mean 'John F. Kennedy'?` for 'kenedy': compares with whole names and with their words."""
+    some = known[:MAX_COMPARED_NAMES]
     parts = {part: option for option in some for part in (*option.casefold().split(), option.casefold())}
     matches = difflib.get_close_matches(folded, parts, n=1, cutoff=0.6)
     return f" Did you mean {parts[matches[0]]!r}?" if matches else ""

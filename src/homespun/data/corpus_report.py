@@ -1,4 +1,4 @@
-"""What is in a corpus, before anything is trained on it."""
+"""A report on the contents of a corpus, to read before training."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ INSPECTED_AT_MOST = 20_000  # users; a larger population is sampled
 QUANTILES = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
 USABLE = "Users without a usable example (one with a text that is not blank) are left out."
 FEW = "A user with fewer than {enough} examples trains on all of them and is not evaluated (split: {fractions})."
-OWN_PARTS = "Which examples are for training, evaluation and test, the corpus says itself."
+OWN_PARTS = "The corpus itself assigns examples to training, evaluation and test."
 LENGTHS = (40, 100, 280, 1000)  # characters
 _OF_TEXT = ("longest_text", "characters", "distinct_characters", "longer_than")
 
 
 @dataclass(frozen=True)
 class CorpusReport:
-    """Counts of a corpus. When `sampled`, all but `users`, `labels` and `contexts` describe the
-    `inspected_users`, and `examples` is their mean times all users."""
+    """Statistics of a corpus.
+
+    When `sampled`, all but `users`, `labels` and `contexts` describe the `inspected_users` only, and `examples` is
+    their mean times the number of users.
+    """
 
     name: str
     fingerprint: str
@@ -38,17 +41,17 @@ class CorpusReport:
     examples_per_user: dict[str, float]  # quantiles, and the mean
     users_with_one_example: int
     fractions: Fractions  # for training, evaluation and test
-    users_without_evaluation: int  # too few examples for any to be set aside
+    users_without_evaluation: int  # with too few examples to hold any out
     users_with_several_contexts: int
     left_out_users: dict[str, int]  # by reason
     left_out_examples: dict[str, int]
-    majority_label_share: float | None  # of all examples, the most frequent label's
-    own_majority_share: float | None  # of a user's examples, that user's most frequent label's: mean over users
-    longest_text: int  # in characters; 0 where there are images
+    majority_label_share: float | None  # share of the most frequent label among all examples
+    own_majority_share: float | None  # share of each user's most frequent label, mean over users
+    longest_text: int  # in characters; 0 for images
     characters: int
     distinct_characters: int
-    longer_than: dict[str, float]  # share of texts with more characters than this
-    has_parts: bool = False  # the corpus itself says what is for training, evaluation and test
+    longer_than: dict[str, float]  # share of texts with more characters than the key
+    has_parts: bool = False  # the corpus itself assigns examples to training, evaluation and test
 
     @property
     def policy(self) -> list[str]:
@@ -64,10 +67,10 @@ class CorpusReport:
         return found
 
 
-def check(
+def inspect_corpus(
     federation: Federation, *, fractions: Fractions = FRACTIONS, inspect_at_most: int = INSPECTED_AT_MOST
 ) -> CorpusReport:
-    """Look at everybody's examples, or at a sample's where there are very many people."""
+    """Inspect the examples of all users, or of a sample if there are more than `inspect_at_most`."""
     users = len(federation.users)
     sampled = users > inspect_at_most
     positions = _sample(users, inspect_at_most) if sampled else range(users)

@@ -1,4 +1,4 @@
-"""A causal language model behind a learned prefix: [prefix ++ utterance] -> the loss of every token.
+"""A causal language model with a learned prefix: [prefix ++ utterance] -> the loss of every token.
 
 A batch holds `tokens` [n, L], `length` [n] and, where it matters, `context` [n]. The output is [n, L]: the
 negative log-likelihood of every token given the prefix and the tokens before it, zero beyond a text's length.
@@ -18,16 +18,15 @@ from homespun.models.losses import can_pack, packed_losses, padded_losses
 Prefix = Literal["personal x context", "context", "shared", "personal"]
 
 
-class PreferenceModel(nn.Module):
-    """FedPerC's figure 2: the preference embedding, personal x context, before the words.
+class PrefixLanguageModel(nn.Module):
+    """FedPerC's figure 2: a preference embedding, personal x context, before the words.
 
-    The other kinds of prefix are what it is to be compared with: the context's alone, one that everybody
-    shares, the person's alone. All start where the prefix is the `start` embedding, so that before any
-    training this is the pre-trained model itself.
+    The other kinds of prefix are baselines: context only, one prefix shared by all users, personal only. The prefix is
+    initialized with the `start` embedding, so that before training this is the pre-trained model itself.
 
-    A GPT-2 is read by `frozen_gpt2`, which gives the same numbers, wherever no weight of it wants a gradient: always,
-    if it is frozen, else in prediction, at home and while the prior is trained. Everything else by its own code, in
-    one row for a batch where that code can keep utterances apart.
+    `frozen_gpt2` computes the losses of a GPT-2, with the same results, whenever no weight of it needs a gradient:
+    always if it is frozen, else in prediction, in personalization and while the prior is trained. Any other model runs
+    its own code, with a whole batch packed into one row if that code supports it.
     """
 
     def __init__(
@@ -50,14 +49,14 @@ class PreferenceModel(nn.Module):
             self.register_buffer("start", first.clone(), persistent=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Where the parameters move, to another device, the frozen ones that `frozen_gpt2` holds move too."""
+        """When the module moves to another device, the tensors that `frozen_gpt2` holds move too."""
         moved = super()._apply(fn, recurse)
         if self.frozen_gpt2 is not None:
             self.frozen_gpt2 = prepare(self.backbone)
         return moved
 
     def prefix(self, context: Tensor) -> Tensor:
-        """The virtual tokens [n, tokens, width] before utterances of these contexts."""
+        """The virtual tokens [n, tokens, width] for utterances of these contexts."""
         if self.kind == "personal":
             return (self.personal["embedding"] * self.start).expand(len(context), -1, -1)
         rows = self.context["table"][torch.zeros_like(context) if self.kind == "shared" else context]
@@ -70,7 +69,7 @@ class PreferenceModel(nn.Module):
         return self.losses(self.backbone, prefix, tokens=batch["tokens"], length=batch["length"])
 
     def _gpt2(self) -> FrozenGpt2 | None:
-        """The weights as they are now, unless a gradient of theirs is wanted."""
+        """The current weights, or None if one of them needs a gradient."""
         if self.frozen_gpt2 is not None or not self.is_gpt2:
             return self.frozen_gpt2
         wanted = torch.is_grad_enabled() and any(weight.requires_grad for weight in self.backbone.parameters())
