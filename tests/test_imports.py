@@ -53,6 +53,21 @@ def test_imports_point_one_way():
     assert wrong == []
 
 
+def test_every_imported_module_exists():
+    """Imports inside functions too: nothing else finds a wrong one before the function is called."""
+    root = ROOT.parents[1]
+    folders = (ROOT, root / "tests", root / "benchmarks", root / "docs", root / "experiments")
+    missing = [
+        f"{path.relative_to(root)} imports {name}"
+        for folder in folders
+        for path in folder.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (name := node.module or "").startswith("homespun.")
+        if not (module := ROOT.parent / name.replace(".", "/")).with_suffix(".py").exists() and not module.is_dir()
+    ]
+    assert missing == []
+
+
 def test_core_does_no_io():
     forbidden = {"homespun.system", "homespun.methods", "os", "pathlib", "subprocess", "socket", "sqlite3", "tempfile"}
     wrong = [

@@ -125,8 +125,8 @@ def test_without_a_user_the_sum_of_the_others_is_unchanged(run, engine, most):
     """In clip norms; clients of one batch may share rounding errors, and a sum adds none."""
     start, clients = run.state.broadcast(), clients_of(run, range(USERS))
     clips = Transforms((replace(run.dp, local=False),))
-    work = (engine(run.built, 0, clips) if engine is LoopTrainer else engine(run.built, 0, 0, clips)).work
-    within, without, alone = (work(start, some).update for some in (clients, clients[1:], clients[:1]))
+    train = (engine(run.built, 0, clips) if engine is LoopTrainer else engine(run.built, 0, 0, clips)).train
+    within, without, alone = (train(start, some).update for some in (clients, clients[1:], clients[:1]))
     moved = [
         (within.federated[name] - without.federated[name] - alone.federated[name]).norm() for name in start.federated
     ]

@@ -405,10 +405,10 @@ def test_all_rows_of_a_table_are_disclosed(tmp_path):
 
 def interrupted(monkeypatch, run, *, after):
     """Ctrl-C after this many cohorts have uploaded."""
-    work, sent = run.trainer.work, []
+    train, sent = run.trainer.train, []
 
     def once(*arguments, **options):
-        outcome = work(*arguments, **options)
+        outcome = train(*arguments, **options)
         sent.append(outcome)
         if len(sent) == after:
             raise KeyboardInterrupt

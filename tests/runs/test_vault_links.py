@@ -44,8 +44,8 @@ def test_a_link_in_place_of_a_file_of_the_vault_is_refused(folder: Path, victim:
     with pytest.raises(DiskError) as caught:
         Vault.open(folder, identity=IDENTITY)
     assert str(caught.value) == (
-        f"{folder / name}: a symbolic link, and homespun never writes through one. Remove the link, or put the file "
-        "itself in its place."
+        f"{folder / name}: a symbolic link, and homespun never writes through one. Remove the link, or replace it "
+        "with the file itself."
     )
     assert untouched(victim)
 

@@ -12,8 +12,8 @@ from rich.table import Table
 
 from homespun.core.progress import Show, counted, each, silent
 from homespun.core.settings import parse
-from homespun.data.names import match_name
 from homespun.data.splits import withhold
+from homespun.data.user_names import match_name
 from homespun.experiments.experiment import Experiment, run_folder
 from homespun.personalization.generation import (
     Sampling,
