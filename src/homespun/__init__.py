@@ -1,15 +1,30 @@
 """homespun: personalized federated learning, language first.
 
-What makes each person different is learned, kept and used at home and never travels.
+Many users train one model together. What makes each of them different is learned, kept and used on their own client,
+and is never uploaded.
+
+    import homespun
+
+    federation = homespun.load("dialects", users=200)
+    run = homespun.train("furl", federation, rounds=20)
+    print(homespun.evaluate(run))
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from homespun.api import evaluate, generate, load, personalize, reopen, train
+    from homespun.api import *  # noqa: F403
 
-__all__ = ["evaluate", "generate", "load", "personalize", "reopen", "train"]
-__version__ = "0.1.0"
+_FOR_USERS = ("evaluate", "generate", "load", "personalize", "reopen", "train")
+_FOR_AUTHORS = (
+    "Adam", "AdamW", "Artefact", "Assign", "Best", "Broadcast", "FedAdam", "FedAvg", "Generated", "GradientSteps",
+    "Home", "LabelScoring", "LocalTraining", "LocalView", "Method", "ModelSpec", "Paper", "Personalization", "Phase",
+    "Role", "Scoring", "ServerState", "Settings", "Sgd", "Stack", "Sum", "Task", "TokenScoring", "Update",
+    "UpdateTransform", "WHOLE", "Window", "check_method",
+)  # fmt: skip
+
+__all__ = [*_FOR_USERS, *_FOR_AUTHORS]
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:
@@ -19,3 +34,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(import_module("homespun.api"), name)
     raise AttributeError(f"module 'homespun' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

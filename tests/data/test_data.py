@@ -22,7 +22,7 @@ def test_an_unknown_name_lists_the_known_ones(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(hub, "available", lambda: False)
     with pytest.raises(UnknownNameError) as caught:
         load_federation("dialect")
-    known = "Did you mean 'dialects'? BuiltMethod in: dialects, digits, sotu, voices."
+    known = "Did you mean 'dialects'? Built in: dialects, digits, sotu, voices."
     assert f"no built-in corpus or file 'dialect'. {known}" in str(caught.value)
     with pytest.raises(UnknownNameError, match=r"homespun\[hub\]"):
         load_federation("somebody/some-corpus")

@@ -57,7 +57,7 @@ def settings_of(source: str) -> type[Settings]:
     if hub.available():
         return hub.Settings
     raise UnknownNameError(
-        f"no built-in corpus or file {source!r}.{nearest(source, builtins)} BuiltMethod in: {', '.join(builtins)}. "
+        f"no built-in corpus or file {source!r}.{nearest(source, builtins)} Built in: {', '.join(builtins)}. "
         f"Files end in {readers.FORMATS}."
     )
 
@@ -85,7 +85,7 @@ def load_federation(
         file_settings = parse(readers.FileSettings, values, where=name, listed_by=settings_command(name))
         read = read_folder if os.path.isdir(path) else readers.read_file
         return read(path, columns=columns, settings=file_settings)
-    known = f"{nearest(name, builtins)} BuiltMethod in: {', '.join(builtins)}. Files end in {readers.FORMATS}."
+    known = f"{nearest(name, builtins)} Built in: {', '.join(builtins)}. Files end in {readers.FORMATS}."
     if not hub.available():
         raise UnknownNameError(
             f"no built-in corpus or file {name!r}.{known} Hugging Face data sets by name need: {hub.EXTRA}"

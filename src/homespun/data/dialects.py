@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ from homespun.core.errors import SettingsError
 from homespun.core.seeds import derive, numpy_generator
 from homespun.core.settings import Settings as SettingsBase
 from homespun.core.settings import parse
-from homespun.data.federation import Examples
+from homespun.data.federation import Examples, short_repr
 from homespun.data.user_names import NumberedNames
 
 VERSION = 1  # increment when the same settings give different examples
@@ -77,13 +77,16 @@ def load(settings: Mapping[str, Any]) -> Dialects:
     return Dialects(parse(Settings, settings, where="dialects", listed_by="homespun data settings dialects"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Dialects:
     """A federation whose examples are computed on demand."""
 
     settings: Settings
     first: int = 0  # position of the first user in the unbounded population
     name: str = "dialects"
+    loaded_by: Any = field(default=None, compare=False)  # the settings it was loaded with, if `homespun.load` did it
+
+    __repr__ = short_repr
 
     @property
     def fingerprint(self) -> str:

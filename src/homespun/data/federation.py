@@ -83,6 +83,13 @@ def concatenate(parts: Sequence[Examples]) -> Examples:
     return Examples(texts=[text for each in parts for text in each.texts], **columns)
 
 
+def short_repr(federation: Federation) -> str:
+    """What every federation prints: its name and sizes, never its content."""
+    sizes = {"users": federation.users, "labels": federation.labels, "contexts": federation.contexts}
+    counted = ", ".join(f"{len(names):,} {what}" for what, names in sizes.items() if len(names))
+    return f"<Federation {federation.name}: {counted}>"
+
+
 class Federation(Protocol):
     """The interface of every corpus. A corpus need not hold anything in memory."""
 

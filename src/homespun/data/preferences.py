@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
@@ -22,7 +22,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from homespun.core.errors import DataError, SettingsError
 from homespun.core.seeds import numpy_generator
 from homespun.core.settings import Paper, Settings
-from homespun.data.federation import Examples, Images
+from homespun.data.federation import Examples, Images, short_repr
 from homespun.data.user_names import NumberedNames
 
 LABELS = ("not liked", "liked")
@@ -64,7 +64,7 @@ class Pool:
         return [np.flatnonzero(self.kinds != kind) for kind in range(len(self.of_kind))]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Preferences:
     name: str
     settings: Population
@@ -75,7 +75,10 @@ class Preferences:
     source: str  # identifies the content of the pools
     place: Path | None = None  # the folder the pools were read from
 
+    loaded_by: Any = field(default=None, compare=False)  # the settings it was loaded with, if `homespun.load` did it
+
     labels = LABELS
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         kinds, settings = len(self.contexts), self.settings

@@ -17,7 +17,7 @@ import numpy as np
 
 from homespun.core.errors import SettingsError
 from homespun.core.seeds import numpy_generator
-from homespun.data.federation import Examples, Federation, concatenate
+from homespun.data.federation import Examples, Federation, concatenate, short_repr
 from homespun.data.table import LeftOut
 from homespun.data.user_names import ListedNames, PickedNames
 
@@ -75,7 +75,7 @@ def part_sizes(count: int, fractions: Fractions = FRACTIONS) -> tuple[int, int, 
     return count - evaluation - test, evaluation, test
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SplitPart:
     """A federation restricted to one part of every user's examples. Users with an empty part remain."""
 
@@ -83,6 +83,8 @@ class SplitPart:
     part: PartName
     seed: int
     fractions: Fractions = FRACTIONS
+
+    __repr__ = short_repr
 
     @property
     def name(self) -> str:
@@ -119,13 +121,15 @@ def select_part(federation: Federation, name: PartName, *, seed: int, fractions:
     return SplitPart(federation, name, seed, fractions)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Subset:
     """A federation restricted to the users at these positions, which are ascending."""
 
     federation: Federation
     positions: np.ndarray = field(repr=False)
     name: str
+
+    __repr__ = short_repr
 
     @property
     def fingerprint(self) -> str:
@@ -217,7 +221,7 @@ def withhold(
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PooledFederation:
     """The examples of all users as one user called `server`, as in central training.
 
@@ -226,6 +230,8 @@ class PooledFederation:
     """
 
     federation: Federation
+
+    __repr__ = short_repr
 
     @property
     def name(self) -> str:

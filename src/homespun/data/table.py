@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -13,7 +14,7 @@ from pydantic import Field
 from homespun.core.errors import DataError
 from homespun.core.settings import Settings
 from homespun.data.content_signature import ContentSignature, sign_content
-from homespun.data.federation import Examples
+from homespun.data.federation import Examples, short_repr
 from homespun.data.user_names import ListedNames
 
 
@@ -46,7 +47,7 @@ class LeftOut:
     examples: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TableFederation:
     """Users in order of first appearance, each with their examples in the source's order."""
 
@@ -63,6 +64,9 @@ class TableFederation:
     place: Path | None = None  # the file it was read from
     content: ContentSignature | None = None  # of the source, before filters
     looks_across: tuple[str, ...] = ()  # filters by which one user's examples affect which others are kept
+    loaded_by: Any = field(default=None, compare=False)  # the settings it was loaded with, if `homespun.load` did it
+
+    __repr__ = short_repr
 
     def examples(self, user: int) -> Examples:
         if not 0 <= user < len(self.users):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +55,9 @@ def load(source: Any, *, columns: Columns = DEFAULT_COLUMNS, **settings: Any) ->
     named = {name: value for name, value in asdict(columns).items() if value != getattr(DEFAULT_COLUMNS, name)}
     asked = {"source": str(source), "columns": named, "settings": settings}
     data = parse(DataSettings, asked, where="load").resolved()
-    federation = data.load()
-    # A run on it can then be opened by its folder alone. Not a field: a corpus need not know how it was asked for.
-    object.__setattr__(federation, "loaded_by", data)
-    return federation
+    # A run on it can then be opened by its folder alone.
+    loaded: Federation = replace(data.load(), loaded_by=data)  # type: ignore[type-var]
+    return loaded
 
 
 def federation_of(data: Any, columns: Columns = DEFAULT_COLUMNS) -> Federation:

@@ -1,0 +1,31 @@
+"""The example of `docs/your-first-method.md`: it keeps the contract, and the page shows its code as it is."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from homespun import evaluate, load, train
+from homespun.testing.contract import check_method
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE, PAGE = ROOT / "examples" / "own_method.py", ROOT / "docs" / "your-first-method.md"
+
+
+def test_the_page_shows_the_file():
+    code, page = EXAMPLE.read_text(encoding="utf-8"), PAGE.read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert len(blocks) >= 6
+    assert [block for block in blocks if block not in code] == []
+
+
+@pytest.mark.system
+def test_the_example_keeps_the_contract():
+    assert "wire" in check_method(str(EXAMPLE)).passed
+
+
+def test_the_example_learns_what_one_model_for_all_cannot():
+    federation = load("dialects", users=30, examples=60, groups=2, classes=4)
+    settings = {"rounds": 12, "cohort": "all", "workers": 0, "evaluate_every": 12}
+    with train(str(EXAMPLE), federation, **settings) as ours, train("fedavg", federation, **settings) as one:
+        assert evaluate(ours).headline[1] > evaluate(one).headline[1] + 0.1
