@@ -90,16 +90,16 @@ def test_tables_and_samples_of_an_experiment(generate, tmp_path):
 
 
 def test_tables_of_a_benchmark(generate):
-    page = "<!-- bench: passes -->\n{}<!-- end -->\n"
-    command = "homespun bench passes --json > runs/bench-passes.json"
+    page = "<!-- bench: step-times -->\n{}<!-- end -->\n"
+    command = "homespun bench step-times --json > runs/bench-step-times.json"
     assert generate(page.format("")) == page.format(f"Not run yet: `{command}`\n")
     time = {"median_s": 0.05, "low_s": 0.04, "high_s": 0.07}
     memory = {"private_bytes": 1024, "context_bytes": 1024, "person_bytes": 3072, "shared_bytes": 0}
-    one = {"title": "FedPerC", "features": "", "passes": {"update": time, "test": time}, "memory": memory}
-    found = {"schema": 1, "base": "tiny", "rounds": 5, "threads": 1, "batch": 15}
+    one = {"title": "FedPerC", "features": "", "step_times": {"update": time, "test": time}, "memory": memory}
+    found = {"schema": 1, "base_model": "tiny", "rounds": 5, "threads": 1, "batch": 15}
     found |= {"wall_ratio": 1.0, "versions": {"python": "3.11"}}
     Path("runs").mkdir()
-    Path("runs/bench-passes.json").write_text(json.dumps({**found, "methods": [one]}))
+    Path("runs/bench-step-times.json").write_text(json.dumps({**found, "methods": [one]}))
     made = generate(page.format(""))
     assert "| FedPerC | – | 50.0 ± 15.0 | – | – | 50.0 ± 15.0 |" in made
     assert "| FedPerC | 1.0 kB | 1.0 kB | 3.1 kB | 0 B |" in made and "\n\npython 3.11.\n<!-- end -->" in made

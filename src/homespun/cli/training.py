@@ -288,7 +288,7 @@ def check(method: Annotated[str, typer.Argument(help="Method, or a .py file with
 
 
 def bench(
-    workload: Annotated[str, typer.Argument(help="w1, w2, w2-text, w3, w3-clipped, population or passes.")],
+    workload: Annotated[str, typer.Argument(help="w1, w2, w2-text, w3, w3-clipped, population or step-times.")],
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds of each side.")] = 5,
     settings: Annotated[
         list[str], typer.Option("--set", "-s", metavar="NAME=VALUE", help="Setting of the workload.")
@@ -299,7 +299,7 @@ def bench(
 
     \b
     The workloads w1 to w3 compare the cohort engine with a reference loop,
-    population compares two population sizes, and passes compares FedPerC with its
+    population compares two population sizes, and step-times compares FedPerC with its
     baselines. The sides alternate in one run.
 
     Example: homespun bench w1

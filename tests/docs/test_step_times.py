@@ -1,4 +1,4 @@
-"""`homespun bench passes`: all methods do the same work, and memory is the size of the parameters."""
+"""`homespun bench step-times`: all methods do the same work, and memory is the size of the parameters."""
 
 import json
 import sys
@@ -19,12 +19,12 @@ VECTOR = 4 * WIDTH  # bytes
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     base = write_gpt2(tmp_path_factory.mktemp("base"), width=WIDTH)
-    return run_workload("passes", rounds=3, settings={"base": str(base), "length": 8})
+    return run_workload("step-times", rounds=3, settings={"base_model": str(base), "length": 8})
 
 
 def test_every_step_of_every_method_is_timed(found):
-    assert "passes" in workloads()
-    rows = [(one["title"], one["features"], tuple(one["passes"])) for one in found["methods"]]
+    assert "step-times" in workloads()
+    rows = [(one["title"], one["features"], tuple(one["step_times"])) for one in found["methods"]]
     whole = ("update", "round", "adapt", "test")
     assert rows == [
         ("FedPerC", "", whole),
@@ -36,8 +36,8 @@ def test_every_step_of_every_method_is_timed(found):
         ("Meta-Learning", "kept", whole),
     ]
     for one in found["methods"]:
-        assert all(0 < time["low_s"] <= time["median_s"] <= time["high_s"] for time in one["passes"].values())
-        assert one["passes"]["round"]["median_s"] > one["passes"]["update"]["median_s"]
+        assert all(0 < time["low_s"] <= time["median_s"] <= time["high_s"] for time in one["step_times"].values())
+        assert one["step_times"]["round"]["median_s"] > one["step_times"]["update"]["median_s"]
     assert found["wall_ratio"] > 0 and json.dumps(found)
 
 
@@ -61,7 +61,7 @@ def test_memory_is_the_size_of_the_parameters(found):
 
 def test_the_tables(found):
     found = {**found, "methods": found["methods"][:4]}
-    times, memory = tables_of("passes", found)
+    times, memory = tables_of("step-times", found)
     assert [column.title for column in times.columns] == [
         "Time, ms", "features", "1 update", "10 updates", "adapt", "test",
     ]  # fmt: skip
@@ -70,14 +70,14 @@ def test_the_tables(found):
     assert [cell.text for cell in memory.rows[0]] == [
         "FedPerC", "64 B", "64 B", f"{found['methods'][0]['memory']['person_bytes']} B", "64 B",
     ]  # fmt: skip
-    module = load_workload("passes")
+    module = load_workload("step-times")
     assert module.milliseconds({"median_s": 0.0412, "low_s": 0.040, "high_s": 0.044}) == "41.2 ± 2.0"
     assert module.milliseconds({"median_s": 1.25, "low_s": 1.2, "high_s": 1.4}) == "1250 ± 100"
     assert module.milliseconds({"median_s": 0.02, "low_s": 0.02, "high_s": 0.02}) == "20.0"  # of one round
 
 
 def test_features_are_dropped_only_where_computing_them_is_timed():
-    module = load_workload("passes")
+    module = load_workload("step-times")
     reader = FeatureReader(start=0, positions=8, kept={b"text": torch.zeros(2, 4)}, kept_bytes=36)
     built = SimpleNamespace(model=SimpleNamespace(reader=reader))
     module.timed(module.Side("Split-Learning", "split_learning", features="kept"), built, lambda: None)
@@ -87,14 +87,14 @@ def test_features_are_dropped_only_where_computing_them_is_timed():
 
 
 def test_the_spread_is_the_interquartile_range():
-    module = load_workload("passes")
+    module = load_workload("step-times")
     assert module.spread([3.0]) == {"median_s": 3.0, "low_s": 3.0, "high_s": 3.0}
     assert module.spread([1.0, 2.0, 3.0, 4.0, 5.0]) == {"median_s": 3.0, "low_s": 2.0, "high_s": 4.0}
 
 
 def test_an_unknown_setting_is_rejected():
-    with pytest.raises(SettingsError, match=r"unknown setting 'bse'\. Did you mean 'base'"):
-        run_workload("passes", rounds=1, settings={"bse": "tiny"})
+    with pytest.raises(SettingsError, match=r"unknown setting 'base_modl'\. Did you mean 'base_model'"):
+        run_workload("step-times", rounds=1, settings={"base_modl": "tiny"})
 
 
 @pytest.mark.system

@@ -1,7 +1,7 @@
 """Table 3 of the FedPerC paper: training and test times of its methods, and their memory on a device.
 
-    homespun bench passes
-    homespun bench passes --set base=smollm2 --rounds 9
+    homespun bench step-times
+    homespun bench step-times --set base_model=smollm2 --rounds 9
 
 Each round uses one president since 1913; every method does the same work for this user, one method after the other,
 in alternating order, with one thread. The paper does not define its "train pass", so both readings are measured: one
@@ -44,7 +44,7 @@ SEED = 0
 BATCH, LOCAL_STEPS, FINE_TUNING_STEPS = 15, 10, 15  # appendix B
 TRAINED = BATCH * LOCAL_STEPS  # training utterances of a user: a round uses each of them once
 NEEDED = TRAINED + 2 * BATCH  # a batch to score, and one to adapt to
-PASSES = {"update": "1 update", "round": f"{LOCAL_STEPS} updates", "adapt": "adapt", "test": "test"}
+STEPS = {"update": "1 update", "round": f"{LOCAL_STEPS} updates", "adapt": "adapt", "test": "test"}
 
 REHEARSED = ("update", "test")  # run once before the first round, untimed
 
@@ -85,21 +85,21 @@ class Home:
     scored: Batch
 
 
-def measure(rounds: int = 5, *, base: str = "tiny", length: int = 64) -> dict[str, Any]:
+def measure(rounds: int = 5, *, base_model: str = "tiny", length: int = 64) -> dict[str, Any]:
     """Median and quartiles of the times, over as many users as `rounds`."""
     federation = load("sotu", since=1913)
-    methods = [built_side(side, federation, base=base, length=length) for side in SIDES]
+    methods = [built_side(side, federation, base_model=base_model, length=length) for side in SIDES]
     people = [people_of(built, federation, rounds) for built in methods]
-    found: list[dict[str, list[Taken]]] = [{name: [] for name in PASSES} for _ in SIDES]
+    found: list[dict[str, list[Taken]]] = [{name: [] for name in STEPS} for _ in SIDES]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for number in (-1, *range(rounds)):
             work = [
-                ready_passes(side, built, homes[number])
+                ready_steps(side, built, homes[number])
                 for side, built, homes in zip(SIDES, methods, people, strict=True)
             ]
-            for name in PASSES:
+            for name in STEPS:
                 for place in order(number):
                     if name in work[place] and (number >= 0 or name in REHEARSED):
                         taken = work[place][name]()
@@ -109,7 +109,7 @@ def measure(rounds: int = 5, *, base: str = "tiny", length: int = 64) -> dict[st
     every = [taken for some in found for times in some.values() for taken in times]
     return {
         "schema": SCHEMA,
-        "base": base,
+        "base_model": base_model,
         "rounds": rounds,
         "threads": 1,
         "batch": BATCH,
@@ -119,7 +119,9 @@ def measure(rounds: int = 5, *, base: str = "tiny", length: int = 64) -> dict[st
             {
                 "title": side.title,
                 "features": side.features,
-                "passes": {name: spread([taken.core_s for taken in times]) for name, times in some.items() if times},
+                "step_times": {
+                    name: spread([taken.core_s for taken in times]) for name, times in some.items() if times
+                },
                 "memory": memory(side, built, homes),
             }
             for side, built, homes, some in zip(SIDES, methods, people, found, strict=True)
@@ -137,11 +139,15 @@ def spread(times_s: Sequence[float]) -> dict[str, float]:
     return {"median_s": middle, "low_s": low, "high_s": high}
 
 
-def built_side(side: Side, federation: Federation, *, base: str, length: int) -> BuiltMethod:
+def built_side(side: Side, federation: Federation, *, base_model: str, length: int) -> BuiltMethod:
     # A learned prior takes two more updates per round, which algorithm 1 does not have.
     sizes = {"local_steps": LOCAL_STEPS, "batch": BATCH, "personalize_steps": FINE_TUNING_STEPS, "prior": "none"}
     known = method_module(side.method).Settings.model_fields
-    settings = {"base_model": base, "length": length, **{name: value for name, value in sizes.items() if name in known}}
+    settings = {
+        "base_model": base_model,
+        "length": length,
+        **{name: value for name, value in sizes.items() if name in known},
+    }
     return build(load_method(side.method, settings, Task(contexts=len(federation.contexts))), seed=SEED)
 
 
@@ -168,8 +174,8 @@ def home_of(built: BuiltMethod, user: str, examples: Examples) -> Home | None:
     return Home(user, *({name: column[rows] for name, column in whole.items()} for rows in parts))
 
 
-def ready_passes(side: Side, built: BuiltMethod, home: Home) -> dict[str, Callable[[], Taken]]:
-    """The timed passes, by name."""
+def ready_steps(side: Side, built: BuiltMethod, home: Home) -> dict[str, Callable[[], Taken]]:
+    """The timed steps, by name."""
     broadcast = built.start().broadcast()
     private = built.new_private(home.user, seed=SEED)
     trained, adapted, scored = (Client(home.user, private, data) for data in (home.trained, home.adapted, home.scored))
@@ -242,10 +248,10 @@ def total_bytes(tensors: Iterable[torch.Tensor]) -> int:
 def tables(found: Mapping[str, Any]) -> list[Table]:
     """Times and memory, for a terminal or a page."""
     names = [(one["title"], one["features"] or MISSING) for one in found["methods"]]
-    times = [[milliseconds(one["passes"].get(name)) for name in PASSES] for one in found["methods"]]
-    columns = [Column("Time, ms"), Column("features"), *(Column(title, number=True) for title in PASSES.values())]
+    times = [[milliseconds(one["step_times"].get(name)) for name in STEPS] for one in found["methods"]]
+    columns = [Column("Time, ms"), Column("features"), *(Column(title, number=True) for title in STEPS.values())]
     time_note = (
-        f"CPU time, median ± half the interquartile range over {found['rounds']} rounds, base model {found['base']}, "
+        f"CPU time, median ± half the interquartile range over {found['rounds']} rounds, base model {found['base_model']}, "
         f"{found['threads']} thread, batches of {found['batch']} utterances; wall time was {found['wall_ratio']:.1f} "
         f"times as long. Adapt: {FINE_TUNING_STEPS} updates on {found['batch']} utterances of the user; generated: "
         "reading them once. Test: scoring a batch without adapting first; generated: including the reading. Features: "
