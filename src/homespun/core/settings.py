@@ -134,6 +134,8 @@ def _fault(kind: type[Settings], item: Mapping[str, Any], listed_by: str | None)
 def unknown_setting(name: str, known: Sequence[str], *, listed_by: str | None) -> str:
     """What is said of a name that no setting has."""
     rest = f"Known: {', '.join(known)}." if listed_by is None else f"`{listed_by}` lists all settings."
+    if RENAMED.get(name) in known:
+        return f"{name!r} is given beside its new name: it is now called {RENAMED[name]!r}. Give one of them."
     return f"unknown setting {name!r}.{nearest(name, known)} {rest}"
 
 
