@@ -251,7 +251,8 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     times = [[milliseconds(one["step_times"].get(name)) for name in STEPS] for one in found["methods"]]
     columns = [Column("Time, ms"), Column("features"), *(Column(title, number=True) for title in STEPS.values())]
     time_note = (
-        f"CPU time, median ± half the interquartile range over {found['rounds']} rounds, base model {found['base_model']}, "
+        f"CPU time, median ± half the interquartile range over {found['rounds']} rounds, base model "
+        f"{found['base_model']}, "
         f"{found['threads']} thread, batches of {found['batch']} utterances; wall time was {found['wall_ratio']:.1f} "
         f"times as long. Adapt: {FINE_TUNING_STEPS} updates on {found['batch']} utterances of the user; generated: "
         "reading them once. Test: scoring a batch without adapting first; generated: including the reading. Features: "

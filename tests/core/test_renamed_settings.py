@@ -31,7 +31,7 @@ def test_an_earlier_name_is_read_and_reported():
 
 
 def test_both_names_at_once_are_rejected():
-    with pytest.raises(SettingsError, match="'rate'.* is now called 'lr'"):
+    with pytest.raises(SettingsError, match=r"'rate'.* is now called 'lr'"):
         parse(Mine, {"rate": 0.5, "lr": 0.1}, where="mine")
 
 

@@ -38,6 +38,9 @@ class Scoring:
     offers: ClassVar[frozenset[str]] = frozenset()  # what can be done for a user: "predict", "generate"
     # Whether results have participants who adapt further, and each user's scores, to compare methods user by user
     by_user: ClassVar[bool] = False
+    # How reports show the headline metric: as a share in percent, and which direction is better
+    percent: ClassVar[bool] = True
+    lower_is_better: ClassVar[bool] = False
 
     def score(self, data: Mapping[str, Tensor], output: Tensor) -> Counts:
         """One user's counts from their examples and the model's output for them."""

@@ -97,6 +97,8 @@ class TokenScoring(Scoring):
     scored_part = "scored"
     offers = frozenset({"generate"})
     by_user = True
+    percent = False
+    lower_is_better = True
 
     def score(self, data: Mapping[str, Tensor], output: Tensor) -> Counts:
         one = summarize([output.numpy()], [data["length"].numpy()])

@@ -15,6 +15,7 @@ from homespun.report.score_tables import (
     control_summaries,
     folds_of,
     metric_of,
+    scoring_of,
     seed_note,
     summaries,
     summary_mean,
@@ -61,8 +62,9 @@ NEWCOMERS = EvaluatedUsers(
 
 
 def evaluated_users(results: Mapping[str, Any]) -> tuple[EvaluatedUsers, ...]:
-    """For text, known and withheld users; for labels, newcomers."""
-    return (KNOWN, WITHHELD) if metric_of(results) == PERPLEXITY else (NEWCOMERS,)
+    """Known and withheld users if methods are compared user by user, as for text; otherwise newcomers."""
+    by_user = scoring_of(results).get("by_user", metric_of(results) == PERPLEXITY)
+    return (KNOWN, WITHHELD) if by_user else (NEWCOMERS,)
 
 
 @dataclass(frozen=True)

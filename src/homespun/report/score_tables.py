@@ -9,7 +9,9 @@ import numpy as np
 
 from homespun.report.table_model import (
     ACCURACY,
+    AUC,
     F1,
+    PERPLEXITY,
     Cell,
     Column,
     Metric,
@@ -67,9 +69,15 @@ def control_title(name: str) -> str:
     return f"Control: {control_name(name)[0].lower()}{control_name(name)[1:]}"
 
 
+def scoring_of(results: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How the method's scoring wants to be shown; results made before 0.2 do not say."""
+    runs = (run for one in results["configurations"].values() for run in one["runs"])
+    return next((run["scoring"] for run in runs if run.get("scoring")), {})
+
+
 def metric_of(results: Mapping[str, Any]) -> Metric:
     for found in summaries(results, "test").values():
-        return metric_named(found.get("metric", "value"))
+        return metric_named(found.get("metric", "value"), scoring=scoring_of(results))
     return metric_named("value")
 
 
@@ -125,21 +133,12 @@ def _spread_cells(spreads: Sequence[Mapping[str, Any] | None], metric: Metric) -
 
 
 def _main_note(results: Mapping[str, Any], metric: Metric) -> str:
-    about = _ABOUT_PERPLEXITY if metric.lower_is_better else _ABOUT_VALUE.get(metric, _OVER_ALL).format(metric.title)
-    about += "" if metric.lower_is_better else _ABOUT_LABELS
+    about = _ABOUT_VALUE.get(metric, _OVER_ALL).format(metric.title)
+    about += _ABOUT_LABELS if metric in (ACCURACY, AUC, F1) else ""
     return f"{seed_note(results)} {about} The best value of a column is bold."
 
 
 _OVER_ALL = "Test {} is computed over all test examples."
-_ABOUT_VALUE = {
-    F1: "Test {} is the macro-F1 of each sub-population on its members' test examples, averaged over sub-populations; "
-    "a constant prediction scores a third."
-}
-_ABOUT_LABELS = (
-    " User mean is the mean of each user's accuracy; worst tenth is the mean over the tenth of users with the lowest "
-    "accuracy. The controls ignore the input: they always predict the label that is most frequent in all users' "
-    "training examples, or in the user's own."
-)
 _ABOUT_PERPLEXITY = (
     "Perplexity, lower is better: a model with perplexity p is as uncertain as one that picks each token from p "
     "equally likely ones. The first three tokens of an utterance are given; all later tokens of the test utterances "
@@ -147,6 +146,16 @@ _ABOUT_PERPLEXITY = (
     "with the highest perplexity. The controls are the unmodified pre-trained model, after the start text that is best "
     "on the evaluation part: alone, and with the user's own sentences before every utterance. Neither was trained on "
     "users' text."
+)
+_ABOUT_VALUE = {
+    F1: "Test {} is the macro-F1 of each sub-population on its members' test examples, averaged over sub-populations; "
+    "a constant prediction scores a third.",
+    PERPLEXITY: _ABOUT_PERPLEXITY,
+}
+_ABOUT_LABELS = (
+    " User mean is the mean of each user's accuracy; worst tenth is the mean over the tenth of users with the lowest "
+    "accuracy. The controls ignore the input: they always predict the label that is most frequent in all users' "
+    "training examples, or in the user's own."
 )
 
 

@@ -57,12 +57,16 @@ class Metric:
 ACCURACY = Metric("accuracy")
 PERPLEXITY = Metric("perplexity", percent=False, lower_is_better=True)
 F1 = Metric("F1")
-METRICS = {"accuracy": ACCURACY, "auc": Metric("AUC"), "f1": F1, "perplexity": PERPLEXITY}
+AUC = Metric("AUC")
+METRICS = {"accuracy": ACCURACY, "auc": AUC, "f1": F1, "perplexity": PERPLEXITY}
 
 
-def metric_named(name: Any) -> Metric:
-    """A metric of results.json by its name; an unknown one is formatted as a share."""
-    return METRICS.get(str(name)) or Metric(shorten(name))
+def metric_named(name: Any, *, scoring: Mapping[str, Any] | None = None) -> Metric:
+    """A metric of results.json by its name; one that is not built in, as its scoring says or else as a share."""
+    if str(name) in METRICS:
+        return METRICS[str(name)]
+    about = scoring or {}
+    return Metric(shorten(name), about.get("percent", True), about.get("lower_is_better", False))
 
 
 @dataclass(frozen=True)

@@ -340,6 +340,7 @@ def results(run: Run) -> dict[str, Any]:
         "settings": run.method.settings.model_dump(mode="json"),
         "run": run.settings.model_dump(mode="json"),
         "task": asdict(run.method.task),
+        "scoring": {name: getattr(run.scoring, name) for name in ("by_user", "percent", "lower_is_better")},
         "rounds": [entry for entry in history if entry["kind"] == "round"],
         "curve": [entry for entry in history if entry["kind"] == "evaluation"],
         "eval": evaluate(run, "eval").to_dict(),
