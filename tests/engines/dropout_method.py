@@ -9,7 +9,7 @@ from torch import nn
 
 from homespun.core import settings as core_settings
 from homespun.core.draws import dropout
-from homespun.core.method import WHOLE, LocalTraining, Method, ModelSpec, Phase, Sgd
+from homespun.core.method import ALL_EXAMPLES, LocalTraining, Method, ModelSpec, Phase, Sgd
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
 from homespun.evaluation.classification import LabelScoring
@@ -61,8 +61,8 @@ class Stacked(Network):
 
 def method(settings: Settings, task) -> Method:
     joint = Phase(trains={"user.table": Sgd(0.5), "*": Sgd(0.5)}, batch=4, steps=5)
-    own = Phase(trains={"user.embedding": Sgd(0.5)}, batch=WHOLE, steps=3)
-    once = Phase(trains={"*": Sgd(0.5)}, batch=WHOLE, steps=1)
+    own = Phase(trains={"user.embedding": Sgd(0.5)}, batch=ALL_EXAMPLES, steps=3)
+    once = Phase(trains={"*": Sgd(0.5)}, batch=ALL_EXAMPLES, steps=1)
     kind = Network if settings.path == "sequential" else Stacked
     return Method(
         name="dropout",

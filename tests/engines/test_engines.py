@@ -8,7 +8,7 @@ from small_cohort import built, clients
 from homespun.core import tree
 from homespun.core.method import Adam, Phase, Sgd
 from homespun.engines.client import Client, client_update
-from homespun.engines.cohort import CohortTrainer, chunked
+from homespun.engines.cohort import CohortTrainer, split_chunks
 from homespun.engines.local_step import Stepper
 from homespun.engines.loop import LoopTrainer, torch_optimizer
 from homespun.engines.stacked import pad_rows, stack_data
@@ -45,15 +45,15 @@ def test_stacked_equals_loop(settings):
 
 def test_a_client_without_examples_changes_nothing():
     made = built()
-    everybody = clients(made, [0, 1, 2])
+    cohort = clients(made, [0, 1, 2])
     nobody = Client(
         "nobody",
         private=made.new_private("nobody", seed=0),
-        data={k: v[:0] for k, v in everybody[0].data.items()},
+        data={k: v[:0] for k, v in cohort[0].data.items()},
     )
     broadcast = made.start().broadcast()
     for engine in (LoopTrainer(made, 0), CohortTrainer(made, 0, workers=0)):
-        without, with_them = engine.train(broadcast, everybody), engine.train(broadcast, [*everybody, nobody])
+        without, with_them = engine.train(broadcast, cohort), engine.train(broadcast, [*cohort, nobody])
         assert tree.max_abs_difference(without.update.federated, with_them.update.federated) < 1e-6
         assert with_them.update.weight == without.update.weight
         assert tree.max_abs_difference(with_them.private["nobody"], nobody.private) == 0
@@ -88,8 +88,8 @@ def test_nobody_at_all():
 @pytest.mark.parametrize(("clients_in_cohort", "sizes"), [(1, [1]), (10, [5, 5]), (50, [25, 25]), (60, [15] * 4)])
 def test_chunks_are_even(clients_in_cohort, sizes):
     some = [Client(str(number), {}, {}) for number in range(clients_in_cohort)]
-    assert [len(chunk) for chunk in chunked(some)] == sizes
-    assert [client for chunk in chunked(some) for client in chunk] == some
+    assert [len(chunk) for chunk in split_chunks(some)] == sizes
+    assert [client for chunk in split_chunks(some) for client in chunk] == some
 
 
 def test_padding():
@@ -107,11 +107,11 @@ def test_padding():
 
 def test_predictions_come_in_the_order_asked():
     made = built()
-    everybody = clients(made)
+    cohort = clients(made)
     broadcast = made.start().broadcast()
-    slow = LoopTrainer(made, 0).predict(broadcast, everybody)
-    fast = CohortTrainer(made, 0, workers=0).predict(broadcast, everybody)
-    for one, other, client in zip(slow, fast, everybody, strict=True):
+    slow = LoopTrainer(made, 0).predict(broadcast, cohort)
+    fast = CohortTrainer(made, 0, workers=0).predict(broadcast, cohort)
+    for one, other, client in zip(slow, fast, cohort, strict=True):
         assert one.shape == other.shape == (client.examples, 8)
         assert torch.allclose(one, other, atol=1e-5)
 
@@ -156,13 +156,13 @@ def test_strange_user_names_reach_the_workers_and_come_back():
 def test_a_home_whose_training_went_wrong_is_left_out_and_keeps_what_it_had(workers):
     made = built()
     engine = LoopTrainer(made, 0) if workers is None else CohortTrainer(made, 0, workers=workers)
-    start, everybody = made.start().broadcast(), clients(made)
-    lost = everybody[3]
+    start, cohort = made.start().broadcast(), clients(made)
+    lost = cohort[3]
     spoiled = Client(lost.user, {name: value * float("nan") for name, value in lost.private.items()}, lost.data)
-    found = engine.train(start, [*everybody[:3], spoiled, *everybody[4:]])
-    assert list(found.refused) == [lost.user] and "NaN, infinity" in found.refused[lost.user]
+    found = engine.train(start, [*cohort[:3], spoiled, *cohort[4:]])
+    assert list(found.rejected) == [lost.user] and "NaN, infinity" in found.rejected[lost.user]
     assert lost.user not in found.private and len(found.private) == 11
-    without = engine.train(start, [*everybody[:3], *everybody[4:]])
+    without = engine.train(start, [*cohort[:3], *cohort[4:]])
     assert found.update.clients == 11 and differences(without, found) < 1e-6
 
 

@@ -13,7 +13,7 @@ from homespun.core.personalize import GradientSteps
 from homespun.engines.cohort import CohortTrainer
 from homespun.engines.local_step import FusedStepper, LocalStep, Stepper, clip_by_norm
 from homespun.engines.loop import LoopTrainer
-from homespun.engines.sequential import narrow
+from homespun.engines.sequential import select_used_rows
 from homespun.engines.single_step import can_take_single_step
 from homespun.models.document import DocumentModel
 
@@ -134,40 +134,40 @@ def test_engines_agree(optimizer, clip_norm, path):
     phase = Phase(trains={"*": optimizer}, batch=4, epochs=1, mu=0.5, clip_norm=clip_norm)
     made = phases(built(users="table"), phase)
     start = made.start().broadcast()
-    everybody = clients(made, [0, 5, 8])
-    assert len({client.examples for client in everybody}) == 3
-    slow = LoopTrainer(made, 0).train(start, everybody)
-    slow_at_home = LoopTrainer(made, 0).train(start, everybody, mode="personalize")
+    cohort = clients(made, [0, 5, 8])
+    assert len({client.examples for client in cohort}) == 3
+    slow = LoopTrainer(made, 0).train(start, cohort)
+    slow_at_home = LoopTrainer(made, 0).train(start, cohort, mode="personalize")
     if path == "alone":
         made = alone(made)
-    agree(slow, CohortTrainer(made, 0, workers=0).train(start, everybody))
-    agree(slow_at_home, CohortTrainer(made, 0, workers=0).train(start, everybody, mode="personalize"))
+    agree(slow, CohortTrainer(made, 0, workers=0).train(start, cohort))
+    agree(slow_at_home, CohortTrainer(made, 0, workers=0).train(start, cohort, mode="personalize"))
 
 
 def test_clipping_changes_the_round():
     """The comparison above would also hold if no engine clipped."""
     made = built()
-    start, everybody = made.start().broadcast(), clients(made, [0, 1])
+    start, cohort = made.start().broadcast(), clients(made, [0, 1])
     plain, clipped = (
         phases(made, Phase(trains={"*": Sgd(0.3)}, batch=4, epochs=1, clip_norm=norm)) for norm in (None, 0.2)
     )
-    moved = [LoopTrainer(one, 0).train(start, everybody).update.federated["output.weight"] for one in (plain, clipped)]
+    moved = [LoopTrainer(one, 0).train(start, cohort).update.federated["output.weight"] for one in (plain, clipped)]
     assert moved[1].norm() < 0.5 * moved[0].norm()
 
 
 def test_an_optimizer_starts_afresh_in_every_phase():
     phase = Phase(trains={"*": Adam(0.01, eps=1e-4)}, batch=4, steps=2)
     made = phases(built(), phase, phase)
-    start, everybody = made.start().broadcast(), clients(made, [0, 1])
-    agree(LoopTrainer(made, 0).train(start, everybody), CohortTrainer(made, 0, workers=0).train(start, everybody))
+    start, cohort = made.start().broadcast(), clients(made, [0, 1])
+    agree(LoopTrainer(made, 0).train(start, cohort), CohortTrainer(made, 0, workers=0).train(start, cohort))
 
 
 def test_rows_that_a_client_never_uses_are_left_out_unless_they_decay():
     made = alone(built(users="table"))
     start, (client,) = made.start().broadcast(), clients(made, [3])
-    assert narrow(made, start, client).broadcast.keyed["user.table"].shape[0] == 1
+    assert select_used_rows(made, start, client).broadcast.keyed["user.table"].shape[0] == 1
     decaying = phases(made, Phase(trains={"*": Sgd(0.1, weight_decay=0.1)}, batch=2, steps=1))
-    assert narrow(decaying, start, client).broadcast.keyed["user.table"].shape[0] == 12
+    assert select_used_rows(decaying, start, client).broadcast.keyed["user.table"].shape[0] == 12
 
 
 # The sum of a cohort as one gradient
@@ -189,7 +189,7 @@ def test_rows_that_a_client_never_uses_are_left_out_unless_they_decay():
 def test_only_one_plain_step_is_summed(optimizer, changes, summed):
     phase = replace(Phase(trains={"*": optimizer}, batch=100, steps=1), **changes)
     made = phases(built(), phase)
-    everybody = clients(made, [0, 3])
-    assert can_take_single_step(made, everybody) is summed
+    cohort = clients(made, [0, 3])
+    assert can_take_single_step(made, cohort) is summed
     start = made.start().broadcast()
-    agree(LoopTrainer(made, 0).train(start, everybody), CohortTrainer(made, 0, workers=0).train(start, everybody))
+    agree(LoopTrainer(made, 0).train(start, cohort), CohortTrainer(made, 0, workers=0).train(start, cohort))

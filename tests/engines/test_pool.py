@@ -44,7 +44,7 @@ def impatient(monkeypatch):
 
 def bits(outcome):
     private = {user: tree.to_bytes(own) for user, own in outcome.private.items()}
-    return tree.to_bytes(outcome.update.federated), private, outcome.update.metrics, outcome.refused
+    return tree.to_bytes(outcome.update.federated), private, outcome.update.metrics, outcome.rejected
 
 
 def work(made, *, workers, seed=0):

@@ -211,7 +211,7 @@ def test_a_byte_pipe_is_enough_for_a_whole_run(case, pipe, texts, tmp_path):
         assert bool(kept) == bool(built.partition.names(Role.PRIVATE))
 
 
-class Refusing:
+class UncalledEngine:
     """An engine that must not be asked."""
 
     def __getattr__(self, name):
@@ -238,7 +238,7 @@ def test_a_message_that_makes_no_sense_is_answered_with_an_error(header, reason)
     sent, tensors = broadcast_to_tensors(BROADCAST)
     message = pack({"users": [], **sent, **header}, tensors)
     with pytest.raises(WorkerError, match=reason):
-        RemoteEngine(lambda _: answer(Refusing(), message)).confirm(0, weight=1.0)
+        RemoteEngine(lambda _: answer(UncalledEngine(), message)).confirm(0, weight=1.0)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_protocol_may_not_look_where_evaluations_do_not(wrong):
     protocol = {"part": "test", "user_set": "participants", "adapt_to": None, "k": None, "private": "own", **wrong}
     sent, tensors = broadcast_to_tensors(BROADCAST)
     message = pack({"ask": "evaluate", "users": [], "protocol": protocol, **sent}, tensors)
-    assert b"its protocol has no such" in answer(Refusing(), message)
+    assert b"its protocol has no such" in answer(UncalledEngine(), message)
 
 
 def test_scores_go_through_whatever_a_user_is_called():

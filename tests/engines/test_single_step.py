@@ -72,9 +72,9 @@ def nothing_but_summed(monkeypatch):
 @pytest.mark.usefixtures("nothing_but_summed")
 def test_summed_equals_loop(assignment, chain):
     made, chain = make(assignment), CHAINS[chain]
-    start, everybody = made.start().broadcast(), make_clients(made)
-    slow = LoopTrainer(made, 0, chain).train(start, everybody)
-    fast = CohortTrainer(made, 0, workers=0, transforms=chain).train(start, everybody)
+    start, cohort = made.start().broadcast(), make_clients(made)
+    slow = LoopTrainer(made, 0, chain).train(start, cohort)
+    fast = CohortTrainer(made, 0, workers=0, transforms=chain).train(start, cohort)
     assert max(differences(slow, fast).values()) < 2e-5
     assert slow.update.metrics == pytest.approx(fast.update.metrics, rel=1e-5)
     assert (slow.update.weight, slow.update.clients) == (fast.update.weight, fast.update.clients)
@@ -85,9 +85,9 @@ def test_summed_equals_loop(assignment, chain):
 @pytest.mark.usefixtures("nothing_but_summed")
 def test_summed_speech_equals_loop(assignment, settings, chain):
     made, chain = make(assignment, SPEECH, **settings), CHAINS[chain]
-    start, everybody = made.start().broadcast(), make_clients(made, SPEECH)[1:4]
-    slow = LoopTrainer(made, 0, chain).train(start, everybody)
-    fast = CohortTrainer(made, 0, workers=0, transforms=chain).train(start, everybody)
+    start, cohort = made.start().broadcast(), make_clients(made, SPEECH)[1:4]
+    slow = LoopTrainer(made, 0, chain).train(start, cohort)
+    fast = CohortTrainer(made, 0, workers=0, transforms=chain).train(start, cohort)
     assert max(differences(slow, fast).values()) < 5e-5
 
 
@@ -98,18 +98,18 @@ def test_summed_speech_equals_loop(assignment, settings, chain):
 def test_one_client_with_data_that_is_no_number_is_refused_alone(chain, size, workers):
     made, chain = make("type", size), CHAINS[chain]
     start = made.start().broadcast()
-    everybody = [
+    cohort = [
         replace(client, data={**client.data, "image": client.data["image"].float()})
         for client in make_clients(made, size)
     ]
-    lost = everybody[2]
+    lost = cohort[2]
     image = lost.data["image"].clone()
     image[0, 3, 3] = torch.nan
     spoiled = replace(lost, data={**lost.data, "image": image})
     engine = CohortTrainer(made, 0, workers=workers, transforms=chain)
-    found = engine.train(start, [*everybody[:2], spoiled, *everybody[3:]])
-    assert list(found.refused) == [lost.user] and lost.user not in found.private
-    without = engine.train(start, [*everybody[:2], *everybody[3:]])
+    found = engine.train(start, [*cohort[:2], spoiled, *cohort[3:]])
+    assert list(found.rejected) == [lost.user] and lost.user not in found.private
+    without = engine.train(start, [*cohort[:2], *cohort[3:]])
     assert found.update.clients == (len(EXAMPLES) - 1 if chain == NO_TRANSFORMS else len(EXAMPLES))  # or as zeros
     assert max(differences(without, found).values()) < 2e-5
 
@@ -117,8 +117,8 @@ def test_one_client_with_data_that_is_no_number_is_refused_alone(chain, size, wo
 @pytest.mark.system
 def test_workers_are_told_what_size_images_have():
     made = make("type")
-    start, everybody = made.start().broadcast(), make_clients(made)
-    here, there = (CohortTrainer(made, 0, workers=workers).train(start, everybody) for workers in (0, 2))
+    start, cohort = made.start().broadcast(), make_clients(made)
+    here, there = (CohortTrainer(made, 0, workers=workers).train(start, cohort) for workers in (0, 2))
     assert max(differences(here, there).values()) < 2e-6  # here a product may be shared among threads
 
 

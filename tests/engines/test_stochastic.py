@@ -63,21 +63,21 @@ CLIPS = Transforms((DpMechanism(Clip({"*": 0.5})),))
 @pytest.mark.parametrize("path", PATHS)
 def test_engines_draw_the_same_masks(path, chain):
     made = make(path=path)
-    start, everybody = made.start().broadcast(), make_clients(made)
-    assert can_take_single_step(made, everybody) is (path == "single step")
-    slow = LoopTrainer(made, 0, chain).train(start, everybody)
-    fast = CohortTrainer(made, 0, workers=0, transforms=chain).train(start, everybody)
+    start, cohort = made.start().broadcast(), make_clients(made)
+    assert can_take_single_step(made, cohort) is (path == "single step")
+    slow = LoopTrainer(made, 0, chain).train(start, cohort)
+    fast = CohortTrainer(made, 0, workers=0, transforms=chain).train(start, cohort)
     assert difference(slow, fast) < 1e-4
-    without = LoopTrainer(make(path=path, p=0.0), 0, chain).train(start, everybody)
+    without = LoopTrainer(make(path=path, p=0.0), 0, chain).train(start, cohort)
     assert difference(slow, without) > 0.01  # else nothing was dropped
 
 
 @pytest.mark.parametrize("path", ["stacked", "sequential"])
 def test_engines_draw_the_same_masks_at_home(path):
     made = make(path=path)
-    start, everybody = made.start().broadcast(), make_clients(made)
+    start, cohort = made.start().broadcast(), make_clients(made)
     slow, fast = (
-        engine.train(start, everybody, mode="personalize").private
+        engine.train(start, cohort, mode="personalize").private
         for engine in (LoopTrainer(made, 0), CohortTrainer(made, 0, workers=0))
     )
     for user, own in slow.items():
@@ -123,18 +123,16 @@ def test_every_step_round_user_and_seed_has_keys_of_its_own(path, engine):
 
 def test_predictions_have_no_key_and_are_the_same_twice():
     made = make()
-    start, everybody = made.start().broadcast(), make_clients(made)
+    start, cohort = made.start().broadcast(), make_clients(made)
     for engine in (LoopTrainer(made, 0), CohortTrainer(made, 0, workers=0), LoopTrainer(make(p=0.0), 5)):
-        for one, other in zip(
-            engine.predict(start, everybody), LoopTrainer(made, 3).predict(start, everybody), strict=True
-        ):
+        for one, other in zip(engine.predict(start, cohort), LoopTrainer(made, 3).predict(start, cohort), strict=True):
             assert torch.allclose(one, other, atol=1e-6)
 
 
 def test_the_column_of_keys_cannot_name_rows():
     made = make()
     wrong = replace(made.method, model=replace(made.method.model, keys={"user.table": "key"}))
-    with pytest.raises(MethodError, match="the column 'key' is that of random draws"):
+    with pytest.raises(MethodError, match="the column 'key' is reserved for random draws"):
         build(wrong, seed=0)
 
 

@@ -69,7 +69,7 @@ def wire_targets() -> dict[str, Target]:
 
     def take(data):
         """As a server does: refused with a reason, or added."""
-        return Intake(state.broadcast(), nobody).take("ann", update_from_bytes(data))
+        return Intake(state.broadcast(), nobody).add("ann", update_from_bytes(data))
 
     plain = {"a": torch.ones(2, 2), "b": torch.tensor([1, 2]), "c": torch.tensor(0.5, dtype=torch.float64)}
     return {

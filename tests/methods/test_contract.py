@@ -126,14 +126,16 @@ def test_the_check_notices(tmp_path, change, broken):
 
 def test_a_private_parameter_called_federated_is_noticed(tmp_path):
     change = "model = replace(model, roles=[('user.*', Role.FEDERATED), *model.roles[1:]])"
-    with pytest.raises(MethodError, match=r"new_private made \['user.embedding'\], the rules say \[\]"):
+    with pytest.raises(
+        MethodError, match=r"new_private returned \['user.embedding'\], but the private parameters are \[\]"
+    ):
         check_method(own(tmp_path, change))
 
 
 def test_a_rule_that_covers_nothing_is_found_when_the_method_is_built(tmp_path):
     change = "model = replace(model, roles=[('usr.*', Role.PRIVATE), *model.roles])"
     made = load_method(own(tmp_path, change), {}, Task(classes=2))
-    with pytest.raises(PartitionError, match=r"rule 'usr.\*' covers nothing"):
+    with pytest.raises(PartitionError, match=r"rule 'usr.\*' matches nothing"):
         build(made, seed=0)
 
 
@@ -142,9 +144,9 @@ def test_a_rule_that_covers_nothing_is_found_when_the_method_is_built(tmp_path):
     [
         (
             "local = replace(local, phases=(Phase(trains={'usr.*': Sgd(0.1)}, batch=1, epochs=1),))",
-            "covers no parameter",
+            "matches no parameter",
         ),
-        ("model = replace(model, keys={'user.table': 'author'})", "keys name"),
+        ("model = replace(model, keys={'user.table': 'author'})", "`keys` has"),
     ],
 )
 def test_contradictions_are_found_before_training(tmp_path, change, message):

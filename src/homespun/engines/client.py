@@ -51,7 +51,7 @@ class Outcome:
 
     update: Update
     private: Mapping[str, Tree]
-    refused: Mapping[str, str] = field(default_factory=dict)  # user -> why
+    rejected: Mapping[str, str] = field(default_factory=dict)  # user -> why
     sent_bytes: Mapping[str, int] = field(default_factory=lambda: NOTHING_SENT)  # by role, over all clients
 
 
@@ -96,7 +96,7 @@ def require_own_roles(broadcast: Broadcast, built: BuiltMethod) -> None:
         raise_faults(MessageError, f"broadcast of round {broadcast.round}: refused, nothing is sent back", faults)
 
 
-def in_user_order(clients: Sequence[Client]) -> list[Client]:
+def sort_by_user(clients: Sequence[Client]) -> list[Client]:
     """Sums of floats depend on their order; this makes it the same for the same cohort."""
     return sorted(clients, key=lambda client: client.user)
 
@@ -123,7 +123,7 @@ def empty_update(built: BuiltMethod, broadcast: Broadcast, *, exact: bool = Fals
     )
 
 
-def intake(built: BuiltMethod, broadcast: Broadcast, transforms: Transforms) -> Intake:
+def new_intake(built: BuiltMethod, broadcast: Broadcast, transforms: Transforms) -> Intake:
     equal = transforms.equal_clients
     return Intake(
         broadcast,
@@ -131,7 +131,7 @@ def intake(built: BuiltMethod, broadcast: Broadcast, transforms: Transforms) -> 
         statistics=sums(built.method.local.statistics),
         best=bests(built.method.local.statistics),
         weight=1.0 if equal else None,
-        instead=replace(empty_update(built, broadcast), weight=1.0, clients=1) if equal else None,
+        substitute=replace(empty_update(built, broadcast), weight=1.0, clients=1) if equal else None,
     )
 
 
@@ -156,7 +156,7 @@ def client_update(
     when the update is taken in.
     """
     weight = client_weight(built, client, transforms)
-    statistics = summed_values(built, broadcast, client, trained, seed)
+    statistics = compute_sums(built, broadcast, client, trained, seed)
     roles, keyed = built.partition.roles, {}
     for name, table in broadcast.keyed.items():
         if roles.get(name) is not Role.KEYED:
@@ -179,11 +179,11 @@ def client_update(
         weight=weight,
         clients=1,
         statistics={name: weight * value for name, value in statistics.items()},
-        best=best_values(built, trained),
+        best=compute_bests(built, trained),
     )
 
 
-def summed_values(
+def compute_sums(
     built: BuiltMethod, broadcast: Broadcast, client: Client, trained: Tree, seed: int
 ) -> dict[str, Tensor]:
     """One client's statistics that are summed over clients, without its weight."""
@@ -194,7 +194,7 @@ def summed_values(
     return {name: one.compute(trained, generator) for name, one in declared.items()}
 
 
-def best_values(built: BuiltMethod, trained: Tree) -> dict[str, Candidate]:
+def compute_bests(built: BuiltMethod, trained: Tree) -> dict[str, Candidate]:
     """One client's statistics of which the cohort's best is kept."""
     declared = bests(built.method.local.statistics)
     return {name: Candidate(one.score(trained), one.compute(trained)) for name, one in declared.items()}
@@ -242,12 +242,12 @@ def private_names(built: BuiltMethod, private: Tree) -> list[str]:
     return [name for name in private if built.partition.role_of(name) is Role.PRIVATE]
 
 
-def trainable(parameters: Tree) -> list[str]:
+def trainable_names(parameters: Tree) -> list[str]:
     """Integers, such as a user's own words, are never trained."""
     return [name for name, value in parameters.items() if value.is_floating_point()]
 
 
-def kept_private(built: BuiltMethod, broadcast: Broadcast, trained: Tree, *, mode: Mode) -> dict[str, Tensor]:
+def select_kept(built: BuiltMethod, broadcast: Broadcast, trained: Tree, *, mode: Mode) -> dict[str, Tensor]:
     """The private parameters and, from personalizing, the home's own copies of the shared ones that changed."""
     kept = {name: trained[name] for name in private_names(built, trained)}
     if mode == "personalize":

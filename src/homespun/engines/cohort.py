@@ -22,12 +22,12 @@ from homespun.core.method import BuiltMethod, Stackable
 from homespun.core.progress import Done, each, silent
 from homespun.core.threads import one_thread
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
-from homespun.engines.client import Client, Mode, Outcome, empty_update, in_user_order, require_own_roles
-from homespun.engines.device import place
+from homespun.engines.client import Client, Mode, Outcome, empty_update, require_own_roles, sort_by_user
 from homespun.engines.exchange import clients_to_tensors, outcome_from_reply, outputs_from_reply, transforms_to_list
+from homespun.engines.placement import place_method
 from homespun.engines.pool import Reply, broadcast_message, setup_message, shared_pool
 from homespun.engines.single_step import train_chunk
-from homespun.engines.stacked import merged, predict_clients
+from homespun.engines.stacked import merge_outcomes, predict_clients
 
 # Clients per chunk, at most: large enough to fill a stacked matrix product, small enough that its activations
 # stay in the cache (measured; see docs/decisions/0002-stacked-lstm.md).
@@ -50,10 +50,10 @@ class CohortTrainer:
 
     @cached_property
     def placed(self) -> BuiltMethod:
-        return place(self.built, self.device)
+        return place_method(self.built, self.device)
 
     @property
-    def _here(self) -> bool:
+    def _in_process(self) -> bool:
         return self.workers == 0 or self.device != CPU
 
     @one_thread()
@@ -61,8 +61,8 @@ class CohortTrainer:
         self, broadcast: Broadcast, clients: Sequence[Client], *, mode: Mode = "round", done: Done = silent
     ) -> Outcome:
         require_own_roles(broadcast, self.built)
-        chunks = chunked(by_size(in_user_order(clients)), self._chunk)
-        if self._here:
+        chunks = split_chunks(sort_by_size(sort_by_user(clients)), self._chunk)
+        if self._in_process:
             outcomes = [
                 train_chunk(self.placed, broadcast, chunk, mode=mode, seed=self.seed, transforms=self.transforms)
                 for chunk in each(chunks, done, size=len)
@@ -78,14 +78,14 @@ class CohortTrainer:
                 outcome_from_reply(*reply, built=self.built, broadcast=broadcast, clients=chunk)
                 for chunk, reply in zip(chunks, replies, strict=True)
             ]
-        return merged(outcomes, empty_update(self.built, broadcast, exact=self.transforms.equal_clients))
+        return merge_outcomes(outcomes, empty_update(self.built, broadcast, exact=self.transforms.equal_clients))
 
     @one_thread()
     def predict(self, broadcast: Broadcast, clients: Sequence[Client], *, done: Done = silent) -> list[Tensor]:
         require_own_roles(broadcast, self.built)
         order = sorted(range(len(clients)), key=lambda position: -clients[position].examples)
-        chunks = chunked([clients[position] for position in order], self._chunk)
-        if self._here:
+        chunks = split_chunks([clients[position] for position in order], self._chunk)
+        if self._in_process:
             outputs = [predict_clients(self.placed, broadcast, chunk) for chunk in each(chunks, done, size=len)]
         else:
             replies = self._distribute(broadcast, chunks, {"kind": "predict"}, done=done)
@@ -116,12 +116,12 @@ class CohortTrainer:
         )
 
 
-def by_size(clients: Sequence[Client]) -> list[Client]:
+def sort_by_size(clients: Sequence[Client]) -> list[Client]:
     """Busiest first: stacked neighbours have about as much to do, and the long chunks start early."""
     return sorted(clients, key=lambda client: -client.examples)
 
 
-def chunked(clients: Sequence[Client], size: int = CHUNK) -> list[list[Client]]:
+def split_chunks(clients: Sequence[Client], size: int = CHUNK) -> list[list[Client]]:
     """Even chunks, an even number of them: the cohort alone decides, so that the sums do not depend on the workers."""
     if not clients:
         return []

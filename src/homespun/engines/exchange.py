@@ -14,10 +14,10 @@ from torch import Tensor
 from homespun.core.errors import MessageError, MethodError
 from homespun.core.messages import (
     Broadcast,
+    add_prefix,
     pack,
-    prefixed,
     require_valid,
-    strip,
+    strip_prefix,
     update_from_tensors,
     update_to_tensors,
 )
@@ -49,12 +49,14 @@ def clients_to_tensors(clients: Sequence[Client]) -> dict[str, Tensor]:
 
 
 def clients_from_tensors(users: Sequence[str], tensors: Tree) -> list[Client]:
-    parts = {name: joined.split(tensors[f"rows/{name}"].tolist()) for name, joined in strip("joined", tensors).items()}
+    parts = {
+        name: joined.split(tensors[f"rows/{name}"].tolist()) for name, joined in strip_prefix("joined", tensors).items()
+    }
     apart = {name: value for name, value in tensors.items() if not name.startswith(("joined/", "rows/"))}
 
     def of(kind: str, place: int) -> dict[str, Tensor]:
         own = {name.partition("/")[2]: each[place] for name, each in parts.items() if name.startswith(f"{kind}/")}
-        return {**own, **strip(f"{kind}/{place}", apart)}
+        return {**own, **strip_prefix(f"{kind}/{place}", apart)}
 
     return [Client(user, of("private", place), of("data", place)) for place, user in enumerate(users)]
 
@@ -63,8 +65,8 @@ def outcome_to_bytes(outcome: Outcome, users: Sequence[str]) -> bytes:
     header, tensors = update_to_tensors(outcome.update)
     places = {user: position for position, user in enumerate(users)}
     for user, kept in outcome.private.items():
-        tensors |= prefixed(f"private/{places[user]}", kept)
-    header["refused"] = {places[user]: reason for user, reason in outcome.refused.items()}
+        tensors |= add_prefix(f"private/{places[user]}", kept)
+    header["refused"] = {places[user]: reason for user, reason in outcome.rejected.items()}
     header["sent_bytes"] = dict(outcome.sent_bytes)
     return pack(header, tensors)
 
@@ -77,19 +79,21 @@ def outcome_from_reply(
     update = update_from_tensors(header, sent)
     declared = built.method.local.statistics
     require_valid(update, broadcast, statistics=sums(declared), best=bests(declared))
-    refused, kept = _refused(header.get("refused"), clients), strip("private", tensors)
+    rejected, kept = _rejected_users(header.get("refused"), clients), strip_prefix("private", tensors)
     private = {
-        client.user: strip(str(position), kept) for position, client in enumerate(clients) if client.user not in refused
+        client.user: strip_prefix(str(position), kept)
+        for position, client in enumerate(clients)
+        if client.user not in rejected
     }
     if sum(map(len, private.values())) != len(kept):
         raise MessageError("a reply with private parameters of a client that it was not asked about, or refused")
     for client in clients:
         if client.user in private:
             _require_kept(private[client.user], built, client)
-    return Outcome(update, private, refused, bytes_from_json(header.get("sent_bytes")))
+    return Outcome(update, private, rejected, bytes_from_json(header.get("sent_bytes")))
 
 
-def _refused(found: Any, clients: Sequence[Client]) -> dict[str, str]:
+def _rejected_users(found: Any, clients: Sequence[Client]) -> dict[str, str]:
     places = {str(position): client.user for position, client in enumerate(clients)}
     if not isinstance(found, dict) or not found.keys() <= places.keys():
         raise MessageError("a reply that does not say which of its clients were refused")

@@ -33,7 +33,7 @@ class PhaseKeys:
         users = self.users[: 1 if rows.dim() == 1 else len(rows)]
         purpose = SEED_PURPOSE[self.mode]
         steps = [draws.step_key(self.seed, purpose, self.round, user, phase=self.phase, step=step) for user in users]
-        return draws.with_keys(batch, steps, rows)
+        return draws.add_keys(batch, steps, rows)
 
 
 def phase_keys(built: BuiltMethod, *, seed: int, mode: Mode, round: int, phase: int, users: Sequence[str]) -> PhaseKeys:

@@ -18,7 +18,7 @@ from homespun.core.method import BuiltMethod, Phase, optimizers
 from homespun.core.optimizers import Adam, AdamW, Optimizer, Sgd
 from homespun.core.roles import SHARED
 from homespun.core.tree import Tree
-from homespun.engines.client import trainable
+from homespun.engines.client import trainable_names
 
 SMALLEST_NORM = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the norm
 
@@ -59,7 +59,7 @@ class LocalStep:
 
 def local_step(built: BuiltMethod, phase: Phase, parameters: Tree, *, anchor: Tree, stacked: bool) -> LocalStep:
     """The steps of this phase on these parameters."""
-    chosen = optimizers(phase, trainable(parameters))
+    chosen = optimizers(phase, trainable_names(parameters))
     pulled = frozenset(built.partition.names(*SHARED)) & chosen.keys() if phase.mu else frozenset()
     return LocalStep(phase, chosen, pulled, anchor, stacked)
 

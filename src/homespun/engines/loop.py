@@ -38,15 +38,15 @@ from homespun.engines.client import (
     Mode,
     Outcome,
     client_update,
-    in_user_order,
-    intake,
-    kept_private,
+    new_intake,
     require_own_roles,
-    trainable,
+    select_kept,
+    sort_by_user,
+    trainable_names,
     with_derived,
 )
-from homespun.engines.device import broadcast_on, client_on, place, taken_back
 from homespun.engines.keys import client_batches, phase_keys
+from homespun.engines.placement import move_broadcast, move_client, move_trained_to_cpu, place_method
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,16 @@ class LoopTrainer:
 
     @cached_property
     def placed(self) -> BuiltMethod:
-        return place(self.built, self.device)
+        return place_method(self.built, self.device)
 
     @one_thread()
     def train(
         self, broadcast: Broadcast, clients: Sequence[Client], *, mode: Mode = "round", done: Done = silent
     ) -> Outcome:
         require_own_roles(broadcast, self.built)
-        arrived, private = intake(self.built, broadcast, self.transforms), {}
-        there = broadcast_on(broadcast, self.device)  # once for all clients
-        for client in each(in_user_order(clients), done):
+        intake, private = new_intake(self.built, broadcast, self.transforms), {}
+        there = move_broadcast(broadcast, self.device)  # once for all clients
+        for client in each(sort_by_user(clients), done):
             trained, metrics = train_client(self.placed, there, client, mode=mode, seed=self.seed)
             if mode == "round":  # personalization sends nothing
                 sent = client_update(
@@ -79,10 +79,10 @@ class LoopTrainer:
                     seed=self.seed,
                     transforms=self.transforms,
                 )
-                if not arrived.take(client.user, sent, transforms=self.transforms):
+                if not intake.add(client.user, sent, transforms=self.transforms):
                     continue
-            private[client.user] = kept_private(self.built, broadcast, trained, mode=mode)
-        return Outcome(arrived.total, private, arrived.refused, arrived.sent_bytes)
+            private[client.user] = select_kept(self.built, broadcast, trained, mode=mode)
+        return Outcome(intake.total, private, intake.rejected, intake.sent_bytes)
 
     @one_thread()
     def predict(self, broadcast: Broadcast, clients: Sequence[Client], *, done: Done = silent) -> list[Tensor]:
@@ -100,7 +100,7 @@ def model_output(built: BuiltMethod, parameters: Tree, batch: Batch) -> Tensor:
 
 
 def predict_client(built: BuiltMethod, broadcast: Broadcast, client: Client) -> Tensor:
-    broadcast, client = broadcast_on(broadcast, built.device), client_on(client, built.device)
+    broadcast, client = move_broadcast(broadcast, built.device), move_client(client, built.device)
     parameters = built.parameters(broadcast, client.private)
     with torch.no_grad():
         return model_output(built, parameters, with_derived(built, parameters, client.data)).to(CPU)
@@ -110,17 +110,17 @@ def train_client(
     built: BuiltMethod, broadcast: Broadcast, client: Client, *, mode: Mode, seed: int
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """All phases of one client's local work: its trained parameters and its metrics."""
-    broadcast, client = broadcast_on(broadcast, built.device), client_on(client, built.device)
+    broadcast, client = move_broadcast(broadcast, built.device), move_client(client, built.device)
     steps = ClientSteps(built, broadcast, client, mode=mode, seed=seed)
     parameters = built.parameters(broadcast, client.private)
     if mode == "round":
         trained = steps.train(built.method.local.phases, parameters, client.data)
     else:
-        trained = personalized(built, client, parameters, steps, seed=seed)
-    return taken_back(built, trained), {"loss": steps.loss, "examples": steps.examples}
+        trained = personalize_client(built, client, parameters, steps, seed=seed)
+    return move_trained_to_cpu(built, trained), {"loss": steps.loss, "examples": steps.examples}
 
 
-def personalized(
+def personalize_client(
     built: BuiltMethod, client: Client, parameters: Tree, steps: ClientSteps, *, seed: int
 ) -> dict[str, Tensor]:
     """What the method's personalization makes of this home."""
@@ -148,7 +148,7 @@ class ClientSteps:
         trained = dict(parameters)
         for phase in phases:
             if isinstance(phase, Assign):
-                trained |= assigned(self.built, phase, trained, data)
+                trained |= assign_private(self.built, phase, trained, data)
             else:
                 trained = self._train_phase(phase, trained, data)
         return trained
@@ -168,7 +168,7 @@ class ClientSteps:
         return trained
 
 
-def assigned(built: BuiltMethod, phase: Assign, parameters: Tree, data: Batch) -> dict[str, Tensor]:
+def assign_private(built: BuiltMethod, phase: Assign, parameters: Tree, data: Batch) -> dict[str, Tensor]:
     """The private parameters that one client computes; from no examples, those it has."""
     if len(next(iter(data.values()))) == 0:
         return {}
@@ -188,7 +188,7 @@ def train_phase(
     built: BuiltMethod, phase: Phase, parameters: Tree, *, anchor: Tree, batches: Sequence[Batch]
 ) -> tuple[dict[str, Tensor], float]:
     """Local SGD: the mean loss of each batch, plus FedProx's term on what is shared."""
-    chosen = optimizers(phase, trainable(parameters))
+    chosen = optimizers(phase, trainable_names(parameters))
     values = {
         name: tensor.clone().requires_grad_() if name in chosen else tensor for name, tensor in parameters.items()
     }

@@ -25,7 +25,7 @@ class Trained:
     """A cohort's reply: the sum of its updates as they left the clients."""
 
     update: Update
-    refused: tuple[str, ...] = ()  # one reason for each refused update
+    rejected: tuple[str, ...] = ()  # one reason for each refused update
     sent_bytes: Mapping[str, int] = field(default_factory=lambda: NOTHING_SENT)  # by role, over all clients
 
 

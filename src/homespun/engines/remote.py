@@ -20,7 +20,7 @@ from homespun.core.messages import (
     broadcast_from_tensors,
     broadcast_to_tensors,
     pack,
-    strip,
+    strip_prefix,
     unpack,
     update_from_tensors,
     update_to_tensors,
@@ -94,14 +94,14 @@ def _reply(message: bytes) -> tuple[dict[str, Any], Tree]:
 
 def trained_to_tensors(trained: Trained) -> tuple[dict[str, Any], Tree]:
     header, tensors = update_to_tensors(trained.update)
-    return {**header, "refused": list(trained.refused), "sent_bytes": dict(trained.sent_bytes)}, tensors
+    return {**header, "refused": list(trained.rejected), "sent_bytes": dict(trained.sent_bytes)}, tensors
 
 
 def trained_from_tensors(header: Mapping[str, Any], tensors: Tree) -> Trained:
-    refused, sent = header.get("refused"), header.get("sent_bytes")
-    if not isinstance(refused, list) or not all(isinstance(reason, str) for reason in refused):
+    rejected, sent = header.get("refused"), header.get("sent_bytes")
+    if not isinstance(rejected, list) or not all(isinstance(reason, str) for reason in rejected):
         raise MessageError("a reply that does not say which updates were refused")
-    return Trained(update_from_tensors(header, tensors), tuple(refused), bytes_from_json(sent))
+    return Trained(update_from_tensors(header, tensors), tuple(rejected), bytes_from_json(sent))
 
 
 def bytes_from_json(found: Any) -> dict[str, int]:
@@ -124,7 +124,7 @@ def scores_to_tensors(scores: Mapping[str, Counts]) -> tuple[dict[str, Any], Tre
 
 def scores_from_tensors(header: Mapping[str, Any], tensors: Tree) -> dict[str, Counts]:
     found = {
-        user: {name: value.numpy() for name, value in strip(str(place), tensors).items()}
+        user: {name: value.numpy() for name, value in strip_prefix(str(place), tensors).items()}
         for place, user in enumerate(_users(header))
     }
     if sum(map(len, found.values())) != len(tensors):

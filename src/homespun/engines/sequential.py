@@ -19,23 +19,23 @@ from homespun.core.messages import Broadcast, Update
 from homespun.core.method import Assign, Batch, BuiltMethod, Phase, optimizers
 from homespun.core.transforms import Transforms
 from homespun.core.tree import Tree
-from homespun.engines.client import SEED_PURPOSE, Client, Mode, client_update, kept_private, phases_of
-from homespun.engines.device import broadcast_on, client_on, taken_back
+from homespun.engines.client import SEED_PURPOSE, Client, Mode, client_update, phases_of, select_kept
 from homespun.engines.keys import client_batches, phase_keys
 from homespun.engines.local_step import local_step
-from homespun.engines.loop import assigned, model_output
+from homespun.engines.loop import assign_private, model_output
+from homespun.engines.placement import move_broadcast, move_client, move_trained_to_cpu
 
 
 def train_sequentially(
     built: BuiltMethod, broadcast: Broadcast, client: Client, *, mode: Mode, seed: int, transforms: Transforms
 ) -> tuple[Update | None, dict[str, Tensor]]:
     """What this client sends, if it is not for itself, and what stays at its home."""
-    own = narrow(built, broadcast, client, mode=mode)
+    own = select_used_rows(built, broadcast, client, mode=mode)
     trained, metrics = train_one_client(built, own.broadcast, own.client, mode=mode, seed=seed)
     whole = built.parameters(broadcast, client.private)
     kept = {
         name: whole[name].index_copy(0, own.rows[name], value) if name in own.rows else value
-        for name, value in kept_private(built, own.broadcast, trained, mode=mode).items()
+        for name, value in select_kept(built, own.broadcast, trained, mode=mode).items()
     }
     if mode == "personalize":
         return None, kept
@@ -47,7 +47,7 @@ def train_sequentially(
 
 
 @dataclass(frozen=True)
-class Narrowed:
+class UsedRows:
     """A client and a broadcast without the keyed rows that the client never uses; its examples count anew."""
 
     broadcast: Broadcast
@@ -55,9 +55,9 @@ class Narrowed:
     rows: Mapping[str, Tensor]  # keyed parameter -> where its rows stand in the whole table
 
 
-def narrow(built: BuiltMethod, broadcast: Broadcast, client: Client, *, mode: Mode = "round") -> Narrowed:
+def select_used_rows(built: BuiltMethod, broadcast: Broadcast, client: Client, *, mode: Mode = "round") -> UsedRows:
     if _decays(built, mode):  # then also the rows that the client never uses move
-        return Narrowed(broadcast, client, {name: torch.arange(len(table)) for name, table in broadcast.keyed.items()})
+        return UsedRows(broadcast, client, {name: torch.arange(len(table)) for name, table in broadcast.keyed.items()})
     named = {
         column: torch.unique(client.data[column].long(), return_inverse=True)
         for column in set(built.method.model.keys.values())
@@ -66,7 +66,7 @@ def narrow(built: BuiltMethod, broadcast: Broadcast, client: Client, *, mode: Mo
     data = {**client.data, **{column: places for column, (_, places) in named.items()}}
     private = {name: value[rows[name]] if name in rows else value for name, value in client.private.items()}
     keyed = {name: table[rows[name]] for name, table in broadcast.keyed.items()}
-    return Narrowed(replace(broadcast, keyed=keyed), replace(client, private=private, data=data), rows)
+    return UsedRows(replace(broadcast, keyed=keyed), replace(client, private=private, data=data), rows)
 
 
 def _decays(built: BuiltMethod, mode: Mode) -> bool:
@@ -79,14 +79,14 @@ def train_one_client(
     built: BuiltMethod, broadcast: Broadcast, client: Client, *, mode: Mode, seed: int
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     """`loop.train_client`."""
-    broadcast, client = broadcast_on(broadcast, built.device), client_on(client, built.device)
+    broadcast, client = move_broadcast(broadcast, built.device), move_client(client, built.device)
     anchor = built.parameters(broadcast, client.private)
     parameters: dict[str, Tensor] = dict(anchor)
     generator = seeds.numpy_generator(seed, SEED_PURPOSE[mode], broadcast.round, client.user)
     loss, examples = 0.0, 0.0
     for number, phase in enumerate(phases_of(built, mode)):
         if isinstance(phase, Assign):
-            parameters |= assigned(built, phase, parameters, client.data)
+            parameters |= assign_private(built, phase, parameters, client.data)
             continue
         plan = plan_batches(client.examples, phase, generator)
         keys = phase_keys(built, seed=seed, mode=mode, round=broadcast.round, phase=number, users=[client.user])
@@ -95,7 +95,7 @@ def train_one_client(
         parameters |= trained
         loss += phase_loss
         examples += sum(len(rows) for rows in plan)
-    return taken_back(built, parameters), {"loss": loss, "examples": examples}
+    return move_trained_to_cpu(built, parameters), {"loss": loss, "examples": examples}
 
 
 def _train_phase(

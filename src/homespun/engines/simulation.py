@@ -35,7 +35,7 @@ class SimulationEngine:
         outcome = self.trainer.train(broadcast, clients, done=done)
         weights = {client.user: client_weight(self.built, client, self.transforms) for client in clients}
         self.store.stage(broadcast.round, clients, outcome.private, weights=weights)
-        return Trained(outcome.update, tuple(outcome.refused.values()), outcome.sent_bytes)
+        return Trained(outcome.update, tuple(outcome.rejected.values()), outcome.sent_bytes)
 
     def confirm(self, round: int, *, weight: float) -> None:
         self.store.confirm(round, weight=weight)

@@ -29,18 +29,24 @@ from homespun.engines.client import (
     Client,
     Mode,
     Outcome,
-    best_values,
     can_stack,
     client_weight,
-    in_user_order,
-    summed_values,
-    trainable,
+    compute_bests,
+    compute_sums,
+    sort_by_user,
+    trainable_names,
     with_derived,
 )
-from homespun.engines.device import broadcast_on, values_on
 from homespun.engines.keys import phase_keys
 from homespun.engines.local_step import local_step
-from homespun.engines.stacked import assigned_stacked, stack_data, stack_private, train_clients, train_phase_stacked
+from homespun.engines.placement import move_broadcast, move_tensors
+from homespun.engines.stacked import (
+    assign_private_stacked,
+    stack_data,
+    stack_private,
+    train_clients,
+    train_phase_stacked,
+)
 
 
 def train_chunk(
@@ -54,7 +60,7 @@ def train_chunk(
 ) -> Outcome:
     """`train_clients`, and where the method allows it in one gradient."""
     if mode == "round" and can_take_single_step(built, clients) and transforms.sums_clients:
-        found = _single_step(built, broadcast, in_user_order(clients), seed=seed, transforms=transforms)
+        found = _single_step(built, broadcast, sort_by_user(clients), seed=seed, transforms=transforms)
         if found is not None:
             return found
     return train_clients(built, broadcast, clients, mode=mode, seed=seed, transforms=transforms)
@@ -84,7 +90,7 @@ def _one_gradient(built: BuiltMethod, method: Method, *, most: int) -> bool:
 
 
 @dataclass
-class Stacked:
+class StackedCohort:
     """A cohort in user order: its examples, private parameters and metrics."""
 
     clients: Sequence[Client]
@@ -104,13 +110,15 @@ def _single_step(
     changes = transforms.client_side
     nothing = torch.zeros(len(clients), dtype=torch.float64)
     metrics = {name: nothing.clone() for name in METRICS}
-    data, private = (values_on(values, built.device) for values in (stack_data(clients), stack_private(built, clients)))
-    cohort = Stacked(clients, data, private, metrics)
-    there = broadcast_on(broadcast, built.device)
+    data, private = (
+        move_tensors(values, built.device) for values in (stack_data(clients), stack_private(built, clients))
+    )
+    cohort = StackedCohort(clients, data, private, metrics)
+    there = move_broadcast(broadcast, built.device)
     _train_private(built, there, cohort, seed=seed)
     weights = torch.tensor([client_weight(built, client, transforms) for client in clients])
     gradients, here = _gradients(built, there, cohort, weights=weights, seed=seed, apart=bool(changes))
-    cohort.private = _stepped(built, values_on(cohort.private, CPU), gradients, weights=weights)
+    cohort.private = _stepped(built, move_tensors(cohort.private, CPU), gradients, weights=weights)
     kept = [{name: value[place] for name, value in cohort.private.items()} for place in range(len(clients))]
     parameters = [{**broadcast.parameters, **own} for own in kept]
     statistics = _statistics(built, broadcast, clients, parameters, seed=seed)
@@ -121,7 +129,7 @@ def _single_step(
         steps = {name: rate * gradients[name] for name, rate in rates.items()}
         steps |= {name: torch.tensordot(weights, value, dims=1) for name, value in statistics.items()}
     else:
-        weighted = {name: _beside(weights, value) * value for name, value in statistics.items()}
+        weighted = {name: _unsqueeze_like(weights, value) * value for name, value in statistics.items()}
         moved = {**{name: gradients[name] for name in rates}, **weighted}
         scale = {**rates, **dict.fromkeys(statistics, 1.0)}
         steps, cohort.metrics = changes[0].on_clients(moved, cohort.metrics, scale=scale)
@@ -144,7 +152,7 @@ def _single_step(
     return Outcome(update, at_home, sent_bytes=sent)
 
 
-def _train_private(built: BuiltMethod, broadcast: Broadcast, cohort: Stacked, *, seed: int) -> None:
+def _train_private(built: BuiltMethod, broadcast: Broadcast, cohort: StackedCohort, *, seed: int) -> None:
     """All phases but the last, which train private parameters only."""
     *before, _ = built.method.local.phases
     if not before:
@@ -162,7 +170,7 @@ def _train_private(built: BuiltMethod, broadcast: Broadcast, cohort: Stacked, *,
     counts = torch.tensor([clients[place].examples for place in order])
     for number, phase in enumerate(before):
         if isinstance(phase, Assign):
-            values |= assigned_stacked(built, phase, {**frozen, **values}, data, examples=counts)
+            values |= assign_private_stacked(built, phase, {**frozen, **values}, data, examples=counts)
             continue
         plans = [plan_batches(clients[place].examples, phase, draw) for place, draw in zip(order, draws, strict=True)]
         here = with_derived(built, {**frozen, **values}, data)
@@ -176,7 +184,7 @@ def _train_private(built: BuiltMethod, broadcast: Broadcast, cohort: Stacked, *,
 
 
 def _gradients(
-    built: BuiltMethod, broadcast: Broadcast, cohort: Stacked, *, weights: Tensor, seed: int, apart: bool
+    built: BuiltMethod, broadcast: Broadcast, cohort: StackedCohort, *, weights: Tensor, seed: int, apart: bool
 ) -> tuple[dict[str, Tensor], Batch]:
     """Of everything that the last phase trains, at the weights that were sent: what is shared summed over clients, or
     each client's apart; private parameters' each times its client's weight. And the columns that name rows of keyed
@@ -196,21 +204,21 @@ def _gradients(
     losses = (last.loss or built.method.local.loss)(
         lambda given, some: model.stacked({**frozen, **given}, some),
         leaves,
-        _with_keys(built, broadcast, cohort, here, seed),
+        _add_keys(built, broadcast, cohort, here, seed),
     )
     valid = torch.arange(losses.shape[1], device=losses.device) < examples[:, None]
     losses = losses * valid
     cohort.metrics["loss"] += losses.detach().sum(dim=1).to(CPU)
     cohort.metrics["examples"] += cohort.examples
     objective = (weights.to(built.device) * losses.sum(dim=1) / examples).sum()
-    trained = list(optimizers(last, trainable(leaves)))
+    trained = list(optimizers(last, trainable_names(leaves)))
     found = torch.autograd.grad(objective, [leaves[name] for name in trained], allow_unused=True)
     gradients = {name: one for name, one in zip(trained, found, strict=True) if one is not None}
     named = {column: here[column] for column in built.method.model.keys.values()}
-    return values_on(gradients, CPU), values_on(named, CPU)
+    return move_tensors(gradients, CPU), move_tensors(named, CPU)
 
 
-def _with_keys(built: BuiltMethod, broadcast: Broadcast, cohort: Stacked, data: Batch, seed: int) -> Batch:
+def _add_keys(built: BuiltMethod, broadcast: Broadcast, cohort: StackedCohort, data: Batch, seed: int) -> Batch:
     """The last phase has one step, on everything there is."""
     users = [client.user for client in cohort.clients]
     phase = len(built.method.local.phases) - 1
@@ -221,13 +229,13 @@ def _with_keys(built: BuiltMethod, broadcast: Broadcast, cohort: Stacked, data: 
 
 def _stepped(built: BuiltMethod, private: Tree, gradients: Tree, *, weights: Tensor) -> dict[str, Tensor]:
     """The private parameters after the last phase's one step. Their gradients come times their clients' weights."""
-    own = {name: gradients[name] / _beside(weights, gradients[name]) for name in private if name in gradients}
+    own = {name: gradients[name] / _unsqueeze_like(weights, gradients[name]) for name in private if name in gradients}
     values = {name: value.clone() if name in own else value for name, value in private.items()}
     local_step(built, _last_phase(built), values, anchor={}, stacked=True).take(values, own)
     return values
 
 
-def _beside(weights: Tensor, value: Tensor) -> Tensor:
+def _unsqueeze_like(weights: Tensor, value: Tensor) -> Tensor:
     return weights.view(-1, *[1] * (value.dim() - 1))
 
 
@@ -241,12 +249,12 @@ def _statistics(
     built: BuiltMethod, broadcast: Broadcast, clients: Sequence[Client], parameters: Sequence[Tree], *, seed: int
 ) -> dict[str, Tensor]:
     """Each client's statistics that are summed: [clients, ...]."""
-    each = [summed_values(built, broadcast, client, own, seed) for client, own in zip(clients, parameters, strict=True)]
+    each = [compute_sums(built, broadcast, client, own, seed) for client, own in zip(clients, parameters, strict=True)]
     return {name: torch.stack([one[name] for one in each]) for name in each[0]}
 
 
 def _best(built: BuiltMethod, parameters: Sequence[Tree]) -> dict[str, Candidate]:
-    each = [best_values(built, own) for own in parameters]
+    each = [compute_bests(built, own) for own in parameters]
     return {
         name: max((one[name] for one in each), key=lambda one: one.score) for name in each[0]
     }  # the first of equals

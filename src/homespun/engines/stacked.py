@@ -30,17 +30,17 @@ from homespun.engines.client import (
     Outcome,
     can_stack,
     client_update,
-    in_user_order,
-    intake,
-    kept_private,
+    new_intake,
     phases_of,
     private_names,
+    select_kept,
+    sort_by_user,
     with_derived,
 )
-from homespun.engines.device import values_on
 from homespun.engines.keys import PhaseKeys, phase_keys
 from homespun.engines.local_step import local_step
 from homespun.engines.loop import LoopTrainer, predict_client
+from homespun.engines.placement import move_tensors
 from homespun.engines.sequential import train_sequentially
 
 
@@ -54,8 +54,8 @@ def train_clients(
     transforms: Transforms = NO_TRANSFORMS,
 ) -> Outcome:
     """Local work of these clients, stacked where the model can, and their updates summed in user order."""
-    clients = in_user_order(clients)
-    arrived, private = intake(built, broadcast, transforms), {}
+    clients = sort_by_user(clients)
+    intake, private = new_intake(built, broadcast, transforms), {}
     stackable = isinstance(built.model, Stackable)
     # What is not gradient steps is done client by client, and so are columns that need all rows of keyed parameters.
     own_way = mode == "personalize" and not isinstance(built.method.personalize, GradientSteps)
@@ -64,32 +64,34 @@ def train_clients(
     if not stackable:
         for client in clients:
             sent, kept = train_sequentially(built, broadcast, client, mode=mode, seed=seed, transforms=transforms)
-            if sent is None or arrived.take(client.user, sent, transforms=transforms):
+            if sent is None or intake.add(client.user, sent, transforms=transforms):
                 private[client.user] = kept
-        return Outcome(arrived.total, private, arrived.refused, arrived.sent_bytes)
+        return Outcome(intake.total, private, intake.rejected, intake.sent_bytes)
     results = train_stacked(built, broadcast, clients, mode=mode, seed=seed) if clients else []
     for client, (trained, metrics) in zip(clients, results, strict=True):
         if mode == "round":  # personalization sends nothing
             sent = client_update(
                 built, broadcast, client, trained=trained, metrics=metrics, seed=seed, transforms=transforms
             )
-            if not arrived.take(client.user, sent, transforms=transforms):
+            if not intake.add(client.user, sent, transforms=transforms):
                 continue
-        private[client.user] = kept_private(built, broadcast, trained, mode=mode)
-    return Outcome(arrived.total, private, arrived.refused, arrived.sent_bytes)
+        private[client.user] = select_kept(built, broadcast, trained, mode=mode)
+    return Outcome(intake.total, private, intake.rejected, intake.sent_bytes)
 
 
 def predict_clients(built: BuiltMethod, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
     able = all(client.examples for client in clients) and can_stack(built, clients)
     if not isinstance(built.model, Stackable) or not able:
         return [predict_client(built, broadcast, client) for client in clients]
-    data = values_on(stack_data(clients), built.device)
+    data = move_tensors(stack_data(clients), built.device)
     shared = broadcast.parameters
     own = {name for client in clients for name in client.private}  # with copies of shared ones, if there are any
     theirs = {name: torch.stack([{**shared, **client.private}[name] for client in clients]) for name in own}
     parameters = {
-        **{name: value.expand(len(clients), *value.shape) for name, value in values_on(shared, built.device).items()},
-        **values_on(theirs, built.device),
+        **{
+            name: value.expand(len(clients), *value.shape) for name, value in move_tensors(shared, built.device).items()
+        },
+        **move_tensors(theirs, built.device),
         **built.partition.select(built.initial, Role.FROZEN),
     }
     with torch.no_grad():
@@ -104,11 +106,11 @@ def train_stacked(
     order = sorted(range(len(clients)), key=lambda position: -clients[position].examples)
     busiest_first = [clients[position] for position in order]
     count = len(clients)
-    shared = values_on(broadcast.parameters, built.device)
+    shared = move_tensors(broadcast.parameters, built.device)
     anchor = {name: value.expand(count, *value.shape) for name, value in shared.items()}
-    values = {**anchor, **values_on(stack_private(built, busiest_first), built.device)}
+    values = {**anchor, **move_tensors(stack_private(built, busiest_first), built.device)}
     data, frozen = (
-        values_on(stack_data(busiest_first), built.device),
+        move_tensors(stack_data(busiest_first), built.device),
         built.partition.select(built.initial, Role.FROZEN),
     )
     purpose = SEED_PURPOSE[mode]
@@ -118,7 +120,7 @@ def train_stacked(
     counts = torch.tensor([client.examples for client in busiest_first])
     for number, phase in enumerate(phases_of(built, mode)):
         if isinstance(phase, Assign):
-            values |= assigned_stacked(built, phase, {**frozen, **values}, data, examples=counts)
+            values |= assign_private_stacked(built, phase, {**frozen, **values}, data, examples=counts)
             continue
         plans = [
             plan_batches(client.examples, phase, generator)
@@ -135,7 +137,7 @@ def train_stacked(
     return [found[position] for position in range(count)]
 
 
-def assigned_stacked(
+def assign_private_stacked(
     built: BuiltMethod, phase: Assign, parameters: Tree, data: Batch, *, examples: Tensor
 ) -> dict[str, Tensor]:
     """`loop.assigned` for many clients; `examples` says how many rows of each client are examples."""
@@ -240,7 +242,7 @@ def pad_rows(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(padded), torch.from_numpy(valid)
 
 
-def merged(outcomes: Sequence[Outcome], empty: Update) -> Outcome:
+def merge_outcomes(outcomes: Sequence[Outcome], empty: Update) -> Outcome:
     """Several chunks of a cohort as one."""
     total, sent_bytes = empty, NOTHING_SENT
     for outcome in outcomes:
@@ -248,6 +250,6 @@ def merged(outcomes: Sequence[Outcome], empty: Update) -> Outcome:
     return Outcome(
         total,
         private={user: private for outcome in outcomes for user, private in outcome.private.items()},
-        refused={user: reason for outcome in outcomes for user, reason in outcome.refused.items()},
+        rejected={user: reason for outcome in outcomes for user, reason in outcome.rejected.items()},
         sent_bytes=sent_bytes,
     )

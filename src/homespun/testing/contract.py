@@ -67,14 +67,14 @@ SEED = 7
 LOCAL_DP = DpMechanism(Clip({"*": 1.0}), 1.0, local=True, insecure_seed=SEED)  # epsilon 10.0 a round at delta 1e-5
 
 
-class _BrokenPromise(Exception):
+class _ContractViolation(Exception):
     pass
 
 
 def _require(kept: bool, otherwise: str) -> None:
     """Not `assert`: the contract also holds under `python -O`."""
     if not kept:
-        raise _BrokenPromise(otherwise)
+        raise _ContractViolation(otherwise)
 
 
 @dataclass(frozen=True)
@@ -123,17 +123,17 @@ def check_method(origin: str, settings: Mapping[str, Any] | None = None) -> Cont
         try:
             check(subject)
             passed.append(name)
-        except _BrokenPromise as error:
+        except _ContractViolation as error:
             broken.append(f"{name}: {error}")
     if broken:
         raise MethodError(f"{origin} breaks its contract:\n" + "\n".join(f"  - {line}" for line in broken))
-    everybody = [*subject.clients, subject.busy]
+    all_clients = [*subject.clients, subject.busy]
     return ContractReport(
         origin,
         tuple(passed),
         _engine_difference(subject),
-        attack_updates(subject.built, everybody, seed=SEED),
-        attack_updates(subject.built, everybody, seed=SEED, transforms=Transforms((LOCAL_DP,))),
+        attack_updates(subject.built, all_clients, seed=SEED),
+        attack_updates(subject.built, all_clients, seed=SEED, transforms=Transforms((LOCAL_DP,))),
     )
 
 
@@ -253,8 +253,8 @@ def _check_resume(subject: Subject) -> None:
 
 
 def _engine_difference(subject: Subject) -> float:
-    everybody = [*subject.clients, subject.busy]
-    slow, fast = (_advance(subject, make, clients=everybody) for make in (_loop, _cohort))
+    all_clients = [*subject.clients, subject.busy]
+    slow, fast = (_advance(subject, make, clients=all_clients) for make in (_loop, _cohort))
     differences = _differences(slow, fast)
     broadcast = slow[0].broadcast()
     outputs = [

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from elsewhere import TwoDevicesError, elsewhere
+from emulated_device import TwoDevicesError, emulated_device
 from test_stochastic import FILE
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -22,9 +22,9 @@ from homespun.data import load_federation
 from homespun.engines import single_step as summed
 from homespun.engines.client import Client
 from homespun.engines.cohort import CohortTrainer
-from homespun.engines.device import broadcast_on, values_on
 from homespun.engines.local_step import LocalStep
 from homespun.engines.loop import LoopTrainer
+from homespun.engines.placement import move_broadcast, move_tensors
 from homespun.engines.stacked import stack_data, stack_private
 from homespun.methods.furl import SMALL
 from homespun.models import document
@@ -107,11 +107,11 @@ def test_a_round_elsewhere(name, engine):
 
     def worked(engine):
         trained, at_home = engine.train(start, clients), engine.train(start, clients, mode="personalize")
-        assert trained.refused == {}
+        assert trained.rejected == {}
         return [*tensors(trained), *tensors(at_home), *engine.predict(start, clients)]
 
     expected = worked(engine(made))
-    with elsewhere():  # afterwards: what a model remembers of its work on the CPU must not be used
+    with emulated_device():  # afterwards: what a model remembers of its work on the CPU must not be used
         found = worked(engine(made, device="meta"))
     require_same(expected, found)
     assert {one.device.type for one in made.model.parameters()} == {"cpu"}  # the caller's model stays where it is
@@ -120,7 +120,7 @@ def test_a_round_elsewhere(name, engine):
 def test_clipped_gradients_elsewhere():
     made, clients = make("fedembed")
     start, clips = made.start().broadcast(), Transforms((DpMechanism(Clip({"*": 0.5})),))
-    with elsewhere():
+    with emulated_device():
         found = CohortTrainer(made, 0, workers=0, transforms=clips, device="meta").train(start, clients)
     require_same(tensors(CohortTrainer(made, 0, workers=0, transforms=clips).train(start, clients)), tensors(found))
 
@@ -131,7 +131,7 @@ def test_every_optimizer_elsewhere(optimizer):
     phase = Phase(trains={"*": optimizer}, batch=3, steps=2, clip_norm=0.1, mu=0.1)
     made = replace(made, method=replace(made.method, local=replace(made.method.local, phases=(phase,))))
     start = made.start().broadcast()
-    with elsewhere():
+    with emulated_device():
         found = CohortTrainer(made, 0, workers=0, device="meta").train(start, clients)
     expected = CohortTrainer(made, 0, workers=0).train(start, clients)
     assert tree.max_abs_difference(expected.update.federated, found.update.federated) < 1e-4
@@ -140,7 +140,7 @@ def test_every_optimizer_elsewhere(optimizer):
 def test_workers_are_not_asked_where_the_device_is_another_one(monkeypatch):
     monkeypatch.setattr("homespun.engines.cohort.shared_pool", None)
     made, clients = make("furl")
-    with elsewhere():
+    with emulated_device():
         CohortTrainer(made, 0, workers=2, device="meta").train(made.start().broadcast(), clients)
 
 
@@ -157,7 +157,7 @@ def test_a_tensor_that_stayed_on_the_cpu_is_noticed_in_training(engine):
 
     wrong = replace(made, method=replace(made.method, local=replace(made.method.local, loss=loss)))
     engine(wrong).train(made.start().broadcast(), clients)  # here nothing is wrong
-    with elsewhere(), pytest.raises(TwoDevicesError, match=r"aten.mul.Tensor: .*\(8,\)\] on the CPU"):
+    with emulated_device(), pytest.raises(TwoDevicesError, match=r"aten.mul.Tensor: .*\(8,\)\] on the CPU"):
         engine(wrong, device="meta").train(made.start().broadcast(), clients)
 
 
@@ -173,7 +173,7 @@ def test_an_index_without_a_device_is_noticed(monkeypatch):
             return getattr(torch, name)
 
     monkeypatch.setattr(document, "torch", Torch())
-    with elsewhere(), pytest.raises(TwoDevicesError, match=r"aten.index.Tensor"):
+    with emulated_device(), pytest.raises(TwoDevicesError, match=r"aten.index.Tensor"):
         CohortTrainer(made, 0, workers=0, device="meta").train(made.start().broadcast(), clients)
 
 
@@ -184,11 +184,11 @@ def fake_gradients(made, clients, *, apart):
     """The gradient of a cohort at the weights it was sent, in a mode that knows shapes and devices, but no numbers."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         # the network's own parameters are not used: all that it computes with is given to it
-        there = replace(made, initial=values_on(made.initial, "meta"), device="meta")
+        there = replace(made, initial=move_tensors(made.initial, "meta"), device="meta")
         data, private = stack_data(clients), stack_private(made, clients)
         told = {"loss": torch.zeros(len(clients)), "examples": torch.zeros(len(clients))}
-        cohort = summed.Stacked(clients, values_on(data, "meta"), values_on(private, "meta"), told)
-        broadcast = broadcast_on(made.start().broadcast(), "meta")
+        cohort = summed.StackedCohort(clients, move_tensors(data, "meta"), move_tensors(private, "meta"), told)
+        broadcast = move_broadcast(made.start().broadcast(), "meta")
         return summed._gradients(there, broadcast, cohort, weights=torch.ones(len(clients)), seed=0, apart=apart)[0]
 
 
@@ -240,7 +240,7 @@ def test_windows_are_the_same_elsewhere(dtype):
     inputs = torch.arange(2 * 3 * 6 * 7).view(2, 3, 6, 7, 1).to(dtype)
     geometry = Geometry(stride=(2, 1), padding=(1, 0), pool=(1, 2))
     expected, places = _windows(inputs, torch.Size((3, 2)), geometry)
-    with elsewhere():
+    with emulated_device():
         found, same_places = _windows(inputs.to("meta"), torch.Size((3, 2)), geometry)
         found = found.to("cpu")
     assert torch.equal(expected, found) and places == same_places and found.dtype == torch.float32

@@ -31,11 +31,11 @@ class TwoDevicesError(RuntimeError):
     pass
 
 
-class Elsewhere(Tensor):
+class EmulatedTensor(Tensor):
     inner: Tensor
 
     @staticmethod
-    def __new__(cls, inner: Tensor) -> Elsewhere:
+    def __new__(cls, inner: Tensor) -> EmulatedTensor:
         made = Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
@@ -67,21 +67,21 @@ class _Watch(TorchDispatchMode):
 
 def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-    there = [one for one in tensors if isinstance(one, Elsewhere)]
-    here = [one for one in tensors if not isinstance(one, Elsewhere) and one.dim() > 0]
+    there = [one for one in tensors if isinstance(one, EmulatedTensor)]
+    here = [one for one in tensors if not isinstance(one, EmulatedTensor) and one.dim() > 0]
     if there and here and func not in MOVES | PACKING:
         shapes = [[tuple(one.shape) for one in some] for some in (there, here)]
         raise TwoDevicesError(f"{func}: shapes {shapes[0]} on {DEVICE}, {shapes[1]} on the CPU")
     goes = bool(there)
     if func is aten.copy_.default:
-        goes = isinstance(tensors[0], Elsewhere)
+        goes = isinstance(tensors[0], EmulatedTensor)
     elif kwargs.get("device") is not None:
         goes = torch.device(kwargs["device"]).type == DEVICE
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    known: dict[int, Elsewhere] = {}
+    known: dict[int, EmulatedTensor] = {}
 
     def inner(one: Tensor) -> Tensor:
-        if isinstance(one, Elsewhere):
+        if isinstance(one, EmulatedTensor):
             known[id(one.inner)] = one
             return one.inner
         return one
@@ -91,13 +91,13 @@ def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not goes:
         return found
     if func is aten._pack_padded_sequence.default:
-        return Elsewhere(found[0]), found[1]
+        return EmulatedTensor(found[0]), found[1]
     # what is changed in place stays the same object
-    return tree_map_only(Tensor, lambda one: known[id(one)] if id(one) in known else Elsewhere(one), found)
+    return tree_map_only(Tensor, lambda one: known[id(one)] if id(one) in known else EmulatedTensor(one), found)
 
 
 @contextmanager
-def elsewhere():
+def emulated_device():
     """In here `device="meta"` is the device described above."""
     made = torch.tensor
 

@@ -21,7 +21,7 @@ from homespun.core.tree import Tree
 from homespun.engines.client import Client
 
 
-def place(built: BuiltMethod, device: str) -> BuiltMethod:
+def place_method(built: BuiltMethod, device: str) -> BuiltMethod:
     """A copy with the model and all parameters on this device; on the device where it is, `built` itself."""
     if device == built.device:
         return built
@@ -35,26 +35,26 @@ def place(built: BuiltMethod, device: str) -> BuiltMethod:
     return replace(built, model=model, initial=initial, device=device)
 
 
-def values_on(values: Mapping[str, Tensor], device: str) -> dict[str, Tensor]:
+def move_tensors(values: Mapping[str, Tensor], device: str) -> dict[str, Tensor]:
     return {name: value.to(device) for name, value in values.items()}
 
 
-def broadcast_on(broadcast: Broadcast, device: str) -> Broadcast:
+def move_broadcast(broadcast: Broadcast, device: str) -> Broadcast:
     if device == CPU:
         return broadcast
     federated, keyed, server = (
-        values_on(tree, device) for tree in (broadcast.federated, broadcast.keyed, broadcast.server)
+        move_tensors(tree, device) for tree in (broadcast.federated, broadcast.keyed, broadcast.server)
     )
     return replace(broadcast, federated=federated, keyed=keyed, server=server)
 
 
-def client_on(client: Client, device: str) -> Client:
+def move_client(client: Client, device: str) -> Client:
     if device == CPU:
         return client
-    return replace(client, private=values_on(client.private, device), data=values_on(client.data, device))
+    return replace(client, private=move_tensors(client.private, device), data=move_tensors(client.data, device))
 
 
-def taken_back(built: BuiltMethod, trained: Tree) -> dict[str, Tensor]:
+def move_trained_to_cpu(built: BuiltMethod, trained: Tree) -> dict[str, Tensor]:
     """Trained parameters on the CPU. What is frozen stays where it is: nobody asks for it, and it may be large."""
     if built.device == CPU:
         return dict(trained)
