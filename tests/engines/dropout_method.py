@@ -1,4 +1,4 @@
-"""A small method whose loss draws random numbers: dropout at two sites. A method file, as a user would write it."""
+"""A small method file with a stochastic loss: dropout at two sites."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ DIM, HIDDEN = 6, 8
 
 class Settings(core_settings.Settings):
     p: float = 0.5
-    """Share of numbers that are dropped."""
+    """Share of numbers that dropout sets to zero."""
     path: Literal["stacked", "sequential", "single step"] = "stacked"
-    """Which of the cohort engine's ways it takes."""
+    """Which code path of the cohort trainer it takes."""
 
 
 class Network(nn.Module):

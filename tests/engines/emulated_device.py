@@ -1,10 +1,10 @@
-"""A device that is not the CPU, on a machine that has none.
+"""Emulates a second device on a machine that has only a CPU.
 
-Its tensors hold real numbers in memory, but say that their device is `meta`. Every operator is looked at: one that is
-given tensors of both devices raises, as it would on a GPU, and whatever it makes is on the device that it belongs to.
-So whole rounds can run, with sizes and branches that depend on data, and the numbers can be compared with the CPU's.
+Its tensors hold real numbers in memory, but report the device `meta`. Every operator is intercepted: one with tensors
+of both devices raises, as it would on a GPU, and results are on the right device. Whole rounds can run, with sizes and
+branches that depend on data, and their results can be compared with those of the CPU.
 
-It is stricter than a GPU where that is cheap: also an index on the CPU raises. Scalars on the CPU are allowed.
+It is stricter than a GPU: an index on the CPU raises too. Scalars on the CPU are allowed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from homespun.models import digit_encoder, speech_encoder
 DEVICE = "meta"
 aten = torch.ops.aten
 MOVES = {aten._to_copy.default, aten.copy_.default}
-# By definition these take the lengths, or the sizes of batches, on the CPU.
+# These require lengths or batch sizes on the CPU.
 PACKING = {aten._pack_padded_sequence.default, aten._pack_padded_sequence_backward.default}
 
 
@@ -51,32 +51,32 @@ class EmulatedTensor(Tensor):
         return f"Elsewhere({self.inner})"
 
     def tolist(self) -> Any:
-        return self.inner.tolist()  # which torch has not for subclasses
+        return self.inner.tolist()  # not supported by torch for subclasses
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _computed(func, args, kwargs or {})
+        return _compute(func, args, kwargs or {})
 
 
 class _Watch(TorchDispatchMode):
-    """Sees also operators that are given no tensor, or none from elsewhere: they may make one there."""
+    """Intercepts operators without a tensor of the emulated device too: they may create one there."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _computed(func, args, kwargs or {})
+        return _compute(func, args, kwargs or {})
 
 
-def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
-    there = [one for one in tensors if isinstance(one, EmulatedTensor)]
-    here = [one for one in tensors if not isinstance(one, EmulatedTensor) and one.dim() > 0]
-    if there and here and func not in MOVES | PACKING:
-        shapes = [[tuple(one.shape) for one in some] for some in (there, here)]
+    emulated = [one for one in tensors if isinstance(one, EmulatedTensor)]
+    on_cpu = [one for one in tensors if not isinstance(one, EmulatedTensor) and one.dim() > 0]
+    if emulated and on_cpu and func not in MOVES | PACKING:
+        shapes = [[tuple(one.shape) for one in some] for some in (emulated, on_cpu)]
         raise TwoDevicesError(f"{func}: shapes {shapes[0]} on {DEVICE}, {shapes[1]} on the CPU")
-    goes = bool(there)
+    on_device = bool(emulated)
     if func is aten.copy_.default:
-        goes = isinstance(tensors[0], EmulatedTensor)
+        on_device = isinstance(tensors[0], EmulatedTensor)
     elif kwargs.get("device") is not None:
-        goes = torch.device(kwargs["device"]).type == DEVICE
+        on_device = torch.device(kwargs["device"]).type == DEVICE
         kwargs = {**kwargs, "device": torch.device("cpu")}
     known: dict[int, EmulatedTensor] = {}
 
@@ -88,32 +88,32 @@ def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
     args, kwargs = tree_map_only(Tensor, inner, (args, kwargs))
     found = func(*args, **kwargs)
-    if not goes:
+    if not on_device:
         return found
     if func is aten._pack_padded_sequence.default:
         return EmulatedTensor(found[0]), found[1]
-    # what is changed in place stays the same object
+    # a tensor that is changed in place stays the same object
     return tree_map_only(Tensor, lambda one: known[id(one)] if id(one) in known else EmulatedTensor(one), found)
 
 
 @contextmanager
 def emulated_device():
-    """In here `device="meta"` is the device described above."""
+    """Within this context, `device="meta"` is the emulated device."""
     made = torch.tensor
 
     def tensor(*args: Any, device: Any = None, **kwargs: Any) -> Tensor:
-        return made(*args, **kwargs).to(device or "cpu")  # for `meta` torch would not read the values
+        return made(*args, **kwargs).to(device or "cpu")  # torch would not read values for `meta`
 
     def new_tensor(like: Tensor, data: Any, **kwargs: Any) -> Tensor:
         return made(data, dtype=kwargs.get("dtype", like.dtype)).to(like.device)
 
-    forget_indices()
+    clear_index_caches()
     with patch.object(torch, "tensor", tensor), patch.object(Tensor, "new_tensor", new_tensor), _Watch():
         yield
-    forget_indices()
+    clear_index_caches()
 
 
-def forget_indices() -> None:
-    """Which are kept by device: those that were made here are of use only here."""
-    for kept in (digit_encoder._pixel_of_window, digit_encoder._pixels_of_values, speech_encoder._on_diagonal):
-        kept.cache_clear()
+def clear_index_caches() -> None:
+    """Clear indices cached by device, because emulated tensors are valid only within the context."""
+    for cached in (digit_encoder._pixel_of_window, digit_encoder._pixels_of_values, speech_encoder._on_diagonal):
+        cached.cache_clear()

@@ -1,8 +1,7 @@
-"""Where local work is computed. Clients, broadcasts and outcomes are on the CPU; the engine moves what it needs to its
-device and takes back what was trained.
+"""Moves models and tensors to the device that computes, and results back to the CPU.
 
-An engine's `built` for another device is `place(built, device)`: the training functions of all engines go by
-`built.device`.
+Clients, broadcasts and outcomes are on the CPU. `place_method(built, device)` returns the method on another device; the
+training functions of all trainers use `built.device`.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from homespun.engines.client import Client
 
 
 def place_method(built: BuiltMethod, device: str) -> BuiltMethod:
-    """A copy with the model and all parameters on this device; on the device where it is, `built` itself."""
+    """Return a copy with the model and all parameters on this device, or `built` itself if it is there already."""
     if device == built.device:
         return built
     model = copy.deepcopy(built.model).to(device)
     placed = dict(model.named_parameters())
-    # a frozen parameter may be most of a language model: it is not held twice
+    # frozen parameters may be most of a language model, so they are not copied
     initial = {
         name: placed[name].detach() if built.partition.roles[name] is Role.FROZEN else value.to(device)
         for name, value in built.initial.items()
@@ -55,7 +54,7 @@ def move_client(client: Client, device: str) -> Client:
 
 
 def move_trained_to_cpu(built: BuiltMethod, trained: Tree) -> dict[str, Tensor]:
-    """Trained parameters on the CPU. What is frozen stays where it is: nobody asks for it, and it may be large."""
+    """Move trained parameters to the CPU. Frozen ones stay on the device: they are not needed and may be large."""
     if built.device == CPU:
         return dict(trained)
     frozen = set(built.partition.names(Role.FROZEN))

@@ -1,8 +1,8 @@
-"""One client at a time, for models that cannot be stacked: `loop`'s local work with less of it.
+"""Trains one client at a time, for models that cannot be stacked: a faster version of `loop`.
 
-The numbers are the same but for rounding. Of a keyed parameter only the rows that the client's examples name are
-copied and trained: the others have no gradient and stand still, unless their weights decay. FedProx's pull is added to
-the gradient, not found by way of the loss. And the optimizers are torch's fused ones, which go over a parameter once.
+The results are the same up to rounding. Only the rows of keyed parameters that the client's examples refer to are
+copied and trained: the others have no gradient and do not change, unless there is weight decay. The gradient of the
+FedProx term is added directly instead of by autograd, and the optimizers are torch's fused ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from homespun.engines.placement import move_broadcast, move_client, move_trained
 def train_sequentially(
     built: BuiltMethod, broadcast: Broadcast, client: Client, *, mode: Mode, seed: int, transforms: Transforms
 ) -> tuple[Update | None, dict[str, Tensor]]:
-    """What this client sends, if it is not for itself, and what stays at its home."""
+    """Train one client; return its update (None when personalizing) and the parameters that it keeps."""
     own = select_used_rows(built, broadcast, client, mode=mode)
     trained, metrics = train_one_client(built, own.broadcast, own.client, mode=mode, seed=seed)
     whole = built.parameters(broadcast, client.private)
@@ -48,15 +48,16 @@ def train_sequentially(
 
 @dataclass(frozen=True)
 class UsedRows:
-    """A client and a broadcast without the keyed rows that the client never uses; its examples count anew."""
+    """A client and a broadcast with only the keyed rows that the client uses, renumbered in its examples."""
 
     broadcast: Broadcast
     client: Client
-    rows: Mapping[str, Tensor]  # keyed parameter -> where its rows stand in the whole table
+    rows: Mapping[str, Tensor]  # keyed parameter -> positions of its rows in the whole table
 
 
 def select_used_rows(built: BuiltMethod, broadcast: Broadcast, client: Client, *, mode: Mode = "round") -> UsedRows:
-    if _decays(built, mode):  # then also the rows that the client never uses move
+    """Leave out the keyed rows that the client does not use."""
+    if _decays(built, mode):  # then unused rows change too
         return UsedRows(broadcast, client, {name: torch.arange(len(table)) for name, table in broadcast.keyed.items()})
     named = {
         column: torch.unique(client.data[column].long(), return_inverse=True)
@@ -70,7 +71,7 @@ def select_used_rows(built: BuiltMethod, broadcast: Broadcast, client: Client, *
 
 
 def _decays(built: BuiltMethod, mode: Mode) -> bool:
-    """Whether the weights of a keyed parameter decay."""
+    """Whether a keyed parameter has weight decay."""
     phases, keyed = phases_of(built, mode), built.method.model.keys
     return any(one.weight_decay for phase in phases for one in optimizers(phase, keyed).values())
 
@@ -78,7 +79,7 @@ def _decays(built: BuiltMethod, mode: Mode) -> bool:
 def train_one_client(
     built: BuiltMethod, broadcast: Broadcast, client: Client, *, mode: Mode, seed: int
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """`loop.train_client`."""
+    """Train one client with fused optimizers, as `loop.train_client` does with plain ones."""
     broadcast, client = move_broadcast(broadcast, built.device), move_client(client, built.device)
     anchor = built.parameters(broadcast, client.private)
     parameters: dict[str, Tensor] = dict(anchor)
@@ -101,7 +102,7 @@ def train_one_client(
 def _train_phase(
     built: BuiltMethod, phase: Phase, parameters: Tree, *, anchor: Tree, batches: Sequence[Batch]
 ) -> tuple[dict[str, Tensor], float]:
-    """The parameters that this phase trains, trained, and the summed loss."""
+    """Return the trained parameters of this phase and the summed loss."""
     steps = local_step(built, phase, parameters, anchor=anchor, stacked=False)
     leaves = {
         name: parameters[name].clone(memory_format=torch.contiguous_format).requires_grad_() for name in steps.chosen
@@ -118,7 +119,7 @@ def _train_phase(
 
 
 def _gradients(objective: Tensor, leaves: Tree) -> dict[str, Tensor | None]:
-    if not objective.requires_grad:  # a loss that none of them has a part in
+    if not objective.requires_grad:  # the loss depends on none of them
         return dict.fromkeys(leaves)
     found = torch.autograd.grad(objective, list(leaves.values()), allow_unused=True)
     return dict(zip(leaves, found, strict=True))
