@@ -48,7 +48,7 @@ class EmulatedTensor(Tensor):
         return made
 
     def __repr__(self) -> str:
-        return f"Elsewhere({self.inner})"
+        return f"EmulatedTensor({self.inner})"
 
     def tolist(self) -> Any:
         return self.inner.tolist()  # not supported by torch for subclasses

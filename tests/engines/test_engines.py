@@ -47,8 +47,8 @@ def test_a_client_without_examples_changes_nothing():
     made = built()
     cohort = clients(made, [0, 1, 2])
     empty = Client(
-        "nobody",
-        private=made.new_private("nobody", seed=0),
+        "empty",
+        private=made.new_private("empty", seed=0),
         data={k: v[:0] for k, v in cohort[0].data.items()},
     )
     broadcast = made.start().broadcast()
@@ -56,7 +56,7 @@ def test_a_client_without_examples_changes_nothing():
         without, with_them = engine.train(broadcast, cohort), engine.train(broadcast, [*cohort, empty])
         assert tree.max_abs_difference(without.update.federated, with_them.update.federated) < 1e-6
         assert with_them.update.weight == without.update.weight
-        assert tree.max_abs_difference(with_them.private["nobody"], empty.private) == 0
+        assert tree.max_abs_difference(with_them.private["empty"], empty.private) == 0
         assert engine.train(broadcast, [empty]).update.weight == 0
 
 

@@ -59,16 +59,16 @@ def test_a_stopped_worker_is_replaced_with_bit_identical_results(impatient, capf
     stopped = impatient.workers[0].pid
     os.kill(stopped, signal.SIGSTOP)
     assert work(made, workers=2) == work(made, workers=0)
-    said = capfd.readouterr().err
-    assert f"homespun: worker process {stopped} used no CPU time for 2 s; it is replaced" in said
+    printed = capfd.readouterr().err
+    assert f"homespun: worker process {stopped} used no CPU time for 2 s; it is replaced" in printed
     assert not alive(stopped) and impatient.workers[0].pid != stopped
 
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    ("sign", "said"), [(signal.SIGSTOP, "used no CPU time for 2 s"), (signal.SIGKILL, "ended with -9")]
+    ("sign", "cause"), [(signal.SIGSTOP, "used no CPU time for 2 s"), (signal.SIGKILL, "ended with -9")]
 )
-def test_a_worker_that_is_stopped_or_killed_while_training_is_replaced(impatient, capfd, monkeypatch, sign, said):
+def test_a_worker_that_is_stopped_or_killed_while_training_is_replaced(impatient, capfd, monkeypatch, sign, cause):
     made, victim, packed = built(), impatient.workers[0].pid, []
 
     def pack_then_signal(chunk):
@@ -80,7 +80,7 @@ def test_a_worker_that_is_stopped_or_killed_while_training_is_replaced(impatient
     expected = work(made, workers=0)
     monkeypatch.setattr(cohort, "clients_to_tensors", pack_then_signal)
     assert work(made, workers=2) == expected
-    assert f"worker process {victim} {said}; it is replaced" in capfd.readouterr().err
+    assert f"worker process {victim} {cause}; it is replaced" in capfd.readouterr().err
 
 
 @pytest.mark.system

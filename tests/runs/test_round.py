@@ -108,7 +108,7 @@ def test_a_reply_of_more_clients_than_were_asked_is_refused(tmp_path):
             found = self.engine.train(*asked, **how)
             return replace(found, update=replace(found.update, clients=9999))
 
-    with opened(tmp_path / "run") as run, pytest.raises(MessageError, match="9999 clients, where 8 were asked"):
+    with opened(tmp_path / "run") as run, pytest.raises(MessageError, match="9999 clients, but only 8 were asked"):
         run_round(run.built, Many(run.engine), run.state, list(run.federation.users))
 
 

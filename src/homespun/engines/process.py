@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """Linux kills this process when its parent dies; elsewhere the closed socket ends it after its chunk."""
+    """Linux kills this process when its parent dies; on other systems it ends when its socket is closed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before the request

@@ -153,7 +153,7 @@ def _without_rates(phases: Sequence[LocalPhase]) -> tuple[LocalPhase, ...]:
 def _check_zero_rates(subject: Subject) -> None:
     local = replace(subject.method.local, phases=_without_rates(subject.method.local.phases))
     method = replace(subject.method, local=local)
-    if local.statistics:  # these change the server's parameters whatever the learning rates are
+    if local.statistics:  # these change the server's parameters even with learning rates of 0
         method = replace(method, local=replace(local, statistics={}), server=FedAvg())
     subject = replace(subject, built=replace(subject.built, method=method))
     state, private = run_rounds(subject, loop_trainer, rounds=1)
