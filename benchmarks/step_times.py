@@ -33,7 +33,7 @@ from homespun.core.method import Batch, BuiltMethod, Phase, Task, build, optimiz
 from homespun.core.roles import Role
 from homespun.data.federation import Examples, Federation
 from homespun.engines.client import Client
-from homespun.engines.sequential import narrow, train_one_client
+from homespun.engines.sequential import select_used_rows, train_one_client
 from homespun.engines.stacked import predict_clients, train_clients
 from homespun.report.table_model import MISSING, Column, Table, byte_text, make_table
 from homespun.runs.training import load
@@ -179,7 +179,7 @@ def ready_steps(side: Side, built: BuiltMethod, home: Home) -> dict[str, Callabl
     broadcast = built.start().broadcast()
     private = built.new_private(home.user, seed=SEED)
     trained, adapted, scored = (Client(home.user, private, data) for data in (home.trained, home.adapted, home.scored))
-    own = narrow(built, broadcast, trained)
+    own = select_used_rows(built, broadcast, trained)
     (phase, *_) = built.method.local.phases
     assert isinstance(phase, Phase)
     local = replace(built.method.local, phases=(replace(phase, steps=1),))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from homespun.cli.catalogue import corpus_settings, markdown_lines, method_settings
-from homespun.core.described import Setting, described
+from homespun.core.setting_descriptions import SettingDescription, describe_settings
 from homespun.data import builtin_names, hub
 from homespun.experiments.experiment import Configuration, Experiment
 from homespun.personalization.generation import Sampling
@@ -40,7 +40,7 @@ def page() -> str:
 
 
 def _sections() -> Iterator[str]:
-    every = described(RunSettings)
+    every = describe_settings(RunSettings)
     run = [one for one in every if not one.name.startswith("privacy.")]
     yield from _section("Runs", run, note="A method may have other defaults; they are listed with the method.")
     privacy = [one for one in every if one.name.startswith("privacy.")]
@@ -54,16 +54,18 @@ def _sections() -> Iterator[str]:
     for name in builtin_names():
         yield from _section(f"Corpus `{name}`", corpus_settings(name)["corpus"])
     yield from _section("Corpus from a file", corpus_settings("corpus.csv")["corpus"])
-    yield from _section("Corpus from the Hugging Face hub", described(hub.Settings))
-    experiment = described(Experiment, defaults={"name": None})
+    yield from _section("Corpus from the Hugging Face hub", describe_settings(hub.Settings))
+    experiment = describe_settings(Experiment, defaults={"name": None})
     yield from _section("Experiment file", experiment, note="Read by `homespun compare`.")
-    yield from _section("Experiment file: `[configurations.NAME]`", described(Configuration))
+    yield from _section("Experiment file: `[configurations.NAME]`", describe_settings(Configuration))
     sampling = "Options of `homespun generate`, and `sampling` of a showcase."
-    yield from _section("Continuations of a text", described(Sampling), note=sampling)
-    yield from _section("Pre-training", described(PretrainSettings), note="For `homespun pretrain --set NAME=VALUE`.")
+    yield from _section("Continuations of a text", describe_settings(Sampling), note=sampling)
+    yield from _section(
+        "Pre-training", describe_settings(PretrainSettings), note="For `homespun pretrain --set NAME=VALUE`."
+    )
 
 
-def _section(title: str, settings: Sequence[Setting], *, note: str = "") -> Iterator[str]:
+def _section(title: str, settings: Sequence[SettingDescription], *, note: str = "") -> Iterator[str]:
     yield from ("", f"## {title}", "")
     if note:
         yield from (note, "")

@@ -7,7 +7,7 @@ from language_models import write_gpt2
 from spoken_corpus import SMALL, write_corpus
 
 from homespun import evaluate, load, reopen, train
-from homespun.core.progress import Progress, counted
+from homespun.core.progress import Progress, start_count
 from homespun.data.source import DataSettings
 from homespun.experiments.experiment import Experiment, collect, train_all
 from homespun.experiments.results import single_results
@@ -32,7 +32,7 @@ def ends(seen):
 
 def test_counted_progress():
     seen = []
-    done = counted(seen.append, "new users", total=3)
+    done = start_count(seen.append, "new users", total=3)
     done(2)
     done(1)
     assert seen == [Progress("new users", 0, 3), Progress("new users", 2, 3), Progress("new users", 3, 3)]

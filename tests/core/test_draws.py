@@ -1,18 +1,18 @@
-"""Numbers by key: each one depends on its key, its site and its place, and on nothing else."""
+"""Draws by key: a number depends on its key, its site and its position, and on nothing else."""
 
 import pytest
 import torch
 
-from homespun.core.draws import _mixed, _mixed_number, dropout, example_keys, step_key, uniform, with_keys
+from homespun.core.draws import _mix, _mix_int, add_keys, dropout, example_keys, step_key, uniform
 
 MANY = example_keys(torch.tensor([step_key(0, "phases", 0, "ann", phase=0, step=0)]), torch.arange(20_000))
 
 
 def test_known_numbers():
-    """splitmix64 begins with these from the state 0 (Vigna's reference), so that numbers stay the same for ever."""
-    assert [_mixed_number(0), _mixed_number(1)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
+    """The first outputs of splitmix64 from state 0 (Vigna's reference): draws must never change."""
+    assert [_mix_int(0), _mix_int(1)] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4]
     golden = torch.tensor([0x9E3779B97F4A7C15 - 2**64])
-    assert _mixed(golden).item() == 0xE220A8397B1DCDAF - 2**64
+    assert _mix(golden).item() == 0xE220A8397B1DCDAF - 2**64
     assert step_key(0, "phases", 1, "ann", phase=0, step=2) == -612020283512802130
     keys = example_keys(torch.tensor([1]), torch.arange(2))
     assert uniform(keys, (2,), site=0).flatten().tolist() == pytest.approx(
@@ -38,14 +38,14 @@ def test_numbers_are_uniform():
         (lambda: uniform(MANY, (2, 2), site=0)[:, 0, 1], lambda: uniform(MANY, (2, 2), site=0)[:, 1, 0]),
         (lambda: uniform(MANY[1:], (), site=0), lambda: uniform(MANY[:-1], (), site=0)),
     ],
-    ids=["sites", "places", "axes", "keys"],
+    ids=["sites", "positions", "axes", "keys"],
 )
 def test_masks_are_uncorrelated(one, other):
     masks = torch.stack([one() < 0.5, other() < 0.5]).float()
     assert abs(torch.corrcoef(masks)[0, 1].item()) < 0.03  # four standard errors: 1 / sqrt(20,000)
 
 
-def test_leading_axes_batches_and_padding_change_no_number():
+def test_leading_axes_order_and_padding_change_no_number():
     keys = MANY[:6]
     whole = uniform(keys, (3, 5), site=2)
     assert torch.equal(uniform(keys.view(2, 3), (3, 5), site=2), whole.view(2, 3, 3, 5))
@@ -53,7 +53,7 @@ def test_leading_axes_batches_and_padding_change_no_number():
     assert torch.equal(uniform(keys, (2, 4), site=2), whole[:, :2, :4])
 
 
-def test_every_part_of_a_step_makes_another_key():
+def test_a_step_key_depends_on_each_of_its_parts():
     ann = {"phase": 0, "step": 0}
     keys = {
         step_key(0, "phases", 0, "ann", **ann),
@@ -67,10 +67,10 @@ def test_every_part_of_a_step_makes_another_key():
     assert len(keys) == 7 and all(-(2**63) <= key < 2**63 for key in keys)
 
 
-def test_an_example_has_the_same_key_wherever_it_stands():
-    alone = with_keys({}, [7], torch.tensor([3, 1]))["key"]
-    beside = with_keys({}, [7, 8], torch.tensor([[1, 3, 0], [1, 0, 0]]))["key"]
-    assert alone.tolist() == beside[0, [1, 0]].tolist() and beside.unique().numel() == 5
+def test_the_key_of_an_example_does_not_depend_on_its_batch():
+    alone = add_keys({}, [7], torch.tensor([3, 1]))["key"]
+    together = add_keys({}, [7, 8], torch.tensor([[1, 3, 0], [1, 0, 0]]))["key"]
+    assert alone.tolist() == together[0, [1, 0]].tolist() and together.unique().numel() == 5
 
 
 def test_dropout_scales_what_it_keeps():
@@ -80,18 +80,18 @@ def test_dropout_scales_what_it_keeps():
     assert (found == 0).float().mean().item() == pytest.approx(0.2, abs=0.006)
 
 
-def test_without_a_key_or_with_nothing_to_drop_numbers_stay():
+def test_dropout_without_a_key_or_with_p_zero_changes_nothing():
     x = torch.randn(3, 4)
     assert dropout(x, None, p=0.5, site=0) is x
     assert dropout(x, MANY[:3], p=0.0, site=0) is x
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.0, float("nan")])
-def test_a_share_is_below_one(p):
+def test_p_must_be_at_least_0_and_below_1(p):
     with pytest.raises(ValueError, match="expected at least 0 and below 1"):
         dropout(torch.ones(2), None, p=p, site=0)
 
 
-def test_a_key_that_does_not_fit_is_an_error():
-    with pytest.raises(ValueError, match=r"a key of shape \(3,\) for numbers of shape \(2, 3\)"):
+def test_a_key_of_the_wrong_shape_is_an_error():
+    with pytest.raises(ValueError, match=r"a key of shape \(3,\) does not match x of shape \(2, 3\)"):
         dropout(torch.ones(2, 3), MANY[:3], p=0.5, site=0)

@@ -52,7 +52,7 @@ def test_updates_of_different_rounds_cannot_be_added():
         update(1.0, [0], 1.0) + update(1.0, [0], 1.0, round=4)
 
 
-def test_every_message_survives_the_wire():
+def test_every_message_survives_encoding():
     best = {"m": Candidate(-0.5, torch.tensor([3.0]))}
     sent = update(1.5, [0, 2], 2.0, statistics={"n": torch.tensor([7.0])}, best=best)
     got = update_from_bytes(update_to_bytes(sent))
@@ -93,7 +93,7 @@ def test_every_message_survives_the_wire():
         ({"best": {"m": Candidate(-1.0, torch.zeros(2))}}, "statistics: declared"),
     ],
 )
-def test_a_wrong_update_is_refused(wrong, message):
+def test_an_invalid_update_is_rejected(wrong, message):
     broadcast = Broadcast(3, {"w": torch.zeros(2)}, {"t": torch.zeros(3, 1)})
     require_valid(update(1.0, [0], 1.0), broadcast)
     with pytest.raises(MessageError, match=message):
@@ -101,12 +101,12 @@ def test_a_wrong_update_is_refused(wrong, message):
 
 
 @pytest.mark.parametrize("data", [b"", b"1234", b"\xff" * 40, b"\x02\0\0\0\0\0\0\0{}garbage"])
-def test_noise_on_the_wire_is_refused(data):
+def test_random_bytes_are_rejected(data):
     with pytest.raises(MessageError):
         unpack(data)
 
 
-def test_a_server_whose_step_leaves_the_numbers_is_told_so() -> None:
+def test_a_server_step_that_is_not_finite_is_an_error() -> None:
     state = ServerState(round=3, federated={"x": torch.tensor([1.0, torch.inf])}, keyed={})
     with pytest.raises(MessageError, match="round 2: x became infinite or NaN in the server's step"):
         require_finite(state)

@@ -11,7 +11,7 @@ def phase(**changes):
     return Phase(trains={"*": Sgd(0.1)}, batch=4, **changes)
 
 
-def test_a_draw_depends_on_all_of_its_parts_and_on_nothing_else():
+def test_a_key_depends_on_all_of_its_parts_and_on_nothing_else():
     keys = {
         seeds.derive(1, "batches", 2, "ann"),
         seeds.derive(2, "batches", 2, "ann"),
@@ -25,7 +25,7 @@ def test_a_draw_depends_on_all_of_its_parts_and_on_nothing_else():
     assert seeds.derive(0, "known") == 1038489589173456628
 
 
-def test_any_text_is_a_legal_part():
+def test_any_text_is_a_valid_part():
     assert len({seeds.derive(0, "x", user) for user in ("../../x", "\0", "\ud800", "a" * 300, "A" * 300)}) == 5
     assert seeds.derive(0, "x", "a", "b") != seeds.derive(0, "x", 'a", "b')
 
@@ -38,7 +38,7 @@ def test_an_epoch_uses_every_example_once_and_may_end_short():
     assert list(np.concatenate(batches[:3])) != list(np.concatenate(batches[3:]))
 
 
-def test_steps_go_on_over_epochs():
+def test_steps_continue_over_epochs():
     assert [len(batch) for batch in plan_batches(6, phase(steps=5), np.random.default_rng(0))] == [
         4,
         2,
@@ -48,11 +48,11 @@ def test_steps_go_on_over_epochs():
     ]
 
 
-def test_nobody_learns_from_nothing():
+def test_without_examples_there_are_no_batches():
     assert plan_batches(0, phase(steps=5), np.random.default_rng(0)) == []
 
 
 @pytest.mark.parametrize("wrong", [{}, {"epochs": 1, "steps": 1}])
-def test_a_phase_has_one_length(wrong):
+def test_a_phase_has_either_epochs_or_steps(wrong):
     with pytest.raises(MethodError, match="either epochs or steps"):
         phase(**wrong)

@@ -22,11 +22,11 @@ def test_fedavg_by_hand():
     assert after.keyed["t"].tolist() == [[1.0], [5.0], [10.5]]  # row 2: 9 + 3 * 2 / 4
 
 
-def test_keyed_rows_over_their_contributors():
+def test_keyed_rows_averaged_over_their_contributors():
     assert FedAvg(row_denominator="contributors")(STATE, update()).keyed["t"].tolist() == [[1.0], [5.0], [11.0]]
 
 
-def test_the_server_rate_scales_the_step():
+def test_the_server_learning_rate_scales_the_step():
     assert FedAvg(lr=0.5)(STATE, update()).federated["w"].tolist() == [0.5]
 
 
@@ -59,7 +59,7 @@ def test_fedadam_with_weight_decay_by_hand():
     assert once.keyed["t"][1].item() == pytest.approx(5 - 0.025 / 0.251, abs=1e-6)
 
 
-def test_fedadam_as_published_keeps_the_moments_alone():
+def test_fedadam_as_published_stores_only_the_moments():
     assert sorted(FedAdam()(STATE, update()).optimizer) == [
         "federated.first.w",
         "federated.second.w",
@@ -77,6 +77,6 @@ def test_a_rule_by_its_name_and_options():
 
 
 @pytest.mark.parametrize("rule", [FedAvg(), FedAdam()])
-def test_a_cohort_without_weight_changes_nothing_but_the_round(rule):
+def test_a_cohort_of_weight_zero_changes_only_the_round(rule):
     after = rule(STATE, update(weight=0.0))
     assert (after.round, after.federated, after.keyed) == (1, STATE.federated, STATE.keyed)

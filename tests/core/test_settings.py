@@ -9,7 +9,7 @@ class Small(Settings):
     cohort: int = 10
 
 
-def test_overrides_are_toml_where_they_are_toml():
+def test_override_values_are_toml_or_else_text():
     overrides = ["rate=0.5", "users=none", "name = 'x y'", "sizes=[1, 2]", "empty=", "path=a=b"]
     assert parse_overrides(overrides) == {
         "rate": 0.5, "users": "none", "name": "x y", "sizes": [1, 2], "empty": "", "path": "a=b",
@@ -31,18 +31,18 @@ class Outer(Settings):
     inner: Inner | None = None
 
 
-def test_a_dot_goes_inside():
+def test_a_dot_addresses_a_nested_group():
     values = parse_overrides(["rate=1", "inner.clip=2.5"])
     assert parse(Outer, values, where="run") == Outer(rate=1, inner=Inner(clip=2.5))
     with pytest.raises(
         SettingsError, match=r"unknown setting 'inner.clp'. Did you mean 'inner.clip'\? Known: inner.clip\."
     ):
         parse(Outer, parse_overrides(["inner.clp=1"]), where="run")
-    with pytest.raises(SettingsError, match="inner was given as a whole"):
+    with pytest.raises(SettingsError, match="inner was already set as a whole"):
         parse_overrides(["inner=1", "inner.clip=2"])
 
 
-def test_every_fault_is_reported_with_the_nearest_name():
+def test_all_faults_are_reported_with_the_nearest_name():
     with pytest.raises(SettingsError) as caught:
         parse(Small, {"raet": 1, "cohort": "many"}, where="run")
     message = str(caught.value)

@@ -24,12 +24,12 @@ def test_nothing_broadcasts():
         tree.add(ONE, {"a": torch.ones(1), "b": torch.tensor(1.0)})
 
 
-def test_bytes_are_the_same_whatever_the_order_and_come_back_equal():
+def test_bytes_do_not_depend_on_the_order_and_decode_to_the_same_tree():
     turned = dict(reversed(ONE.items()))
     assert tree.to_bytes(ONE) == tree.to_bytes(turned)
     assert tree.max_abs_difference(tree.from_bytes(tree.to_bytes(ONE)), ONE) == 0
 
 
-def test_what_is_not_a_tree_is_refused():
+def test_bytes_that_are_not_a_tree_are_rejected():
     with pytest.raises(MessageError, match="not a tree of tensors"):
         tree.from_bytes(b"\x80\x04K\x01.")

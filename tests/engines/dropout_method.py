@@ -1,4 +1,4 @@
-"""A small method whose loss draws random numbers: dropout at two sites. A method file, as a user would write it."""
+"""A small method file with a stochastic loss: dropout at two sites."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from homespun.core import settings as core_settings
 from homespun.core.draws import dropout
-from homespun.core.method import WHOLE, LocalTraining, Method, ModelSpec, Phase, Sgd
+from homespun.core.method import ALL_EXAMPLES, LocalTraining, Method, ModelSpec, Phase, Sgd
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
 from homespun.evaluation.classification import LabelScoring
@@ -20,9 +20,9 @@ DIM, HIDDEN = 6, 8
 
 class Settings(core_settings.Settings):
     p: float = 0.5
-    """Share of numbers that are dropped."""
+    """Share of numbers that dropout sets to zero."""
     path: Literal["stacked", "sequential", "single step"] = "stacked"
-    """Which of the cohort engine's ways it takes."""
+    """Which code path of the cohort trainer it takes."""
 
 
 class Network(nn.Module):
@@ -61,8 +61,8 @@ class Stacked(Network):
 
 def method(settings: Settings, task) -> Method:
     joint = Phase(trains={"user.table": Sgd(0.5), "*": Sgd(0.5)}, batch=4, steps=5)
-    own = Phase(trains={"user.embedding": Sgd(0.5)}, batch=WHOLE, steps=3)
-    once = Phase(trains={"*": Sgd(0.5)}, batch=WHOLE, steps=1)
+    own = Phase(trains={"user.embedding": Sgd(0.5)}, batch=ALL_EXAMPLES, steps=3)
+    once = Phase(trains={"*": Sgd(0.5)}, batch=ALL_EXAMPLES, steps=1)
     kind = Network if settings.path == "sequential" else Stacked
     return Method(
         name="dropout",

@@ -1,4 +1,4 @@
-"""A client goes by its own partition: a broadcast that asks for anything else is refused, in every engine."""
+"""A client uses its own partition: every engine rejects a broadcast that asks for other parameters."""
 
 from dataclasses import replace
 
@@ -29,38 +29,50 @@ def client(built=BUILT):
     return Client(user, built.new_private(user, seed=0), built.method.model.encode(FEDERATION.examples(0)))
 
 
-def asking(built=BUILT, **more):
+def broadcast_with(built=BUILT, **more):
     start = built.start().broadcast()
     return replace(start, federated={**start.federated, **more})
 
 
 def greedy():
-    """A server that lists the private embedding among the federated parameters, with zeros to subtract."""
-    return asking(**{"user.embedding": torch.zeros_like(BUILT.initial["user.embedding"])})
+    """A server that lists the private embedding among the federated parameters, with zeros to subtract from it."""
+    return broadcast_with(**{"user.embedding": torch.zeros_like(BUILT.initial["user.embedding"])})
 
 
 def wrong_broadcasts():
     start, table = BUILT.start().broadcast(), TABLE.start().broadcast()
     bias = start.federated["output.bias"]
     return {
-        "a private parameter": (BUILT, greedy(), "'user.embedding' as federated, which is private here"),
+        "a private parameter": (BUILT, greedy(), "'user.embedding' is listed as federated, but is private here"),
         "a private one as keyed": (
             BUILT,
             replace(start, keyed={"user.embedding": torch.zeros(1, 1)}),
-            "'user.embedding' as keyed, which is private here",
+            "'user.embedding' is listed as keyed, but is private here",
         ),
-        "an unknown one": (BUILT, asking(spy=torch.zeros(1)), "'spy' as federated, which is unknown here"),
+        "an unknown one": (
+            BUILT,
+            broadcast_with(spy=torch.zeros(1)),
+            "'spy' is listed as federated, but is unknown here",
+        ),
         "one left out": (
             BUILT,
             replace(start, federated={name: start.federated[name] for name in start.federated if "bias" not in name}),
-            "lacks federated .*'output.bias'",
+            "missing federated .*'output.bias'",
         ),
-        "a shape": (BUILT, asking(**{"output.bias": bias[:1]}), r"'output.bias' of shape \(1,\) where \(8,\)"),
-        "a dtype": (BUILT, asking(**{"output.bias": bias.double()}), "'output.bias' of torch.float64 where"),
+        "a shape": (
+            BUILT,
+            broadcast_with(**{"output.bias": bias[:1]}),
+            r"'output.bias': expected shape \(8,\), got \(1,\)",
+        ),
+        "a dtype": (
+            BUILT,
+            broadcast_with(**{"output.bias": bias.double()}),
+            "'output.bias': expected torch.float32, got torch.float64",
+        ),
         "a role": (
             TABLE,
             replace(table, federated={**table.federated, **table.keyed}, keyed={}),
-            "'user.table' as federated, which is keyed here",
+            "'user.table' is listed as federated, but is keyed here",
         ),
     }
 
@@ -74,13 +86,13 @@ ENGINES = {
 
 @pytest.mark.parametrize(("built", "broadcast", "reason"), WRONG.values(), ids=WRONG)
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
-def test_a_broadcast_with_other_names_roles_shapes_or_types_is_refused(engine, built, broadcast, reason):
+def test_a_broadcast_with_other_names_roles_shapes_or_types_is_rejected(engine, built, broadcast, reason):
     with pytest.raises(MessageError, match=reason):
         engine(built, 0).train(broadcast, [client(built)])
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
-def test_whoever_personalizes_or_predicts_refuses_it_too(engine):
+def test_personalizing_and_predicting_reject_it_too(engine):
     with pytest.raises(MessageError, match="private here"):
         engine(BUILT, 0).train(greedy(), [client()], mode="personalize")
     with pytest.raises(MessageError, match="private here"):
@@ -88,14 +100,14 @@ def test_whoever_personalizes_or_predicts_refuses_it_too(engine):
 
 
 @pytest.mark.parametrize("kind", ["train", "predict"])
-def test_a_worker_does_not_rely_on_its_parent(kind):
+def test_a_worker_checks_the_broadcast_itself(kind):
     header = {"kind": kind, "mode": "round", "transforms": [], "users": [client().user]}
     with pytest.raises(MessageError, match="private here"):
         answer(BUILT, 0, greedy(), header, clients_to_tensors([client()]))
 
 
 @pytest.mark.system
-def test_a_worker_process_sends_nothing_back_to_such_a_server():
+def test_a_worker_process_sends_nothing_to_such_a_server():
     with pytest.raises(MessageError, match="private here"):
         CohortTrainer(BUILT, 0, workers=1).train(greedy(), [client()])
     pool = WorkerPool(1)
@@ -106,14 +118,14 @@ def test_a_worker_process_sends_nothing_back_to_such_a_server():
     pool.close()
 
 
-def test_all_faults_are_named_at_once():
-    both = asking(spy=torch.zeros(1), **{"user.embedding": torch.zeros(1)})
+def test_all_faults_are_reported_together():
+    both = broadcast_with(spy=torch.zeros(1), **{"user.embedding": torch.zeros(1)})
     with pytest.raises(MessageError, match=r"2 faults(.|\n)*'spy'(.|\n)*'user.embedding'"):
         LoopTrainer(BUILT, 0).train(both, [client()])
 
 
-def test_an_update_has_no_place_for_a_private_parameter_whatever_the_broadcast_lists():
-    """Without the check at the boundary, too: weight 1 times (embedding - 0) would be the embedding, bit for bit."""
+def test_an_update_never_has_a_private_parameter_that_the_broadcast_lists():
+    """Even without the check of the broadcast: weight 1 times (embedding - 0) would be the embedding, bit for bit."""
     one = replace(client(), data={name: column[:1] for name, column in client().data.items()})
     trained = BUILT.parameters(BUILT.start().broadcast(), one.private)
     sent = client_update(BUILT, greedy(), one, trained=trained, metrics={"loss": 0.0, "examples": 1.0}, seed=0)

@@ -1,4 +1,4 @@
-"""Engines count the clients that are done, whatever the engine."""
+"""Every trainer counts finished clients."""
 
 import pytest
 import torch
@@ -33,9 +33,9 @@ def test_every_client_counts_once(engine):
         )
         for position in range(60)
     ]
-    made, broadcast, counts = engine(built), built.start().broadcast(), []
-    made.predict(broadcast, clients, done=counts.append)
+    trainer, broadcast, counts = engine(built), built.start().broadcast(), []
+    trainer.predict(broadcast, clients, done=counts.append)
     assert sum(counts) == 60 and len(counts) > 1
     counts.clear()
-    made.train(broadcast, clients, done=counts.append)
+    trainer.train(broadcast, clients, done=counts.append)
     assert sum(counts) == 60 and len(counts) > 1

@@ -1,4 +1,4 @@
-"""Engines give the same numbers, whatever the number of processes."""
+"""Trainers give the same numbers for any number of processes."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from small_cohort import built, clients
 from homespun.core import tree
 from homespun.core.method import Adam, Phase, Sgd
 from homespun.engines.client import Client, client_update
-from homespun.engines.cohort import CohortTrainer, chunked
+from homespun.engines.cohort import CohortTrainer, split_chunks
 from homespun.engines.local_step import Stepper
 from homespun.engines.loop import LoopTrainer, torch_optimizer
 from homespun.engines.stacked import pad_rows, stack_data
@@ -45,23 +45,23 @@ def test_stacked_equals_loop(settings):
 
 def test_a_client_without_examples_changes_nothing():
     made = built()
-    everybody = clients(made, [0, 1, 2])
-    nobody = Client(
-        "nobody",
-        private=made.new_private("nobody", seed=0),
-        data={k: v[:0] for k, v in everybody[0].data.items()},
+    cohort = clients(made, [0, 1, 2])
+    empty = Client(
+        "empty",
+        private=made.new_private("empty", seed=0),
+        data={k: v[:0] for k, v in cohort[0].data.items()},
     )
     broadcast = made.start().broadcast()
     for engine in (LoopTrainer(made, 0), CohortTrainer(made, 0, workers=0)):
-        without, with_them = engine.train(broadcast, everybody), engine.train(broadcast, [*everybody, nobody])
+        without, with_them = engine.train(broadcast, cohort), engine.train(broadcast, [*cohort, empty])
         assert tree.max_abs_difference(without.update.federated, with_them.update.federated) < 1e-6
         assert with_them.update.weight == without.update.weight
-        assert tree.max_abs_difference(with_them.private["nobody"], nobody.private) == 0
-        assert engine.train(broadcast, [nobody]).update.weight == 0
+        assert tree.max_abs_difference(with_them.private["empty"], empty.private) == 0
+        assert engine.train(broadcast, [empty]).update.weight == 0
 
 
 @pytest.mark.parametrize("optimizer", [Sgd(0.1), Sgd(0.1, momentum=0.9), Adam(0.01)])
-def test_stacked_steps_are_torch_steps_while_clients_drop_out(optimizer):
+def test_stacked_steps_are_torch_steps_while_clients_finish(optimizer):
     generator = torch.Generator().manual_seed(0)
     gradients = torch.randn(4, 3, 5, generator=generator)  # steps, clients, parameters
     active = [3, 3, 2, 1]
@@ -78,7 +78,7 @@ def test_stacked_steps_are_torch_steps_while_clients_drop_out(optimizer):
         assert torch.allclose(stacked[client], alone, atol=1e-7)
 
 
-def test_nobody_at_all():
+def test_an_empty_cohort():
     made = built()
     engine = CohortTrainer(made, 0, workers=0)
     assert engine.predict(made.start().broadcast(), []) == []
@@ -88,8 +88,8 @@ def test_nobody_at_all():
 @pytest.mark.parametrize(("clients_in_cohort", "sizes"), [(1, [1]), (10, [5, 5]), (50, [25, 25]), (60, [15] * 4)])
 def test_chunks_are_even(clients_in_cohort, sizes):
     some = [Client(str(number), {}, {}) for number in range(clients_in_cohort)]
-    assert [len(chunk) for chunk in chunked(some)] == sizes
-    assert [client for chunk in chunked(some) for client in chunk] == some
+    assert [len(chunk) for chunk in split_chunks(some)] == sizes
+    assert [client for chunk in split_chunks(some) for client in chunk] == some
 
 
 def test_padding():
@@ -105,19 +105,19 @@ def test_padding():
     assert data["x"].tolist() == [[1, 2], [1, 1]]
 
 
-def test_predictions_come_in_the_order_asked():
+def test_predictions_are_in_the_order_of_clients():
     made = built()
-    everybody = clients(made)
+    cohort = clients(made)
     broadcast = made.start().broadcast()
-    slow = LoopTrainer(made, 0).predict(broadcast, everybody)
-    fast = CohortTrainer(made, 0, workers=0).predict(broadcast, everybody)
-    for one, other, client in zip(slow, fast, everybody, strict=True):
+    slow = LoopTrainer(made, 0).predict(broadcast, cohort)
+    fast = CohortTrainer(made, 0, workers=0).predict(broadcast, cohort)
+    for one, other, client in zip(slow, fast, cohort, strict=True):
         assert one.shape == other.shape == (client.examples, 8)
         assert torch.allclose(one, other, atol=1e-5)
 
 
-def test_phases_that_train_nothing_else():
-    """A phase's globs decide what moves: here the output layer alone, by Adam."""
+def test_a_phase_trains_only_what_its_globs_match():
+    """Here only the output layer is trained, with Adam."""
     from dataclasses import replace
 
     made = built()
@@ -144,7 +144,7 @@ def test_the_number_of_workers_does_not_change_a_bit():
 
 
 @pytest.mark.system
-def test_strange_user_names_reach_the_workers_and_come_back():
+def test_unusual_user_names_reach_workers_and_come_back():
     made = built()
     names = ["../../x", "a" * 300, "\0", "A", "a", "\ud800"]
     some = [Client(name, made.new_private(name, seed=0), clients(made, [0])[0].data) for name in names]
@@ -153,21 +153,21 @@ def test_strange_user_names_reach_the_workers_and_come_back():
 
 
 @pytest.mark.parametrize("workers", [None, 0, pytest.param(2, marks=pytest.mark.system)])
-def test_a_home_whose_training_went_wrong_is_left_out_and_keeps_what_it_had(workers):
+def test_a_client_whose_training_diverged_is_left_out_and_keeps_its_parameters(workers):
     made = built()
     engine = LoopTrainer(made, 0) if workers is None else CohortTrainer(made, 0, workers=workers)
-    start, everybody = made.start().broadcast(), clients(made)
-    lost = everybody[3]
-    spoiled = Client(lost.user, {name: value * float("nan") for name, value in lost.private.items()}, lost.data)
-    found = engine.train(start, [*everybody[:3], spoiled, *everybody[4:]])
-    assert list(found.refused) == [lost.user] and "NaN, infinity" in found.refused[lost.user]
-    assert lost.user not in found.private and len(found.private) == 11
-    without = engine.train(start, [*everybody[:3], *everybody[4:]])
+    start, cohort = made.start().broadcast(), clients(made)
+    broken = cohort[3]
+    spoiled = Client(broken.user, {name: value * float("nan") for name, value in broken.private.items()}, broken.data)
+    found = engine.train(start, [*cohort[:3], spoiled, *cohort[4:]])
+    assert list(found.rejected) == [broken.user] and "NaN, infinity" in found.rejected[broken.user]
+    assert broken.user not in found.private and len(found.private) == 11
+    without = engine.train(start, [*cohort[:3], *cohort[4:]])
     assert found.update.clients == 11 and differences(without, found) < 1e-6
 
 
 def test_a_clients_update_by_hand():
-    """Three examples: weight 3 times delta, of touched rows only, and nothing of what is private."""
+    """Three examples: weight 3 times delta, of touched rows only, and no private parameters."""
     made = built(users="table")
     start = made.start().broadcast()
     (client,) = clients(made, [2])

@@ -1,4 +1,4 @@
-"""The fast engines' step is torch's: one number of each optimizer by hand, and the oracle's for whole rounds."""
+"""The steps of the fast trainers are torch's: checked by hand for each optimizer, and against the oracle in rounds."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from homespun.core.personalize import GradientSteps
 from homespun.engines.cohort import CohortTrainer
 from homespun.engines.local_step import FusedStepper, LocalStep, Stepper, clip_by_norm
 from homespun.engines.loop import LoopTrainer
-from homespun.engines.sequential import narrow
+from homespun.engines.sequential import select_used_rows
 from homespun.engines.single_step import can_take_single_step
 from homespun.models.document import DocumentModel
 
@@ -36,8 +36,8 @@ class Unstackable(DocumentModel):
     stacked = None
 
 
-def alone(made):
-    """As if its model could not be stacked."""
+def unstackable(made):
+    """The same method with a model that cannot be stacked."""
     made.model.__class__ = Unstackable
     return made
 
@@ -63,7 +63,7 @@ BY_HAND = {
     "sgd": (Sgd(0.1), [1.7, 1.6]),
     # 3 + 0.5 * 2 = 4: 2 - 0.4 = 1.6;  1 + 0.5 * 1.6 = 1.8, 0.9 * 4 + 1.8 = 5.4: 1.6 - 0.54
     "sgd with momentum and decay": (Sgd(0.1, momentum=0.9, weight_decay=0.5), [1.6, 1.06]),
-    # the first step is the rate, whatever the gradient;
+    # the first step is the learning rate for any gradient;
     # then m = 0.5 * 1.5 + 0.5 * 1 = 1.25, over 0.75; v = 0.5 * 4.5 + 0.5 * 1 = 2.75, over 0.75
     "adam": (Adam(0.1, beta1=0.5, beta2=0.5, eps=0.0), [1.9, 1.9 - 0.1 * (1.25 / 0.75) / (2.75 / 0.75) ** 0.5]),
     # 3 + 0.5 * 2 = 4, and 1 + 0.5 * 1.9 = 1.95: m = 0.5 * 2 + 0.975, v = 0.5 * 8 + 0.5 * 1.95^2
@@ -88,8 +88,8 @@ def test_two_steps_by_hand(optimizer, expected, kind):
         assert value.item() == pytest.approx(after, abs=1e-6)
 
 
-def test_a_client_that_is_done_stands_still_and_the_others_count_on():
-    """Two clients with w = 2 and the same gradients, of which the second has one step only."""
+def test_a_finished_client_does_not_change_while_others_continue():
+    """Two clients with w = 2 and the same gradients, of which the second takes one step only."""
     value, stepper = torch.tensor([2.0, 2.0]), Stepper(BY_HAND["adam"][0])
     stepper.step(value, torch.tensor([3.0, 3.0]))
     stepper.step(value, torch.tensor([1.0]))
@@ -99,7 +99,7 @@ def test_a_client_that_is_done_stands_still_and_the_others_count_on():
 # Clipping
 
 
-def test_the_norm_is_over_all_parameters_of_a_client_and_each_clients_own():
+def test_the_norm_is_over_all_parameters_and_separate_for_each_client():
     """Client 0 has the gradient (3, 0, 4), of norm 5: a fifth of it is left. Client 1 has (0.6, 0, 0): all is left."""
     gradients = {"a": torch.tensor([[3.0, 0.0], [0.6, 0.0]]), "b": torch.tensor([4.0, 0.0])}
     found = clip_by_norm(gradients, 1.0, stacked=True)
@@ -109,7 +109,7 @@ def test_the_norm_is_over_all_parameters_of_a_client_and_each_clients_own():
     assert one["a"].tolist() == pytest.approx([0.6, 0.0], abs=1e-6) and one["b"].item() == pytest.approx(0.8, abs=1e-6)
 
 
-def test_fedprox_pulls_before_the_gradient_is_clipped():
+def test_the_fedprox_term_is_added_before_clipping():
     """w = 5 with its anchor at 1 and mu = 1: 3 + 4 = 7, clipped to 2. Clipped before the pull it would be 2 + 4."""
     phase = Phase(trains={"w": Sgd(1.0)}, batch=1, steps=1, mu=1.0, clip_norm=2.0)
     steps = LocalStep(phase, {"w": Sgd(1.0)}, frozenset(["w"]), {"w": torch.tensor([[1.0]])}, stacked=True)
@@ -119,7 +119,7 @@ def test_fedprox_pulls_before_the_gradient_is_clipped():
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan")])
-def test_a_norm_to_clip_to_is_above_zero(wrong):
+def test_clip_norm_must_be_above_zero(wrong):
     with pytest.raises(MethodError, match="clip_norm must be above 0"):
         Phase(trains={"*": Sgd(0.1)}, batch=1, steps=1, clip_norm=wrong)
 
@@ -127,50 +127,50 @@ def test_a_norm_to_clip_to_is_above_zero(wrong):
 # Whole rounds against the oracle: clients have 11, 15 and 18 examples, so that they take 3 to 5 steps
 
 
-@pytest.mark.parametrize("path", ["stacked", "alone"])
+@pytest.mark.parametrize("path", ["stacked", "sequential"])
 @pytest.mark.parametrize("clip_norm", [None, 0.2])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_engines_agree(optimizer, clip_norm, path):
     phase = Phase(trains={"*": optimizer}, batch=4, epochs=1, mu=0.5, clip_norm=clip_norm)
     made = phases(built(users="table"), phase)
     start = made.start().broadcast()
-    everybody = clients(made, [0, 5, 8])
-    assert len({client.examples for client in everybody}) == 3
-    slow = LoopTrainer(made, 0).train(start, everybody)
-    slow_at_home = LoopTrainer(made, 0).train(start, everybody, mode="personalize")
-    if path == "alone":
-        made = alone(made)
-    agree(slow, CohortTrainer(made, 0, workers=0).train(start, everybody))
-    agree(slow_at_home, CohortTrainer(made, 0, workers=0).train(start, everybody, mode="personalize"))
+    cohort = clients(made, [0, 5, 8])
+    assert len({client.examples for client in cohort}) == 3
+    slow = LoopTrainer(made, 0).train(start, cohort)
+    slow_personalized = LoopTrainer(made, 0).train(start, cohort, mode="personalize")
+    if path == "sequential":
+        made = unstackable(made)
+    agree(slow, CohortTrainer(made, 0, workers=0).train(start, cohort))
+    agree(slow_personalized, CohortTrainer(made, 0, workers=0).train(start, cohort, mode="personalize"))
 
 
 def test_clipping_changes_the_round():
     """The comparison above would also hold if no engine clipped."""
     made = built()
-    start, everybody = made.start().broadcast(), clients(made, [0, 1])
+    start, cohort = made.start().broadcast(), clients(made, [0, 1])
     plain, clipped = (
         phases(made, Phase(trains={"*": Sgd(0.3)}, batch=4, epochs=1, clip_norm=norm)) for norm in (None, 0.2)
     )
-    moved = [LoopTrainer(one, 0).train(start, everybody).update.federated["output.weight"] for one in (plain, clipped)]
+    moved = [LoopTrainer(one, 0).train(start, cohort).update.federated["output.weight"] for one in (plain, clipped)]
     assert moved[1].norm() < 0.5 * moved[0].norm()
 
 
-def test_an_optimizer_starts_afresh_in_every_phase():
+def test_every_phase_starts_with_a_fresh_optimizer():
     phase = Phase(trains={"*": Adam(0.01, eps=1e-4)}, batch=4, steps=2)
     made = phases(built(), phase, phase)
-    start, everybody = made.start().broadcast(), clients(made, [0, 1])
-    agree(LoopTrainer(made, 0).train(start, everybody), CohortTrainer(made, 0, workers=0).train(start, everybody))
+    start, cohort = made.start().broadcast(), clients(made, [0, 1])
+    agree(LoopTrainer(made, 0).train(start, cohort), CohortTrainer(made, 0, workers=0).train(start, cohort))
 
 
-def test_rows_that_a_client_never_uses_are_left_out_unless_they_decay():
-    made = alone(built(users="table"))
+def test_rows_that_a_client_does_not_use_are_left_out_without_weight_decay():
+    made = unstackable(built(users="table"))
     start, (client,) = made.start().broadcast(), clients(made, [3])
-    assert narrow(made, start, client).broadcast.keyed["user.table"].shape[0] == 1
+    assert select_used_rows(made, start, client).broadcast.keyed["user.table"].shape[0] == 1
     decaying = phases(made, Phase(trains={"*": Sgd(0.1, weight_decay=0.1)}, batch=2, steps=1))
-    assert narrow(decaying, start, client).broadcast.keyed["user.table"].shape[0] == 12
+    assert select_used_rows(decaying, start, client).broadcast.keyed["user.table"].shape[0] == 12
 
 
-# The sum of a cohort as one gradient
+# A cohort as one gradient
 
 
 @pytest.mark.parametrize(
@@ -186,10 +186,10 @@ def test_rows_that_a_client_never_uses_are_left_out_unless_they_decay():
         (Sgd(1.0), {"steps": 2}, False),
     ],
 )
-def test_only_one_plain_step_is_summed(optimizer, changes, summed):
+def test_only_one_plain_step_is_trained_as_one_gradient(optimizer, changes, summed):
     phase = replace(Phase(trains={"*": optimizer}, batch=100, steps=1), **changes)
     made = phases(built(), phase)
-    everybody = clients(made, [0, 3])
-    assert can_take_single_step(made, everybody) is summed
+    cohort = clients(made, [0, 3])
+    assert can_take_single_step(made, cohort) is summed
     start = made.start().broadcast()
-    agree(LoopTrainer(made, 0).train(start, everybody), CohortTrainer(made, 0, workers=0).train(start, everybody))
+    agree(LoopTrainer(made, 0).train(start, cohort), CohortTrainer(made, 0, workers=0).train(start, cohort))

@@ -1,4 +1,4 @@
-"""Workers that end, stop or hang are replaced, with the same bits; threads that share a pool take turns."""
+"""Workers that end, stop or hang are replaced with bit-identical results; threads can share a pool."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def alive(pid):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """A pool of two workers that are given up after two seconds without progress."""
+    """A pool of two workers that are replaced after two seconds without progress."""
     made = WorkerPool(2, patience_s=2.0)
     monkeypatch.setattr(cohort, "shared_pool", lambda _: made)
     yield made
@@ -44,7 +44,7 @@ def impatient(monkeypatch):
 
 def bits(outcome):
     private = {user: tree.to_bytes(own) for user, own in outcome.private.items()}
-    return tree.to_bytes(outcome.update.federated), private, outcome.update.metrics, outcome.refused
+    return tree.to_bytes(outcome.update.federated), private, outcome.update.metrics, outcome.rejected
 
 
 def work(made, *, workers, seed=0):
@@ -53,22 +53,22 @@ def work(made, *, workers, seed=0):
 
 @pytest.mark.system
 @pytest.mark.parametrize("settings", [{}, LARGE], ids=["small", "large"])
-def test_a_stopped_worker_is_replaced_and_the_bits_are_the_same(impatient, capfd, settings):
-    """Stopped before the round begins: with a large broadcast, not even sending it comes to an end."""
+def test_a_stopped_worker_is_replaced_with_bit_identical_results(impatient, capfd, settings):
+    """Stopped before the round starts: a large broadcast cannot even be sent completely."""
     made = built(**settings)
     stopped = impatient.workers[0].pid
     os.kill(stopped, signal.SIGSTOP)
     assert work(made, workers=2) == work(made, workers=0)
-    said = capfd.readouterr().err
-    assert f"homespun: worker process {stopped} used no CPU time for 2 s; it is replaced" in said
+    printed = capfd.readouterr().err
+    assert f"homespun: worker process {stopped} used no CPU time for 2 s; it is replaced" in printed
     assert not alive(stopped) and impatient.workers[0].pid != stopped
 
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    ("sign", "said"), [(signal.SIGSTOP, "used no CPU time for 2 s"), (signal.SIGKILL, "ended with -9")]
+    ("sign", "cause"), [(signal.SIGSTOP, "used no CPU time for 2 s"), (signal.SIGKILL, "ended with -9")]
 )
-def test_a_worker_that_is_stopped_or_killed_at_work_is_replaced(impatient, capfd, monkeypatch, sign, said):
+def test_a_worker_that_is_stopped_or_killed_while_training_is_replaced(impatient, capfd, monkeypatch, sign, cause):
     made, victim, packed = built(), impatient.workers[0].pid, []
 
     def pack_then_signal(chunk):
@@ -80,12 +80,12 @@ def test_a_worker_that_is_stopped_or_killed_at_work_is_replaced(impatient, capfd
     expected = work(made, workers=0)
     monkeypatch.setattr(cohort, "clients_to_tensors", pack_then_signal)
     assert work(made, workers=2) == expected
-    assert f"worker process {victim} {said}; it is replaced" in capfd.readouterr().err
+    assert f"worker process {victim} {cause}; it is replaced" in capfd.readouterr().err
 
 
 @pytest.mark.system
-def test_a_slow_worker_is_left_alone(impatient, capfd):
-    """It starts and works for longer than the two seconds, and uses CPU time all along."""
+def test_a_slow_worker_is_not_replaced(impatient, capfd):
+    """It works for more than two seconds and uses CPU time throughout."""
     made = built(local_epochs=60)
     pids = [worker.pid for worker in impatient.workers]
     started = time.monotonic()
@@ -95,7 +95,7 @@ def test_a_slow_worker_is_left_alone(impatient, capfd):
 
 
 @pytest.mark.system
-def test_workers_that_end_again_and_again_are_an_error(monkeypatch, capfd):
+def test_workers_that_keep_ending_are_an_error(monkeypatch, capfd):
     monkeypatch.setattr(pool.sys, "executable", "/bin/false")  # every process ends at once
     monkeypatch.setattr(pool, "REPLACEMENTS", 2)
     made, broken = built(), WorkerPool(1)
@@ -112,7 +112,7 @@ def test_workers_that_end_again_and_again_are_an_error(monkeypatch, capfd):
 
 @pytest.mark.system
 def test_two_threads_share_the_workers_without_mixing_messages():
-    """Each trains another model, so that a broadcast or a reply of the other would be noticed."""
+    """Each trains a different model, so that a mixed-up broadcast or reply would be detected."""
     models = {"narrow": built(hidden_dim=8, seed=1), "wide": built(hidden_dim=16, seed=2)}
     alone = {name: work(made, workers=0) for name, made in models.items()}
     found, errors = {name: [] for name in models}, []
@@ -133,14 +133,14 @@ def test_two_threads_share_the_workers_without_mixing_messages():
     assert found == {name: [alone[name]] * 4 for name in models}
 
 
-def test_looks_without_progress_are_counted_not_seconds():
+def test_checks_without_progress_are_counted_not_seconds():
     watch = Watch(patience=2)
     assert [watch.is_stalled(7, ticks) for ticks in (5, 5, 6, 6, 6)] == [False, False, False, False, True]
-    assert [watch.is_stalled(8, None) for _ in range(9)] == [False] * 9  # not known: taken for progress
+    assert [watch.is_stalled(8, None) for _ in range(9)] == [False] * 9  # unknown CPU time counts as progress
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="CPU time is read from /proc")
-def test_cpu_time_grows_with_work_and_is_unknown_of_nobody():
+def test_cpu_time_grows_with_work_and_is_unknown_without_a_process():
     before = cpu_time(os.getpid())
     started = time.process_time()
     while time.process_time() < started + 0.05:
@@ -150,7 +150,7 @@ def test_cpu_time_grows_with_work_and_is_unknown_of_nobody():
 
 
 @pytest.mark.system
-def test_a_file_named_like_a_library_in_the_current_folder_does_no_harm(tmp_path, capfd):
+def test_a_file_named_like_a_library_in_the_current_folder_is_not_imported(tmp_path, capfd):
     (tmp_path / "struct.py").write_text("raise SystemExit('imported from the current folder')")
     single, made = WorkerPool(1), built()  # in tmp_path: see conftest
     message = pack({"kind": "predict", "users": ["ann"]}, clients_to_tensors(clients(made, [0])))
@@ -160,7 +160,7 @@ def test_a_file_named_like_a_library_in_the_current_folder_does_no_harm(tmp_path
 
 
 @pytest.mark.system
-def test_an_error_in_a_worker_names_its_cause():
+def test_an_error_in_a_worker_reports_its_cause():
     made = built()
     broken = clients(made)
     broken[3] = Client(broken[3].user, broken[3].private, {k: v for k, v in broken[3].data.items() if k != "text"})
@@ -170,7 +170,7 @@ def test_an_error_in_a_worker_names_its_cause():
 
 @pytest.mark.system
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("after_s", [0.1, 3.0])  # while they start, and when they wait for work
+@pytest.mark.parametrize("after_s", [0.1, 3.0])  # while starting, and while waiting for work
 def test_workers_die_with_their_parent(sign, after_s):
     script = (
         "import time; from homespun.engines.pool import WorkerPool; pool = WorkerPool(2);"
@@ -196,8 +196,8 @@ def test_closing_a_pool_ends_its_processes():
     assert not alive(pid) and single.workers == []
 
 
-def test_a_worker_whose_caller_is_gone_ends_without_a_word():
-    """After Ctrl-C nobody waits for an answer that is under way."""
+def test_a_worker_whose_caller_is_gone_ends_silently():
+    """After Ctrl-C no caller waits for the pending answer."""
     ours, theirs = socket.socketpair()
     with Connection(ours.detach()) as caller:
         caller.send_bytes(b"whatever needs an answer, if only an error")

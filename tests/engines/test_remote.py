@@ -1,4 +1,4 @@
-"""Clients in another process, to which the server has a byte pipe and nothing else."""
+"""Clients in another process, connected to the server only by a byte pipe."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from homespun.runs.training import load, prepare
 from homespun.runs.vault import Vault
 from homespun.system.method_loading import load_method
 
-# The clients' side: all it shares with this process is file descriptor 1 of its arguments.
+# The clients' side: it shares only the file descriptor of its first argument with this process.
 NODE = """
 import json, sys
 from multiprocessing.connection import Connection
@@ -82,7 +82,7 @@ METHODS = {
 
 @dataclass
 class Pipe:
-    """Our end, and every byte that went through it."""
+    """The server's end, with every byte that went through it."""
 
     connection: Connection
     down: bytearray
@@ -147,7 +147,7 @@ def texts_of(run, position):
 
 
 def found_in(wire, run):
-    """What of these clients' own is in some bytes: private values after training, texts, rows of encoded examples."""
+    """Search bytes for the clients' own data: private values after training, texts, rows of encoded examples."""
     population = run.clients.population
     found = set()
     users = list(population.users)
@@ -165,54 +165,54 @@ def found_in(wire, run):
 
 @pytest.mark.system
 @pytest.mark.parametrize("case", METHODS)
-def test_a_byte_pipe_is_enough_for_a_whole_run(case, pipe, texts, tmp_path):
+def test_a_run_over_a_byte_pipe_is_bit_identical(case, pipe, texts, tmp_path):
     method, data, settings = settings_of(case, texts)
     # the same run in one process
     federation = load(data["source"], **data["corpus"])
     with prepare(method, federation, folder=tmp_path / "whole", settings=settings) as run:
         for _ in run.rounds():
             pass
-        people = list(run.federation.users), list(run.newcomers.users)
+        users_by_set = list(run.federation.users), list(run.newcomers.users)
         users = run.clients.population.users
         cohorts = [[users[place] for place in run.schedule.cohorts.of(round)] for round in range(ROUNDS)]
-        expected = evaluations(run.engine, run.scoring, run.state, *people, protocols(run))
+        expected = evaluations(run.engine, run.scoring, run.state, *users_by_set, protocols(run))
         expected_state, kept = state_to_bytes(run.state), {user: run.vault.export(user) for user in run.vault.users()}
         task, origin, values = run.method.task, run.method.origin, run.method.settings.model_dump()
         asked = protocols(run)
 
-        # the server's side knows the method, the names of users and who is drawn
+        # the server knows the method, the names of users and the cohorts
         node = {"method": method, **data, "settings": settings, "folder": str(tmp_path / "node")}
         assert pipe.ask(b"open" + json.dumps(node).encode()) == b"open"
         pipe.down.clear()
         pipe.up.clear()
         built = build(load_method(origin, values, Task(**vars(task))), seed=0)
         engine, state = RemoteEngine(pipe.ask), built.start()
-        own = prototypical_users(built, federation, seed=0)
+        server_users = prototypical_users(built, federation, seed=0)
         for cohort in cohorts:
-            state, record = run_round(built, engine, state, cohort, server_users=own)
-        found = evaluations(engine, built.method.scoring, state, *people, asked)
+            state, record = run_round(built, engine, state, cohort, server_users=server_users)
+        found = evaluations(engine, built.method.scoring, state, *users_by_set, asked)
         assert state_to_bytes(state) == expected_state
         assert json.dumps(found) == json.dumps(expected)
         assert record.up_bytes["private"] == 0 and record.up_bytes["federated"] + record.up_bytes["keyed"] > 0
 
-        # What clients send. A private row that is still where all users start is also in what the server sends them.
+        # What clients send. A private row that still has its initial value may also be in what the server sends them.
         wire = bytes(pipe.up)
         assert found_in(wire, run) == set()
         assert not any(text.encode() in pipe.down for p in range(len(users)) for text in texts_of(run, p))
-        # the search finds what is there: what is shared, and what of a client's is put on the wire
+        # the search works: it finds shared parameters, and client data that is put on the wire
         shared = {**state.federated, **state.keyed}
         assert all(value.numpy().tobytes() in pipe.down for value in shared.values() if value.unique().numel() > 3)
         data = run.clients.encode(run.clients.population, 0, "train")
         own_values = [*data.values(), *(v for p in run.clients.kept(users).values() for v in p.values())]
         planted = wire + b"".join(value.numpy().tobytes() for value in own_values)
         assert found_in(planted + "".join(texts_of(run, 0)).encode(), run)
-    with Vault.open(tmp_path / "node", read_only=True) as vault:  # what clients learned is with them
+    with Vault.open(tmp_path / "node", read_only=True) as vault:  # private parameters are stored with the clients
         assert {user: vault.export(user) for user in vault.users()} == kept
         assert bool(kept) == bool(built.partition.names(Role.PRIVATE))
 
 
-class Refusing:
-    """An engine that must not be asked."""
+class UncalledEngine:
+    """An engine that must not be called."""
 
     def __getattr__(self, name):
         raise AssertionError(name)
@@ -228,30 +228,30 @@ BROADCAST = build(load_method("fedavg", {name: value for name, value in SMALL.it
         ({"ask": "give"}, "unknown request 'give'"),
         ({"ask": "train", "users": "ann"}, "must be a list of names"),
         ({"ask": "train", "users": [3]}, "must be a list of names"),
-        ({"ask": "evaluate", "protocol": None}, "protocol does not have the fields"),
-        ({"ask": "evaluate", "protocol": {"part": "diary"}}, "protocol does not have the fields"),
+        ({"ask": "evaluate", "protocol": None}, "protocol: missing or unknown fields"),
+        ({"ask": "evaluate", "protocol": {"part": "diary"}}, "protocol: missing or unknown fields"),
         ({"ask": "confirm", "round": -1, "weight": 1.0}, "round must be a non-negative integer"),
         ({"ask": "confirm", "round": 1, "weight": float("inf")}, "weight must be a non-negative number"),
     ],
 )
-def test_a_message_that_makes_no_sense_is_answered_with_an_error(header, reason):
+def test_an_invalid_message_is_answered_with_an_error(header, reason):
     sent, tensors = broadcast_to_tensors(BROADCAST)
     message = pack({"users": [], **sent, **header}, tensors)
     with pytest.raises(WorkerError, match=reason):
-        RemoteEngine(lambda _: answer(Refusing(), message)).confirm(0, weight=1.0)
+        RemoteEngine(lambda _: answer(UncalledEngine(), message)).confirm(0, weight=1.0)
 
 
 @pytest.mark.parametrize(
     "wrong", [{"part": "adapt"}, {"user_set": "population"}, {"adapt_to": "test"}, {"private": "another"}, {"k": -1}]
 )
-def test_a_protocol_may_not_look_where_evaluations_do_not(wrong):
+def test_a_protocol_cannot_read_other_parts_than_evaluations_do(wrong):
     protocol = {"part": "test", "user_set": "participants", "adapt_to": None, "k": None, "private": "own", **wrong}
     sent, tensors = broadcast_to_tensors(BROADCAST)
     message = pack({"ask": "evaluate", "users": [], "protocol": protocol, **sent}, tensors)
-    assert b"its protocol has no such" in answer(Refusing(), message)
+    assert b"protocol: invalid" in answer(UncalledEngine(), message)
 
 
-def test_scores_go_through_whatever_a_user_is_called():
+def test_scores_survive_encoding_for_any_user_name():
     scores = {"a/b": {"loss": np.array(1.5), "tokens": np.array([1, 2])}, "\ud800": {"loss": np.array(2.0)}, "": {}}
     found = scores_from_tensors(*scores_to_tensors(scores))
     assert list(found) == list(scores)

@@ -1,4 +1,4 @@
-"""A cohort that is one gradient gives the numbers of one client at a time, clipped or not, and refuses one alone."""
+"""A cohort trained as one gradient agrees with the loop, clipped or not, and rejects single clients."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ import torch
 from homespun.core import tree
 from homespun.core.method import Task, build
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
-from homespun.engines import single_step as summed
+from homespun.engines import single_step
 from homespun.engines.client import Client
 from homespun.engines.cohort import CohortTrainer
 from homespun.engines.exchange import clients_from_tensors, clients_to_tensors
@@ -21,7 +21,7 @@ KINDS = 3
 EXAMPLES = [5, 1, 7, 3, 6, 2]  # ragged
 DIGIT, SPEECH = (28, 28), (200, 375)
 CHAINS = {
-    "as it is": NO_TRANSFORMS,
+    "no transforms": NO_TRANSFORMS,
     "clipped": Transforms((DpMechanism(Clip({"*": 0.5})),)),
     "in groups": Transforms((DpMechanism(Clip({"encoder.*": 0.3, "*": 5.0}, metrics=1.0)),)),
 }
@@ -60,71 +60,71 @@ def differences(one, other):
 
 
 @pytest.fixture
-def nothing_but_summed(monkeypatch):
-    def refuse(*args, **kwargs):
-        raise AssertionError("the cohort was not summed")
+def only_single_step(monkeypatch):
+    def fail(*args, **kwargs):
+        raise AssertionError("the cohort was not trained as one gradient")
 
-    monkeypatch.setattr(summed, "train_clients", refuse)
+    monkeypatch.setattr(single_step, "train_clients", fail)
 
 
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("assignment", ["type", "prototype", "personal"])
-@pytest.mark.usefixtures("nothing_but_summed")
-def test_summed_equals_loop(assignment, chain):
+@pytest.mark.usefixtures("only_single_step")
+def test_single_step_equals_loop(assignment, chain):
     made, chain = make(assignment), CHAINS[chain]
-    start, everybody = made.start().broadcast(), make_clients(made)
-    slow = LoopTrainer(made, 0, chain).train(start, everybody)
-    fast = CohortTrainer(made, 0, workers=0, transforms=chain).train(start, everybody)
+    start, cohort = made.start().broadcast(), make_clients(made)
+    slow = LoopTrainer(made, 0, chain).train(start, cohort)
+    fast = CohortTrainer(made, 0, workers=0, transforms=chain).train(start, cohort)
     assert max(differences(slow, fast).values()) < 2e-5
     assert slow.update.metrics == pytest.approx(fast.update.metrics, rel=1e-5)
     assert (slow.update.weight, slow.update.clients) == (fast.update.weight, fast.update.clients)
 
 
-@pytest.mark.parametrize("chain", ["as it is", "clipped"])
+@pytest.mark.parametrize("chain", ["no transforms", "clipped"])
 @pytest.mark.parametrize(("assignment", "settings"), [("prototype", {}), ("type", {"embedding_dim": 5})])
-@pytest.mark.usefixtures("nothing_but_summed")
-def test_summed_speech_equals_loop(assignment, settings, chain):
+@pytest.mark.usefixtures("only_single_step")
+def test_single_step_of_speech_equals_loop(assignment, settings, chain):
     made, chain = make(assignment, SPEECH, **settings), CHAINS[chain]
-    start, everybody = made.start().broadcast(), make_clients(made, SPEECH)[1:4]
-    slow = LoopTrainer(made, 0, chain).train(start, everybody)
-    fast = CohortTrainer(made, 0, workers=0, transforms=chain).train(start, everybody)
+    start, cohort = made.start().broadcast(), make_clients(made, SPEECH)[1:4]
+    slow = LoopTrainer(made, 0, chain).train(start, cohort)
+    fast = CohortTrainer(made, 0, workers=0, transforms=chain).train(start, cohort)
     assert max(differences(slow, fast).values()) < 5e-5
 
 
-@pytest.mark.parametrize("chain", ["as it is", "clipped"])
+@pytest.mark.parametrize("chain", ["no transforms", "clipped"])
 @pytest.mark.parametrize(
     ("size", "workers"), [(DIGIT, 0), (SPEECH, 0), pytest.param(DIGIT, 2, marks=pytest.mark.system)]
 )
-def test_one_client_with_data_that_is_no_number_is_refused_alone(chain, size, workers):
+def test_only_the_client_with_nan_in_its_data_is_rejected(chain, size, workers):
     made, chain = make("type", size), CHAINS[chain]
     start = made.start().broadcast()
-    everybody = [
+    cohort = [
         replace(client, data={**client.data, "image": client.data["image"].float()})
         for client in make_clients(made, size)
     ]
-    lost = everybody[2]
-    image = lost.data["image"].clone()
+    broken = cohort[2]
+    image = broken.data["image"].clone()
     image[0, 3, 3] = torch.nan
-    spoiled = replace(lost, data={**lost.data, "image": image})
+    spoiled = replace(broken, data={**broken.data, "image": image})
     engine = CohortTrainer(made, 0, workers=workers, transforms=chain)
-    found = engine.train(start, [*everybody[:2], spoiled, *everybody[3:]])
-    assert list(found.refused) == [lost.user] and lost.user not in found.private
-    without = engine.train(start, [*everybody[:2], *everybody[3:]])
+    found = engine.train(start, [*cohort[:2], spoiled, *cohort[3:]])
+    assert list(found.rejected) == [broken.user] and broken.user not in found.private
+    without = engine.train(start, [*cohort[:2], *cohort[3:]])
     assert found.update.clients == (len(EXAMPLES) - 1 if chain == NO_TRANSFORMS else len(EXAMPLES))  # or as zeros
     assert max(differences(without, found).values()) < 2e-5
 
 
 @pytest.mark.system
-def test_workers_are_told_what_size_images_have():
+def test_workers_get_the_size_of_images():
     made = make("type")
-    start, everybody = made.start().broadcast(), make_clients(made)
-    here, there = (CohortTrainer(made, 0, workers=workers).train(start, everybody) for workers in (0, 2))
-    assert max(differences(here, there).values()) < 2e-6  # here a product may be shared among threads
+    start, cohort = made.start().broadcast(), make_clients(made)
+    in_process, in_workers = (CohortTrainer(made, 0, workers=workers).train(start, cohort) for workers in (0, 2))
+    assert max(differences(in_process, in_workers).values()) < 2e-6  # in this process a product may use several threads
 
 
-def test_clients_reach_workers_as_they_are():
-    """Joined where they are alike, and apart where somebody has another form, or something more."""
-    some = [
+def test_clients_survive_encoding():
+    """Tensors of the same form are joined; a client with another form or an extra tensor is encoded separately."""
+    clients = [
         Client(
             "a", {"x": torch.ones(2), "scalar": torch.tensor(1.0)}, {"text": torch.ones(3, 4), "label": torch.ones(3)}
         ),
@@ -135,9 +135,9 @@ def test_clients_reach_workers_as_they_are():
             "c", {"x": torch.zeros(2), "scalar": torch.tensor(3.0), "y/0": torch.ones(1)}, {"text": torch.ones(1, 5)}
         ),
     ]
-    tensors = clients_to_tensors(some)
+    tensors = clients_to_tensors(clients)
     assert "joined/private/x" in tensors and "data/1/text" in tensors
-    for client, back in zip(some, clients_from_tensors(["a", "b", "c"], tensors), strict=True):
+    for client, back in zip(clients, clients_from_tensors(["a", "b", "c"], tensors), strict=True):
         assert client.user == back.user
         for one, other in ((client.private, back.private), (client.data, back.data)):
             assert one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())

@@ -1,4 +1,4 @@
-"""Dropout draws the same masks in every engine, and others for every seed, round, user and step."""
+"""Dropout draws the same masks in every engine, and different ones for every seed, round, user and step."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from homespun.core.messages import state_to_bytes
 from homespun.core.method import Task, build
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
 from homespun.data import load_federation
-from homespun.engines import single_step as summed
+from homespun.engines import single_step
 from homespun.engines.client import Client
 from homespun.engines.cohort import CohortTrainer
 from homespun.engines.loop import LoopTrainer
@@ -59,49 +59,49 @@ def difference(one, other):
 CLIPS = Transforms((DpMechanism(Clip({"*": 0.5})),))
 
 
-@pytest.mark.parametrize("chain", [NO_TRANSFORMS, CLIPS], ids=["as it is", "clipped"])
+@pytest.mark.parametrize("chain", [NO_TRANSFORMS, CLIPS], ids=["no transforms", "clipped"])
 @pytest.mark.parametrize("path", PATHS)
 def test_engines_draw_the_same_masks(path, chain):
     made = make(path=path)
-    start, everybody = made.start().broadcast(), make_clients(made)
-    assert can_take_single_step(made, everybody) is (path == "single step")
-    slow = LoopTrainer(made, 0, chain).train(start, everybody)
-    fast = CohortTrainer(made, 0, workers=0, transforms=chain).train(start, everybody)
+    start, cohort = made.start().broadcast(), make_clients(made)
+    assert can_take_single_step(made, cohort) is (path == "single step")
+    slow = LoopTrainer(made, 0, chain).train(start, cohort)
+    fast = CohortTrainer(made, 0, workers=0, transforms=chain).train(start, cohort)
     assert difference(slow, fast) < 1e-4
-    without = LoopTrainer(make(path=path, p=0.0), 0, chain).train(start, everybody)
-    assert difference(slow, without) > 0.01  # else nothing was dropped
+    without = LoopTrainer(make(path=path, p=0.0), 0, chain).train(start, cohort)
+    assert difference(slow, without) > 0.01  # dropout has an effect
 
 
 @pytest.mark.parametrize("path", ["stacked", "sequential"])
-def test_engines_draw_the_same_masks_at_home(path):
+def test_engines_draw_the_same_masks_when_personalizing(path):
     made = make(path=path)
-    start, everybody = made.start().broadcast(), make_clients(made)
+    start, cohort = made.start().broadcast(), make_clients(made)
     slow, fast = (
-        engine.train(start, everybody, mode="personalize").private
+        engine.train(start, cohort, mode="personalize").private
         for engine in (LoopTrainer(made, 0), CohortTrainer(made, 0, workers=0))
     )
     for user, own in slow.items():
         assert tree.max_abs_difference(own, fast[user]) < 1e-5
 
 
-def test_a_cohort_of_one_gradient_goes_the_summed_way(monkeypatch):
-    monkeypatch.setattr(summed, "train_clients", None)
+def test_a_cohort_of_one_gradient_takes_a_single_step(monkeypatch):
+    monkeypatch.setattr(single_step, "train_clients", None)
     made = make(path="single step")
     CohortTrainer(made, 0, workers=0).train(made.start().broadcast(), make_clients(made))
 
 
 def keys_of(engine, made, *, round=0, position=0):
-    """All keys that a client's training meets, one list for each step."""
-    met = []
+    """All keys of a client's training, one list per step."""
+    keys = []
 
     def loss(predict, parameters, batch):
-        met.append(batch["key"].flatten().tolist())
+        keys.append(batch["key"].flatten().tolist())
         return made.method.local.loss(predict, parameters, batch)
 
     phases = tuple(replace(phase, loss=loss) for phase in made.method.local.phases)
     watched = replace(made, method=replace(made.method, local=replace(made.method.local, phases=phases)))
     engine(watched).train(replace(made.start().broadcast(), round=round), make_clients(made, [position]))
-    return met
+    return keys
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def keys_of(engine, made, *, round=0, position=0):
     ids=["loop", "cohort"],
 )
 @pytest.mark.parametrize("path", PATHS)
-def test_every_step_round_user_and_seed_has_keys_of_its_own(path, engine):
+def test_every_step_round_user_and_seed_has_different_keys(path, engine):
     """Client 0 has 18 examples: 3 steps on all of them, then 5 steps on 4, 4, 4, 4 and 2, or one step on all."""
     made = make(path=path)
     first = keys_of(engine, made)
@@ -121,25 +121,23 @@ def test_every_step_round_user_and_seed_has_keys_of_its_own(path, engine):
     assert len(set(every)) == len(every)
 
 
-def test_predictions_have_no_key_and_are_the_same_twice():
+def test_predictions_have_no_keys_and_are_deterministic():
     made = make()
-    start, everybody = made.start().broadcast(), make_clients(made)
+    start, cohort = made.start().broadcast(), make_clients(made)
     for engine in (LoopTrainer(made, 0), CohortTrainer(made, 0, workers=0), LoopTrainer(make(p=0.0), 5)):
-        for one, other in zip(
-            engine.predict(start, everybody), LoopTrainer(made, 3).predict(start, everybody), strict=True
-        ):
+        for one, other in zip(engine.predict(start, cohort), LoopTrainer(made, 3).predict(start, cohort), strict=True):
             assert torch.allclose(one, other, atol=1e-6)
 
 
-def test_the_column_of_keys_cannot_name_rows():
+def test_the_key_column_cannot_name_rows():
     made = make()
     wrong = replace(made.method, model=replace(made.method.model, keys={"user.table": "key"}))
-    with pytest.raises(MethodError, match="the column 'key' is that of random draws"):
+    with pytest.raises(MethodError, match="the column 'key' is reserved for random draws"):
         build(wrong, seed=0)
 
 
 @pytest.mark.parametrize("engine", ["cohort", "loop"])
-def test_a_resumed_run_draws_what_the_uninterrupted_one_does(tmp_path, engine):
+def test_a_resumed_run_draws_the_same_numbers(tmp_path, engine):
     @named_by_user()
     def trained(folder, *, rounds):
         settings = RunSettings(rounds=rounds, cohort=3, workers=0, engine=engine)

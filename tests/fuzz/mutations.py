@@ -1,4 +1,4 @@
-"""Mutations of messages and files: from a seed and a number, always the same ones."""
+"""Reproducible mutations of messages and files."""
 
 import json
 import struct
@@ -59,14 +59,14 @@ def mutate_json(value: Any, random: Random) -> Any:
             holder[random.choice(("", "x", "schema", "round", str(key) + "x"))] = holder.pop(key)
         elif kind == 4:
             holder.insert(key, holder[key])
-        else:  # a copy: a part must not come to hold itself
+        else:  # a copy, so that a value does not contain itself
             other, name = random.choice(places)
             holder[key] = deepcopy(other[name])
     return made
 
 
 def _places(value: Any) -> Any:
-    """Every part of a JSON value, as what holds it and under which key."""
+    """Yield every part of a JSON value as its container and key."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
         yield value, key
@@ -80,7 +80,7 @@ def mutate_json_text(data: bytes, random: Random, *, others: Sequence[bytes]) ->
 
 
 def mutate_lines(data: bytes, random: Random, *, others: Sequence[bytes]) -> bytes:
-    """One JSON value a line."""
+    """Mutate a file of one JSON value per line."""
     if random.random() < 0.25:
         return mutate_bytes(data, random, others=others)
     lines = [line for line in data.split(b"\n") if line]
@@ -92,7 +92,7 @@ def mutate_lines(data: bytes, random: Random, *, others: Sequence[bytes]) -> byt
 
 
 def mutate_tensors(data: bytes, random: Random, *, others: Sequence[bytes]) -> bytes:
-    """A safetensors file: its JSON header, or all of it."""
+    """Mutate a safetensors file: its JSON header, or all of it."""
     if random.random() < 0.3:
         return mutate_bytes(data, random, others=others)
     (length,) = struct.unpack_from("<Q", data)
@@ -102,7 +102,7 @@ def mutate_tensors(data: bytes, random: Random, *, others: Sequence[bytes]) -> b
 
 
 def mutate_message(data: bytes, random: Random, *, others: Sequence[bytes]) -> bytes:
-    """A JSON header, then safetensors."""
+    """Mutate a message: a JSON header, then safetensors."""
     kind = random.random()
     if kind < 0.2:
         return mutate_bytes(data, random, others=others)

@@ -1,4 +1,4 @@
-"""Everything that decodes what comes from a wire or a disk, each with a few small seeds to mutate."""
+"""All decoders of messages and files, each with a few small seeds to mutate."""
 
 import json
 from collections.abc import Callable
@@ -44,14 +44,14 @@ DATA = DataSettings(source="dialects", settings={"users": 6, "examples": 10})
 
 @dataclass(frozen=True)
 class Target:
-    """A decoder, and what it decodes."""
+    """A decoder and its seeds."""
 
     decode: Callable[[bytes], object]
     seeds: tuple[bytes, ...]
     mutate: Mutation
 
     def case(self, name: str, number: int) -> bytes:
-        """The mutated seed of this number: always the same one."""
+        """Return the mutated seed of this number, which is always the same."""
         random = Random(f"{name} {number}")
         return self.mutate(random.choice(self.seeds), random, others=self.seeds)
 
@@ -64,30 +64,30 @@ def wire_targets() -> dict[str, Target]:
     update = Update(5, {"w": torch.ones(2)}, {"t": rows}, {"loss": 0.5, "examples": 3.0}, weight=3.0, clients=1)
     candidate = {"m": Candidate(-1.0, torch.ones(2))}
     disclosed = Update(5, {"w": torch.ones(2)}, {}, {}, 1.0, 1, {"m": torch.ones(2)}, candidate)
-    none = Rows(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 1), torch.zeros(0, dtype=torch.float64))
-    nobody = Update(5, {"w": torch.zeros(2)}, {"t": none}, {"loss": 0.0, "examples": 0.0}, weight=0.0, clients=0)
+    no_rows = Rows(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 1), torch.zeros(0, dtype=torch.float64))
+    empty = Update(5, {"w": torch.zeros(2)}, {"t": no_rows}, {"loss": 0.0, "examples": 0.0}, weight=0.0, clients=0)
 
-    def take(data):
-        """As a server does: refused with a reason, or added."""
-        return Intake(state.broadcast(), nobody).take("ann", update_from_bytes(data))
+    def add(data):
+        """As the server does: reject the update with a reason, or add it."""
+        return Intake(state.broadcast(), empty).add("ann", update_from_bytes(data))
 
     plain = {"a": torch.ones(2, 2), "b": torch.tensor([1, 2]), "c": torch.tensor(0.5, dtype=torch.float64)}
     return {
         "broadcast": Target(broadcast_from_bytes, (broadcast_to_bytes(state.broadcast()),), mutate_message),
-        "update": Target(take, (update_to_bytes(update), update_to_bytes(disclosed)), mutate_message),
+        "update": Target(add, (update_to_bytes(update), update_to_bytes(disclosed)), mutate_message),
         "state": Target(state_from_bytes, (state_to_bytes(state),), mutate_message),
         "tensors": Target(tree.from_bytes, (tree.to_bytes(plain), tree.to_bytes({})), mutate_tensors),
     }
 
 
 def reply_targets() -> dict[str, Target]:
-    """What worker processes answer."""
-    people, made = DATA.load(), {}
+    """Replies of worker processes."""
+    federation, made = DATA.load(), {}
     for users in ("private", "table"):
         built = build(load_method("furl", {**SMALL, **SIZES, "users": users}, Task(classes=8, population=6)), seed=0)
         clients = [
-            Client(user, built.new_private(user, seed=0), built.method.model.encode(people.examples(place)))
-            for place, user in enumerate(people.users[:3])
+            Client(user, built.new_private(user, seed=0), built.method.model.encode(federation.examples(place)))
+            for place, user in enumerate(federation.users[:3])
         ]
         start, engine = built.start().broadcast(), LoopTrainer(built, 0)
         outcomes = [engine.train(start, clients), engine.train(start, clients, mode="personalize")]
@@ -105,7 +105,7 @@ def reply_targets() -> dict[str, Target]:
 
 
 def file_targets(folder: Path) -> dict[str, Target]:
-    """What lies in a run's folder, and the ledger beside the data."""
+    """Files of a run folder, and the ledger beside the data."""
     place = folder / "run"
     with train("furl", DATA.load(), folder=place, rounds=2, cohort=3, workers=0, withheld=0.2, **SIZES) as run:
         run.data = DATA

@@ -1,4 +1,4 @@
-"""What fuzzing found once: each was another exception than a HomespunError."""
+"""Failures that fuzzing found: each raised an exception other than a HomespunError."""
 
 import json
 
@@ -25,10 +25,10 @@ def run(tmp_path_factory):
 SETTINGS = {
     "settings of the method that are a number": ({"method_settings": 1}, SettingsError),
     "settings of the method that are a list": ({"method_settings": ["x"]}, SettingsError),
-    "settings of the run that are nothing": ({"run": None}, SettingsError),
+    "settings of the run that are null": ({"run": None}, SettingsError),
     "a method that is a number": ({"method": 5}, SettingsError),
     "a fingerprint that is a list": ({"data_fingerprint": []}, SettingsError),
-    "a layer that no memory can hold": ({"method_settings": {**SIZES, "lstm_dim": 2**58}}, RunError),
+    "a layer that does not fit in memory": ({"method_settings": {**SIZES, "lstm_dim": 2**58}}, RunError),
     "a corpus whose name is too long": ({"data": {"source": "x" * 300 + ".csv"}}, RunError),
 }
 
@@ -52,15 +52,15 @@ def test_a_file_that_is_not_json_or_too_deep(tmp_path, text):
 
 @pytest.mark.parametrize("name", ["configurations", "controls", "data"])
 @pytest.mark.parametrize("value", [None, [], 7, {"x": 1}])
-def test_results_of_which_no_report_can_be_made(tmp_path, name, value):
+def test_results_with_invalid_sections(tmp_path, name, value):
     (tmp_path / RESULTS_FILE).write_text(json.dumps({**json.loads(CORPUS[0]), name: value}))
     try:
-        rewrite_report(tmp_path)  # some can do without some of it
+        rewrite_report(tmp_path)  # some sections are optional
     except RunError as error:
         assert RESULTS_FILE in str(error)
 
 
-def test_results_without_the_runs_they_sum_up(tmp_path):
+def test_results_without_the_runs_they_summarize(tmp_path):
     found = json.loads(CORPUS[0])
     found["configurations"]["global"]["runs"] = "none"
     (tmp_path / RESULTS_FILE).write_text(json.dumps(found))
@@ -68,7 +68,7 @@ def test_results_without_the_runs_they_sum_up(tmp_path):
         rewrite_report(tmp_path)
 
 
-def test_a_ledgers_noise_of_400_digits(tmp_path):
+def test_a_noise_multiplier_of_400_digits_in_a_ledger(tmp_path):
     lines = [{"data": "dialects"}, {"release": {"rate": 0.5, "noise_multiplier": 10**400}, "run": "one"}]
     (tmp_path / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(LedgerError, match="line 2 cannot be read"):

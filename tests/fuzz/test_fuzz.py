@@ -1,8 +1,8 @@
-"""Whatever arrives or lies on disk, decoding it succeeds or raises a HomespunError.
+"""Decoding any message or file succeeds or raises a HomespunError.
 
-Small seeds are mutated, always in the same order, for as long as there is time: `HOMESPUN_FUZZ_S` seconds in all, one
-minute unless it is set. A failure names its case, and `Target.case` makes the same bytes again. What was found once has
-a name in `test_found.py`, or in `tests/core/test_malformed_messages.py`.
+Small seeds are mutated in a fixed order for `HOMESPUN_FUZZ_S` seconds in total, by default one minute. A failure names
+its case, from which `Target.case` reproduces the bytes. Failures that were found have a test in `test_found.py` or in
+`tests/core/test_malformed_messages.py`.
 """
 
 import os
@@ -17,11 +17,11 @@ pytestmark = pytest.mark.system
 
 BUDGET_S = float(os.environ.get("HOMESPUN_FUZZ_S", "60"))
 SHARES = {"wire": 0.15, "replies": 0.15, "files": 0.7}  # making a report takes as long as decoding 500 messages
-SLOWEST_S = 30.0  # of one case: a decoder that takes longer hangs
+SLOWEST_S = 30.0  # limit for one case
 
 
 def fuzz(name, target, *, budget_s):
-    """Decode the seeds, then as many cases as there is time for; how many those were."""
+    """Decode the seeds, then mutated cases until the time is up; return the number of cases."""
     for seed in target.seeds:
         target.decode(seed)
     ends, number = time.monotonic() + budget_s, 0
@@ -45,7 +45,7 @@ def test_decoders_succeed_or_raise_a_typed_error(kind, tmp_path):
     assert all(fuzz(name, target, budget_s=budget_s) for name, target in targets.items())
 
 
-def test_cases_are_the_same_every_time():
+def test_cases_are_reproducible():
     one, other = (wire_targets()["update"] for _ in range(2))
     cases = range(50)
     assert [one.case("update", case) for case in cases] == [other.case("update", case) for case in cases]

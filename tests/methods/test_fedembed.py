@@ -301,7 +301,7 @@ def test_prototypes_whose_training_runs_away_are_an_error_and_nothing_is_told(tm
     with opened(tmp_path / "run", federation, triplet_lr=1e30, **nobody) as run:
         empty = next(round for round in range(50) if not run.schedule.cohorts.of(round))
         run.state = before = replace(run.state, round=empty)
-        with pytest.raises(MessageError, match="updates of prototypical users were refused, because of NaN"):
+        with pytest.raises(MessageError, match="updates of prototypical users were rejected, because of NaN"):
             run.step()
         assert run.state is before and not run.dp.account.ledger.spent()
 
@@ -380,13 +380,13 @@ def test_type_assignment_learns_what_one_model_for_all_cannot(tmp_path):
 
 
 def test_candidates_that_are_none_are_refused(federation):
-    from homespun.core.intake import refusal
+    from homespun.core.intake import rejection_reason
 
     built = made(federation, assignment="som")
     start = built.start().broadcast()
     sent = LoopTrainer(built, 0).train(start, [client(built, federation)]).update
     declared = {"statistics": ["places.overlap"], "best": ["places.next"]}
-    assert refusal(sent, start, **declared) is None
+    assert rejection_reason(sent, start, **declared) is None
     step = sent.best["places.next"].value
     for wrong in (
         {},
@@ -395,7 +395,7 @@ def test_candidates_that_are_none_are_refused(federation):
         {"places.next": Candidate(0.0, torch.zeros(1))},
         {"places.map": Candidate(0.0, step)},
     ):
-        assert refusal(replace(sent, best=wrong), start, **declared) is not None
+        assert rejection_reason(replace(sent, best=wrong), start, **declared) is not None
 
 
 def test_the_radius_never_becomes_nothing():

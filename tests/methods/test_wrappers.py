@@ -204,7 +204,7 @@ def test_language_models_can_be_put_underneath(method, of):
     slow, fast = (
         engine.train(start, [client]) for engine in (LoopTrainer(built, 0), CohortTrainer(built, 0, workers=0))
     )
-    assert not slow.refused and not fast.refused
+    assert not slow.rejected and not fast.rejected
     for name, value in slow.private[user].items():
         torch.testing.assert_close(fast.private[user][name], value, rtol=1e-4, atol=1e-5)
     for name, value in slow.update.federated.items():

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from homespun import load, reopen, train
 from homespun.cli import app
-from homespun.core.spelling import readings
+from homespun.core.escaping import name_candidates
 from homespun.methods.furl import SMALL
 
 NUL, TYPED = "a\x00b", r"a\x00b"
@@ -33,10 +33,10 @@ def folder(tmp_path):
 
 
 def test_readings_of_a_typed_name():
-    assert readings("plain") == ("plain",)
-    assert readings(TYPED) == (TYPED, NUL)
-    assert readings(r"\u0041\U0001f600\xzz\n") == (r"\u0041\U0001f600\xzz\n", "A\U0001f600" + r"\xzz\n")
-    assert readings(r"\Uffffffff") == (r"\Uffffffff",)
+    assert name_candidates("plain") == ("plain",)
+    assert name_candidates(TYPED) == (TYPED, NUL)
+    assert name_candidates(r"\u0041\U0001f600\xzz\n") == (r"\u0041\U0001f600\xzz\n", "A\U0001f600" + r"\xzz\n")
+    assert name_candidates(r"\Uffffffff") == (r"\Uffffffff",)
 
 
 def test_a_literal_name_takes_precedence_over_an_escaped_one(folder):

@@ -72,7 +72,7 @@ def test_a_round_by_hand(tmp_path):
             noise = torch.from_numpy(1.5 * 0.05 * normal(value.numel())).reshape(value.shape).float()
             torch.testing.assert_close(run.state.federated[name], value + (total[name] + noise) / 8, rtol=0, atol=1e-6)
     assert max(lengths) > 0.05  # at least one update was clipped
-    assert (record.clients, record.examples, record.refused) == (8, 0, 0) and record.loss != record.loss
+    assert (record.clients, record.examples, record.rejected) == (8, 0, 0) and record.loss != record.loss
     assert spent(tmp_path) == Counter({Release(0.4, 1.5): 1})
 
 

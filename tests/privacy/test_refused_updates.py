@@ -60,7 +60,7 @@ def test_a_round_whose_updates_are_all_rejected_looks_like_any_other(tmp_path, n
         start = run.state
         spoil(run, run.clients.population.users)
         record = run.step()
-        assert (record.clients, record.refused, run.state.round) == (USERS, 0, 1)
+        assert (record.clients, record.rejected, run.state.round) == (USERS, 0, 1)
         assert run.vault.users() == []  # clients keep their previous private state: none
         deviation = 1.5 * 0.05
         for name, value in start.federated.items():
@@ -107,7 +107,7 @@ def test_without_privacy_a_round_stops_if_half_of_the_updates_are_rejected(tmp_p
     ) as run:
         before = state_to_bytes(run.state)
         spoil(run, run.clients.population.users[:4])
-        with pytest.raises(MessageError, match="4 of 8 updates were refused, because of NaN"):
+        with pytest.raises(MessageError, match="4 of 8 updates were rejected, because of NaN"):
             run.step()
         assert state_to_bytes(run.state) == before
 
@@ -133,7 +133,7 @@ def test_with_local_noise_a_client_that_failed_sends_noise_in_every_row(preferen
     start = built.start().broadcast()
     made = engine(built, 0, noise) if engine is LoopTrainer else engine(built, 0, 0, noise)
     found = made.train(start, [lost])
-    assert list(found.refused) == ["lost"] and found.private == {}
+    assert list(found.rejected) == ["lost"] and found.private == {}
     update = found.update
     assert (update.weight, update.clients) == (1.0, 1) and all(update.metrics.values())
     for name, table in start.keyed.items():

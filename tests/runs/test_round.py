@@ -68,7 +68,7 @@ def test_a_transform_that_breaks_an_update_costs_that_update_alone(tmp_path, pri
         clients = clients_of(run, range(8))
         chain = Transforms((*((dp,) if private else ()), Breaks(clients[2].user)))
         found = LoopTrainer(run.built, 0, chain).train(run.state.broadcast(), clients)
-    assert list(found.refused) == [clients[2].user] and "after its transforms" in found.refused[clients[2].user]
+    assert list(found.rejected) == [clients[2].user] and "after its transforms" in found.rejected[clients[2].user]
     assert all(bool(torch.isfinite(value).all()) for value in found.update.federated.values())
     assert found.update.clients == (8 if private else 7)  # or as zeros
 
@@ -81,7 +81,7 @@ def test_a_refused_update_was_sent_all_the_same(tmp_path):
             clients[0], private={"user.embedding": torch.full_like(clients[0].private["user.embedding"], torch.nan)}
         )
         found = LoopTrainer(run.built, 0).train(run.state.broadcast(), [lost, *clients[1:]])
-    assert len(found.refused) == 1 and found.sent_bytes == whole
+    assert len(found.rejected) == 1 and found.sent_bytes == whole
 
 
 def test_a_methods_mask_is_around_the_clipping_and_the_noise():
@@ -108,7 +108,7 @@ def test_a_reply_of_more_clients_than_were_asked_is_refused(tmp_path):
             found = self.engine.train(*asked, **how)
             return replace(found, update=replace(found.update, clients=9999))
 
-    with opened(tmp_path / "run") as run, pytest.raises(MessageError, match="9999 clients, where 8 were asked"):
+    with opened(tmp_path / "run") as run, pytest.raises(MessageError, match="9999 clients, but only 8 were asked"):
         run_round(run.built, Many(run.engine), run.state, list(run.federation.users))
 
 

@@ -11,7 +11,7 @@ import pytest
 import homespun
 from homespun import cli, load, train
 from homespun.cli.console import bar, table
-from homespun.core.spelling import harmless, readings
+from homespun.core.escaping import escape_unprintable, name_candidates
 from homespun.methods.furl import SMALL
 from homespun.report.prompt_continuations import Continuation, print_showcase
 from homespun.system.terminal import Terminal, say
@@ -39,8 +39,8 @@ def run_command(monkeypatch, capsys, *arguments):
     ],
 )
 def test_escape_sequences_are_escaped(text, shown):
-    assert harmless(text) == shown
-    assert text in readings(shown)  # so it can be typed as it is shown
+    assert escape_unprintable(text) == shown
+    assert text in name_candidates(shown)  # so it can be typed as it is shown
 
 
 def test_a_table_on_a_terminal(monkeypatch):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from homespun.core.progress import counted
+from homespun.core.progress import start_count
 from homespun.data.federation import Federation
 from homespun.data.splits import sample_users
 from homespun.evaluation.metrics import majority
@@ -24,7 +24,7 @@ def project_users(run: Run) -> dict[str, Any] | None:
     vectors = user_vectors(run, positions, only=embeddings_of(run) or None)  # embeddings without a personal head
     if vectors is None or len(vectors) < 5 or not np.ptp(vectors, axis=0).any():  # all at one point
         return None
-    done = counted(run.progress, "map of users", total=1)
+    done = start_count(run.progress, "map of users", total=1)
     from sklearn.decomposition import PCA  # slow to import, and only finished runs need it
     from sklearn.manifold import TSNE
 

@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from homespun.cli import notices
+from homespun.core.escaping import escape_unprintable
 from homespun.core.progress import Progress
 from homespun.core.records import RoundRecord
-from homespun.core.spelling import harmless
 from homespun.report.table_model import metric_named
 from homespun.runs.run import Run
 from homespun.runs.training import Evaluated
@@ -35,7 +35,7 @@ err = Terminal(stderr=True, highlight=False, markup=False, soft_wrap=True)
 def table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]) -> Group:
     """A table with one column of text and further columns of numbers, without line breaks inside words or numbers.
     Columns that do not fit the width are continued below."""
-    shown = [[harmless(cell) for cell in row] for row in (header, *rows)]
+    shown = [[escape_unprintable(cell) for cell in row] for row in (header, *rows)]
     columns = list(zip(*shown, strict=True))
     first, numbers = columns[0], columns[1:]
     names, whole = max(map(len, first)), [max(map(len, column)) for column in numbers]

@@ -20,7 +20,7 @@ from homespun.cli.options import (
     print_json,
 )
 from homespun.core.errors import InputError
-from homespun.core.spelling import readings
+from homespun.core.escaping import name_candidates
 from homespun.system.terminal import say
 
 Listed = Annotated[str, typer.Argument(help="Name of the user, as in `vault list`.")]
@@ -151,7 +151,7 @@ def vault_export(
     from homespun.system.disk import write_whole
 
     with Vault.open(folder, read_only=True) as vault:
-        content = vault.export(next((one for one in readings(user) if vault.private(one) is not None), user))
+        content = vault.export(next((one for one in name_candidates(user) if vault.private(one) is not None), user))
     if os.path.lexists(output):
         raise InputError(f"{output}: already exists. Choose another path.")
     say(write_whole(output, content, mode=0o600))
@@ -166,7 +166,7 @@ def vault_forget(folder: Folder, user: Listed) -> None:
     from homespun.runs.vault import Vault
 
     with Vault.open(folder) as vault:
-        name = next((one for one in readings(user) if vault.forget(one)), None)
+        name = next((one for one in name_candidates(user) if vault.forget(one)), None)
         if name is None:
             raise InputError(f"{folder}: no private parameters of user {user!r}.")
     say(f"removed the private parameters of {name}")

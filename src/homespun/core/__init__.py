@@ -1,1 +1,1 @@
-"""What a round is made of: pure values and functions, no I/O."""
+"""The parts of a federated round: pure values and functions, no I/O."""

@@ -1,4 +1,4 @@
-"""Which examples each local step sees: the one place where batches are drawn."""
+"""Draws the batches of local training. Every engine uses this function."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from homespun.core.method import Phase
 
 
 def plan_batches(examples: int, phase: Phase, generator: np.random.Generator) -> list[np.ndarray]:
-    """One array of example positions per step.
+    """Return one array of example positions per step.
 
-    Examples are reshuffled every epoch and dealt out in order; the last batch of an epoch may be short.
-    With `steps`, epochs follow one another until the steps are used up. Nothing to learn from: no steps.
+    Examples are reshuffled every epoch; the last batch of an epoch may be short. With `steps`, epochs are repeated
+    until there are that many steps. Without examples there are no steps.
     """
     if examples == 0:
         return []

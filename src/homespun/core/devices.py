@@ -1,4 +1,4 @@
-"""The devices that torch can compute on here, by the names that a run's setting `device` has."""
+"""The devices that torch can use on this machine, by the names that the setting `device` accepts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def available_devices() -> tuple[str, ...]:
 
 
 def require_device(name: str) -> str:
-    """The name of a device that torch can compute on; otherwise raise SettingsError."""
+    """Return `name` if torch can use this device, otherwise raise SettingsError."""
     available = available_devices()
     if name not in available:
         raise SettingsError(f"device: torch has no {name!r} on this machine. It has: {', '.join(available)}.")

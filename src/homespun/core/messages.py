@@ -1,7 +1,7 @@
-"""All that may cross a wire, and nothing else can.
+"""The messages between server and clients, and their encoding as bytes.
 
-There is no field for a private parameter in any of these types. An update is a weighted *sum*, so
-adding two updates is how a cohort is aggregated.
+None of these types has a field for a private parameter. An update is a weighted *sum*: a cohort is aggregated by adding
+its updates.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from homespun.core import tree
 from homespun.core.errors import MessageError
 from homespun.core.tree import Tree
 
-LARGEST_NUMBER = 1e300  # of a number in a header: a sum of many stays finite in float64
+LARGEST_NUMBER = 1e300  # limit of numbers in a header; sums of many stay finite in float64
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a keyed parameter: each the weighted sum of what its contributors sent."""
+    """Some rows of a keyed parameter. Each row is the weighted sum of its contributors' deltas."""
 
     index: Tensor  # int64 [rows], ascending, without repeats
     values: Tensor  # [rows, ...]
-    weight: Tensor  # float64 [rows]: the weight of the contributors to each row
+    weight: Tensor  # float64 [rows]: the total weight of the contributors to each row
 
     def __add__(self, other: Rows) -> Rows:
         index, position = torch.unique(torch.cat([self.index, other.index]), return_inverse=True)
@@ -51,7 +51,7 @@ class Broadcast:
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """Everything it has, by name."""
+        """All parameters in it, by name."""
         return {**self.federated, **self.keyed, **self.server}
 
 
@@ -63,12 +63,12 @@ class Candidate:
     value: Tensor
 
 
-METRICS = ("loss", "examples")  # numbers that every update has
+METRICS = ("loss", "examples")  # every update has exactly these
 
 
 @dataclass(frozen=True)
 class Update:
-    """What comes back, summed over `clients`: weight times delta, metrics, and declared statistics."""
+    """What clients upload, summed over `clients`: weight times delta, metrics, and declared statistics."""
 
     round: int
     federated: Tree
@@ -94,24 +94,24 @@ class Update:
             weight=self.weight + other.weight,
             clients=self.clients + other.clients,
             statistics=tree.add(self.statistics, other.statistics),
-            best=_better(self.best, other.best),
+            best=_select_best(self.best, other.best),
         )
 
 
-def _better(one: Mapping[str, Candidate], other: Mapping[str, Candidate]) -> dict[str, Candidate]:
-    """The first of two equals, so that the order of additions does not matter."""
+def _select_best(one: Mapping[str, Candidate], other: Mapping[str, Candidate]) -> dict[str, Candidate]:
+    """Keep the candidate with the higher score; of equal ones the first, so that grouping does not matter."""
     better = {name: best for name, best in other.items() if name not in one or best.score > one[name].score}
     return {**one, **better}
 
 
 @dataclass(frozen=True)
 class ServerState:
-    """What the server knows between rounds."""
+    """The server's state between rounds."""
 
     round: int
     federated: Tree
     keyed: Tree
-    optimizer: Tree = field(default_factory=dict)  # the server rule's own memory, such as Adam's moments
+    optimizer: Tree = field(default_factory=dict)  # the state of the server rule, such as Adam's moments
     server: Tree = field(default_factory=dict)  # parameters that no client trains
 
     def broadcast(self) -> Broadcast:
@@ -126,14 +126,14 @@ def require_valid(
     best: Collection[str] = (),
     clients: int | None = None,
 ) -> None:
-    """Raise unless the update answers this broadcast, has these statistics, is finite throughout and is the sum of at
-    most `clients` clients' updates."""
+    """Raise unless the update belongs to this broadcast, has these statistics, is finite, and sums at most `clients`
+    updates."""
     if update.round != broadcast.round:
         raise MessageError(f"update of round {update.round} arrived in round {broadcast.round}")
     if update.weight < 0:
-        raise MessageError(f"an update with a weight of {update.weight:g}")
+        raise MessageError(f"update with a negative weight: {update.weight:g}")
     if clients is not None and update.clients > clients:
-        raise MessageError(f"an update of {update.clients} clients, where {clients} were asked")
+        raise MessageError(f"update of {update.clients} clients, but only {clients} were asked")
     if update.metrics.keys() != set(METRICS):
         raise MessageError(f"metrics: expected {sorted(METRICS)}, got {sorted(update.metrics)}")
     if update.statistics.keys() != set(statistics) or update.best.keys() - set(best):
@@ -157,36 +157,39 @@ def require_valid(
             raise MessageError(
                 f"rows of {name!r}: {len(rows.index)} of a table {tuple(table.shape)}, got {tuple(rows.values.shape)}"
             )
-        if len(rows.index) and int(rows.index[-1]) >= len(table):  # they ascend
+        if len(rows.index) and int(rows.index[-1]) >= len(table):  # rows are ascending
             raise MessageError(f"{name!r} has no row {int(rows.index[-1])}")
-    broken = _not_finite({**update.federated, **{name: rows.values for name, rows in update.keyed.items()}, **found})
-    if broken:
+    non_finite = _non_finite(
+        {**update.federated, **{name: rows.values for name, rows in update.keyed.items()}, **found}
+    )
+    if non_finite:
         raise MessageError(
-            f"round {update.round}: {', '.join(broken)} became infinite or NaN in local training. "
-            "Lower the learning rate, the clients' or the server's."
+            f"round {update.round}: {', '.join(non_finite)} became infinite or NaN in local training. "
+            "Lower the learning rate of the clients or of the server."
         )
 
 
 def _require_type(name: str, found: Tensor, *, like: Tensor) -> None:
-    """A sum may be float64, whatever it is the sum of: under privacy it is."""
+    """Require the dtype of `like`, or float64: under differential privacy sums are float64."""
     if found.dtype not in (like.dtype, torch.float64):
         raise MessageError(f"{name!r} is {found.dtype}, not {like.dtype}")
 
 
 def require_finite(state: ServerState) -> None:
-    """Raise where a server's step left the numbers."""
-    broken = _not_finite({**state.federated, **state.keyed, **state.server})
-    if broken:
+    """Raise if the server's step produced NaN or infinity."""
+    non_finite = _non_finite({**state.federated, **state.keyed, **state.server})
+    if non_finite:
         raise MessageError(
-            f"round {state.round - 1}: {', '.join(broken)} became infinite or NaN in the server's step. Lower its rate."
+            f"round {state.round - 1}: {', '.join(non_finite)} became infinite or NaN in the server's step. "
+            "Lower its learning rate."
         )
 
 
-def _not_finite(tensors: Tree) -> list[str]:
+def _non_finite(tensors: Tree) -> list[str]:
     return sorted(name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all()))
 
 
-# One framing for everything: a JSON header, then safetensors. Neither can carry code.
+# Every message is a JSON header followed by safetensors. Neither can carry code.
 
 
 def pack(header: Mapping[str, Any], tensors: Tree) -> bytes:
@@ -195,11 +198,15 @@ def pack(header: Mapping[str, Any], tensors: Tree) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A message's header and tensors. What is wrong with them is a MessageError, here and in every decoder below."""
+    """Return the header and tensors of a message. This and all decoders below raise MessageError on malformed input."""
     try:
         (length,) = struct.unpack_from("<Q", data)
         header = json.loads(data[8 : 8 + length])
-    except (struct.error, ValueError, RecursionError):  # ValueError: no JSON, no UTF-8, a number of too many digits
+    except (
+        struct.error,
+        ValueError,
+        RecursionError,
+    ):  # ValueError: not JSON or UTF-8, too many digits
         raise MessageError("not a homespun message: its header cannot be read") from None
     if not isinstance(header, dict):
         raise MessageError(f"not a homespun message: its header is a {type(header).__name__}, not an object")
@@ -207,46 +214,46 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _count(header: Mapping[str, Any], name: str) -> int:
-    """A field that counts something: a whole number from 0 to 2^53, which every JSON reader has exactly."""
+    """Read an integer field from 0 to 2^53, the range that every JSON reader represents exactly."""
     value = header.get(name)
     if type(value) is not int or not 0 <= value <= 2**53:
-        raise MessageError(f"its {name} is not a whole number from 0 to 2^53")
+        raise MessageError(f"field {name!r}: expected an integer from 0 to 2^53")
     return value
 
 
 def _number(header: Mapping[str, Any], name: str) -> float:
-    """A field that is a finite number."""
+    """Read a finite number field."""
     value: Any = header.get(name)
-    # comparing is exact for integers of any size; isfinite would overflow
+    # the comparison is exact for integers of any size, where isfinite would overflow
     if type(value) not in (int, float) or not -LARGEST_NUMBER <= value <= LARGEST_NUMBER:
-        raise MessageError(f"its {name!r} is not a finite number")
+        raise MessageError(f"field {name!r}: expected a finite number")
     number: float = value
     return number
 
 
-def _require_places(tensors: Tree, *places: str) -> None:
-    """Every tensor is under one of these prefixes."""
+def _require_prefixes(tensors: Tree, *prefixes: str) -> None:
+    """Raise unless the name of every tensor has one of these prefixes."""
     for name in tensors:
-        place, _, rest = name.partition("/")
-        if place not in places or not rest:
-            raise MessageError(f"a tensor {name!r}, which this kind of message has no place for")
+        prefix, _, rest = name.partition("/")
+        if prefix not in prefixes or not rest:
+            raise MessageError(f"unexpected tensor {name!r} in this kind of message")
 
 
-def prefixed(prefix: str, tensors: Tree) -> dict[str, Tensor]:
+def add_prefix(prefix: str, tensors: Tree) -> dict[str, Tensor]:
     return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
 
 
-def strip(prefix: str, tensors: Tree) -> dict[str, Tensor]:
-    """The tensors under a prefix, without it."""
+def strip_prefix(prefix: str, tensors: Tree) -> dict[str, Tensor]:
+    """Return the tensors with this prefix, without it in their names."""
     start = len(prefix) + 1
     return {name[start:]: tensor for name, tensor in tensors.items() if name.startswith(prefix + "/")}
 
 
 def broadcast_to_tensors(broadcast: Broadcast) -> tuple[dict[str, Any], dict[str, Tensor]]:
     tensors = {
-        **prefixed("federated", broadcast.federated),
-        **prefixed("keyed", broadcast.keyed),
-        **prefixed("server", broadcast.server),
+        **add_prefix("federated", broadcast.federated),
+        **add_prefix("keyed", broadcast.keyed),
+        **add_prefix("server", broadcast.server),
     }
     return {"round": broadcast.round}, tensors
 
@@ -260,13 +267,13 @@ def broadcast_from_bytes(data: bytes) -> Broadcast:
 
 
 def broadcast_from_tensors(header: Mapping[str, Any], tensors: Tree) -> Broadcast:
-    _require_places(tensors, "federated", "keyed", "server")
-    trees = (strip(place, tensors) for place in ("federated", "keyed", "server"))
+    _require_prefixes(tensors, "federated", "keyed", "server")
+    trees = (strip_prefix(prefix, tensors) for prefix in ("federated", "keyed", "server"))
     return Broadcast(_count(header, "round"), *trees)
 
 
 def update_to_tensors(update: Update) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """An update as a JSON header and named tensors."""
+    """Encode an update as a JSON header and named tensors."""
     header = {
         "round": update.round,
         "metrics": dict(update.metrics),
@@ -275,47 +282,49 @@ def update_to_tensors(update: Update) -> tuple[dict[str, Any], dict[str, Tensor]
         "scores": {name: one.score for name, one in update.best.items()},
     }
     tensors = {
-        **prefixed("federated", update.federated),
-        **prefixed("statistics", update.statistics),
-        **prefixed("best", {name: one.value for name, one in update.best.items()}),
+        **add_prefix("federated", update.federated),
+        **add_prefix("statistics", update.statistics),
+        **add_prefix("best", {name: one.value for name, one in update.best.items()}),
     }
     for name, rows in update.keyed.items():
-        tensors |= prefixed(f"keyed/{name}", {"index": rows.index, "values": rows.values, "weight": rows.weight})
+        tensors |= add_prefix(f"keyed/{name}", {"index": rows.index, "values": rows.values, "weight": rows.weight})
     return header, tensors
 
 
 def update_from_tensors(header: Mapping[str, Any], tensors: Tree) -> Update:
-    _require_places(tensors, "federated", "keyed", "statistics", "best")
-    keyed, best = strip("keyed", tensors), strip("best", tensors)
+    _require_prefixes(tensors, "federated", "keyed", "statistics", "best")
+    keyed, best = strip_prefix("keyed", tensors), strip_prefix("best", tensors)
     metrics, scores = header.get("metrics"), header.get("scores")
     if not isinstance(metrics, dict) or not isinstance(scores, dict):
-        raise MessageError("its metrics or scores are not an object of names and numbers")
+        raise MessageError("metrics and scores must be objects of names and numbers")
     if best.keys() != scores.keys():
-        raise MessageError(f"scores of {sorted(scores)} for the values of {sorted(best)}")
+        raise MessageError(f"scores for {sorted(scores)}, but values for {sorted(best)}")
     return Update(
         round=_count(header, "round"),
-        federated=strip("federated", tensors),
-        keyed={name: _rows(name, strip(name, keyed)) for name in sorted({key.rpartition("/")[0] for key in keyed})},
+        federated=strip_prefix("federated", tensors),
+        keyed={
+            name: _rows(name, strip_prefix(name, keyed)) for name in sorted({key.rpartition("/")[0] for key in keyed})
+        },
         metrics={name: _number(metrics, name) for name in metrics},
         weight=_number(header, "weight"),
         clients=_count(header, "clients"),
-        statistics=strip("statistics", tensors),
+        statistics=strip_prefix("statistics", tensors),
         best={name: Candidate(_number(scores, name), value) for name, value in best.items()},
     )
 
 
 def _rows(name: str, tensors: Tree) -> Rows:
-    """Rows whose index, values and weights fit each other."""
+    """Decode rows and check that index, values and weights match."""
     if not name or tensors.keys() != {"index", "values", "weight"}:
-        raise MessageError(f"rows of {name!r} have {sorted(tensors)}, not index, values and weight")
+        raise MessageError(f"rows of {name!r}: expected index, values and weight, got {sorted(tensors)}")
     rows = Rows(**tensors)
     index, weight = rows.index, rows.weight
     if index.dtype != torch.int64 or index.dim() != 1 or bool((index.diff() <= 0).any()) or bool((index < 0).any()):
-        raise MessageError(f"rows of {name!r} are not ascending int64 row numbers")
+        raise MessageError(f"rows of {name!r}: the index must be ascending int64 row numbers")
     if rows.values.dim() == 0 or len(rows.values) != len(index):
         raise MessageError(f"rows of {name!r}: {len(index)} row numbers for values of shape {tuple(rows.values.shape)}")
     if weight.dtype != torch.float64 or weight.shape != index.shape or not bool(torch.isfinite(weight).all()):
-        raise MessageError(f"rows of {name!r} do not have one finite float64 weight each")
+        raise MessageError(f"rows of {name!r}: expected one finite float64 weight per row")
     return rows
 
 
@@ -329,21 +338,21 @@ def update_from_bytes(data: bytes) -> Update:
 
 def state_to_bytes(state: ServerState) -> bytes:
     tensors = {
-        **prefixed("federated", state.federated),
-        **prefixed("keyed", state.keyed),
-        **prefixed("optimizer", state.optimizer),
-        **prefixed("server", state.server),
+        **add_prefix("federated", state.federated),
+        **add_prefix("keyed", state.keyed),
+        **add_prefix("optimizer", state.optimizer),
+        **add_prefix("server", state.server),
     }
     return pack({"round": state.round}, tensors)
 
 
 def state_from_bytes(data: bytes) -> ServerState:
     header, tensors = unpack(data)
-    _require_places(tensors, "federated", "keyed", "optimizer", "server")
+    _require_prefixes(tensors, "federated", "keyed", "optimizer", "server")
     return ServerState(
         round=_count(header, "round"),
-        federated=strip("federated", tensors),
-        keyed=strip("keyed", tensors),
-        optimizer=strip("optimizer", tensors),
-        server=strip("server", tensors),
+        federated=strip_prefix("federated", tensors),
+        keyed=strip_prefix("keyed", tensors),
+        optimizer=strip_prefix("optimizer", tensors),
+        server=strip_prefix("server", tensors),
     )

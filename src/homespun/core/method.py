@@ -1,8 +1,7 @@
-"""What a paper adds: a model, the roles of its parameters, losses, phases, a server rule.
+"""The contract of a method: a model, the roles of its parameters, losses, phases and a server rule.
 
-A method is a value. Its file exports `Settings` and `method(settings, task) -> Method`; anything that
-knows the file's name, the settings and the task can build the same method again, which is how worker
-processes and resumed runs get theirs.
+A method is a value. Its file exports `Settings` and `method(settings, task) -> Method`. The file's name, the settings
+and the task determine the method: worker processes and resumed runs rebuild it from these.
 """
 
 from __future__ import annotations
@@ -40,25 +39,26 @@ Loss: TypeAlias = Callable[[Predict, Tree, Batch], Tensor]  # one value per exam
 
 @runtime_checkable
 class Stackable(Protocol):
-    """A model that can also train many clients at once: every parameter that is not frozen, and every column of
-    the batch, has a leading client axis. Opting in is a matter of having this function."""
+    """A model that can train many clients at once. In `stacked`, every parameter that is not frozen and every column of
+    the batch has a leading client axis. A model opts in by defining this function."""
 
     def stacked(self, parameters: Tree, batch: Batch) -> Tensor: ...
 
 
-WHOLE = 1_000_000  # a batch that holds all examples of a user
+ALL_EXAMPLES = 1_000_000  # batch size that covers all examples of any user
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of local training by gradient steps. Each phase of each round starts with a fresh optimizer.
+    """A sequence of gradient steps in local training. Every phase of every round starts with a fresh optimizer.
 
-    `trains` maps globs to optimizers, first match wins; a parameter that no glob covers does not change.
-    Give `epochs` or `steps`. `mu` is FedProx's: it pulls what is shared towards its broadcast value by adding
-    mu/2 |w - w_broadcast|^2 to the loss. `loss` replaces the method's.
+    `trains` maps globs to optimizers, first match wins; a parameter that no glob matches does not change. Give either
+    `epochs` or `steps`. `mu` is FedProx's mu: it adds mu/2 |w - w_broadcast|^2 over the shared parameters to the loss.
+    `loss` replaces the method's loss.
 
-    `clip_norm` scales a step's gradient down to this norm, over all parameters that the phase trains of one client, as
-    torch.nn.utils.clip_grad_norm_ does; FedProx's pull is part of it. That is for stable training, not for privacy.
+    `clip_norm` limits the norm of a step's gradient over all parameters that the phase trains, per client, as
+    torch.nn.utils.clip_grad_norm_ does; the gradient of the FedProx term is included. It stabilizes training and gives
+    no privacy.
 
     Example:
         >>> Phase(trains={"output.*": Sgd(0.1)}, batch=8, epochs=1).optimizer_of("output.bias")
@@ -86,19 +86,19 @@ class Phase:
 
 @dataclass(frozen=True)
 class LocalView:
-    """What a client sees when it computes private parameters: with many clients at once, everything but frozen
+    """What an `Assign` phase computes private parameters from. For many clients at once, everything except frozen
     parameters has a leading client axis."""
 
     predict: Predict
     parameters: Tree
     batch: Batch  # all examples of the client
-    mean: Callable[[Tensor], Tensor]  # of one value per example, weighted as in training: [..., examples] -> [...]
+    mean: Callable[[Tensor], Tensor]  # over examples, weighted as in training: [..., examples] -> [...]
 
 
 @dataclass(frozen=True)
 class Assign:
-    """A local step that is not a gradient step: new values of private parameters, computed from all examples of a
-    client. PFedKM's direction of a user's gradient, for instance."""
+    """A local step that is not a gradient step: it computes new values of private parameters from all examples of a
+    client, for instance the direction of a user's gradient in PFedKM."""
 
     names: tuple[str, ...]
     compute: Callable[[LocalView], Tree]
@@ -110,33 +110,33 @@ LocalPhase: TypeAlias = Phase | Assign
 
 @dataclass(frozen=True)
 class Task:
-    """What a method needs to know of the data before it sees any."""
+    """What a method needs to know about the data before training."""
 
     classes: int = 0
     population: int = 0
     contexts: int = 0
-    image: tuple[int, int] | None = None  # height and width, where examples are images
+    image: tuple[int, int] | None = None  # height and width, if examples are images
 
     def __post_init__(self) -> None:
-        if self.image is not None:  # JSON, which carries a task to the workers, knows lists only
+        if self.image is not None:  # workers get the task as JSON, which has lists only
             height, width = self.image
             object.__setattr__(self, "image", (height, width))
 
 
 @dataclass(frozen=True)
 class Window:
-    """How much of a text a method reads; what is beyond is cut."""
+    """How much of a text a method reads; the rest is cut."""
 
-    setting: str  # the setting that says so, as a user gives it
+    setting: str  # name of the setting that sets the length
     length: int
-    unit: str  # characters, tokens
-    sizes: Callable[[Sequence[str]], Sequence[int]]  # how long texts are in this unit, uncut
+    unit: str  # "characters" or "tokens"
+    sizes: Callable[[Sequence[str]], Sequence[int]]  # lengths of whole texts in this unit
 
 
 @dataclass(frozen=True)
 class Artefact:
-    """Something that was made once and is used by runs: a base model, for instance. Its fingerprint is part of a run's
-    identity; its name says where it is on this machine."""
+    """An input of runs that was made before, for instance a base model. Its fingerprint is part of a run's identity;
+    its name locates it on this machine."""
 
     setting: str  # the method's setting that names it
     name: str
@@ -146,76 +146,76 @@ class Artefact:
 
 @dataclass(frozen=True)
 class MethodFile:
-    """A file outside the package that a method is made of, as it ran."""
+    """A source file of a method outside the package, with the content that was run."""
 
-    path: str  # the whole path
+    path: str  # absolute path
     sha256: str  # of the file's bytes
     source: str
 
 
 def no_private(generator: torch.Generator, broadcast: Broadcast) -> dict[str, Tensor]:
-    """The start of a user who has nothing private."""
+    """The `new_private` of methods without private parameters."""
     return {}
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The network, the roles of its parameters, and what it reads."""
+    """The network, the roles of its parameters, and its inputs."""
 
     build: Callable[[], nn.Module]
     roles: Rules  # globs to roles, first match wins
     encode: Callable[[Any], Batch]  # a federation's examples to tensors
-    # Where a new user starts, from what the server sends.
+    # Initial private parameters of a new user, from a random generator and the broadcast.
     new_private: Callable[[torch.Generator, Broadcast], dict[str, Tensor]] = no_private
-    # Private parameters may differ from user to user: any names that a rule calls private, in any shape.
+    # Private parameters may differ between users: any names that a rule makes private, in any shape.
     private_varies: bool = False
     keys: Mapping[str, str] = field(default_factory=dict)  # keyed parameter -> the batch column that names its rows
-    # Batch columns that a client computes from the parameters it sees, before every phase and before predicting: which
-    # head it uses, for instance. They never leave the client. Any leading axes.
+    # Batch columns that a client computes from its parameters and examples before every phase and before prediction,
+    # for instance the index of its head. They never leave the client. Inputs may have any leading axes.
     derived: Mapping[str, Callable[[Tree, Batch], Tensor]] = field(default_factory=dict)
-    upload_rows: Literal["touched", "all"] = "touched"  # of a keyed parameter; all: zeros for those not touched
-    head: tuple[str, ...] = ()  # globs of the last layer, for methods that give each user one
+    upload_rows: Literal["touched", "all"] = "touched"  # of a keyed parameter; all: zeros for untouched rows
+    head: tuple[str, ...] = ()  # globs of the output layer, for methods with one per user
     reads: Literal["texts", "images"] = "texts"
-    window: Window | None = None  # how much of a text is read; None: all of it
+    window: Window | None = None  # None: whole texts are read
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """What a client does in a round, and what it discloses."""
+    """A client's training in a round, and the statistics it discloses."""
 
     loss: Loss
     phases: tuple[LocalPhase, ...]
     client_weight: Callable[[int], float] = float  # from the number of examples
-    example_weight: str | None = None  # the batch column with an example's weight in its batch's mean; None: equal
-    statistics: Statistics = field(default_factory=dict)  # disclosed beside the update
-    # How much of its private delta a client keeps: all of it (FURL's equation 7), or the share that its update has in
-    # the cohort's average (equation 6).
+    example_weight: str | None = None  # batch column with the weights of examples in the mean loss; None: equal
+    statistics: Statistics = field(default_factory=dict)  # disclosed with the update
+    # How much of its private delta a client applies: all of it (Eq. 7 of FURL), or its update's share of the cohort's
+    # weight (Eq. 6).
     private_update: Literal["all", "share"] = "all"
     stochastic: bool = False  # the loss draws random numbers: training batches have a column `key` (core/draws.py)
-    pooled: bool = False  # central training: one client has all users' examples
+    pooled: bool = False  # central training: one client holds the examples of all users
 
 
 @dataclass(frozen=True)
 class Method:
-    """One paper: its model, local training, server rule, personalization and scoring. See docs/your-first-method.md."""
+    """A method: its model, local training, server rule, personalization and scoring. See docs/your-first-method.md."""
 
     name: str
-    version: int  # rises when numbers may change
+    version: int  # incremented when results may change
     settings: Settings
     task: Task
     model: ModelSpec
     local: LocalTraining
     personalize: Personalization  # after training, on the client; nothing is uploaded
-    scoring: Scoring  # what evaluation means
+    scoring: Scoring  # how predictions are scored
     server: ServerRule = field(default_factory=FedAvg)
-    transforms: tuple[UpdateTransform, ...] = ()  # applied to updates, besides the run's own
-    artefacts: tuple[Artefact, ...] = ()  # made before and used here, such as a base model
+    transforms: tuple[UpdateTransform, ...] = ()  # applied to updates, in addition to the run's
+    artefacts: tuple[Artefact, ...] = ()  # inputs that were made before, such as a base model
     origin: str = ""  # the module or file this method came from
-    files: tuple[MethodFile, ...] = ()  # the files outside the package it is made of, as they ran
+    files: tuple[MethodFile, ...] = ()  # source files outside the package
 
     @property
     def base_model(self) -> Artefact | None:
-        """The pre-trained language model underneath, if there is one."""
+        """The pre-trained language model that the method uses, if any."""
         return next((one for one in self.artefacts if one.kind == "base model"), None)
 
     def __repr__(self) -> str:
@@ -224,20 +224,20 @@ class Method:
 
 @dataclass(frozen=True, repr=False)
 class BuiltMethod:
-    """A method with its model in memory and every parameter in its role."""
+    """A method with its model in memory and a role for every parameter."""
 
     method: Method
     model: nn.Module
     partition: Partition
-    initial: Mapping[str, Tensor]  # every parameter as built; the frozen ones are the model's own
-    device: str = "cpu"  # where the model and `initial` are; an engine may place them elsewhere
+    initial: Mapping[str, Tensor]  # initial parameters; frozen ones share the model's memory
+    device: str = "cpu"  # of the model and `initial`; engines may place a copy on another device
 
     def start(self) -> ServerState:
         """The server's state before the first round."""
         return self.in_roles(ServerState(round=0, federated=self.initial, keyed={}))
 
     def in_roles(self, state: ServerState) -> ServerState:
-        """The same values, each in the tree of its role: a state of an earlier version may have them elsewhere."""
+        """Sort a state's values into the trees of their roles, which may differ in a state of an earlier version."""
         values = {**state.federated, **state.keyed, **state.server}
         federated, keyed, server = (
             self.partition.select(values, role) for role in (Role.FEDERATED, Role.KEYED, Role.SERVER)
@@ -245,22 +245,23 @@ class BuiltMethod:
         return replace(state, federated=federated, keyed=keyed, server=server)
 
     def count(self, role: Role) -> int:
-        """How many numbers have this role."""
+        """Count the numbers in parameters of this role."""
         return sum(self.initial[name].numel() for name in self.partition.names(role))
 
     def parameters(self, broadcast: Broadcast, private: Tree) -> dict[str, Tensor]:
-        """All parameters as one client sees them."""
+        """Return all parameters of one client: frozen, broadcast and private."""
         return {**self.partition.select(self.initial, Role.FROZEN), **broadcast.parameters, **private}
 
     def new_private(self, user: str, *, seed: int, broadcast: Broadcast | None = None) -> dict[str, Tensor]:
-        """The private parameters of a user seen for the first time; without a broadcast, before the first round."""
+        """Return the initial private parameters of a user; without a broadcast, those before the first round."""
         broadcast, spec = broadcast or self.start().broadcast(), self.method.model
         private = spec.new_private(seeds.torch_generator(seed, "private", user), broadcast)
         expected = set(self.partition.names(Role.PRIVATE))
         varies = spec.private_varies and all(self.partition.role_of(one) is Role.PRIVATE for one in private)
         if set(private) != expected and not varies:
             raise MethodError(
-                f"{self.method.name}: new_private made {sorted(private)}, the rules say {sorted(expected)}"
+                f"{self.method.name}: new_private returned {sorted(private)}, "
+                f"but the private parameters are {sorted(expected)}"
             )
         return private
 
@@ -281,7 +282,7 @@ def build(method: Method, *, seed: int) -> BuiltMethod:
     faults = _faults(method, parts)
     if faults:
         raise_faults(MethodError, method.name, faults)
-    # A frozen parameter may be most of a language model: it is not held twice.
+    # Frozen parameters may be most of a language model, so they are not copied.
     initial = {
         name: value.detach() if parts.roles[name] is Role.FROZEN else value.detach().clone()
         for name, value in named.items()
@@ -290,29 +291,29 @@ def build(method: Method, *, seed: int) -> BuiltMethod:
 
 
 def _faults(method: Method, parts: Partition) -> list[str]:
-    """Where a method contradicts its own roles."""
+    """Return the inconsistencies between a method and its roles."""
     faults = []
     for phase in (*method.local.phases, *method.personalize.phases):
-        idle = [glob for glob in phase.trains if not any(first_match(name, [glob]) for name in parts.roles)]
-        faults += [f"a phase trains {idle}, which covers no parameter"] if idle else []
+        unmatched = [glob for glob in phase.trains if not any(first_match(name, [glob]) for name in parts.roles)]
+        faults += [f"a phase trains {unmatched}, which matches no parameter"] if unmatched else []
         for role in (Role.FROZEN, Role.SERVER):
             fixed = list(optimizers(phase, parts.names(role)))
-            faults += [f"a phase trains {fixed}, which the rules call {role.value}"] if fixed else []
+            faults += [f"a phase trains {fixed}, which has the role {role.value}"] if fixed else []
         shared = [one for one in getattr(phase, "names", ()) if parts.role_of(one) is not Role.PRIVATE]
-        faults += [f"a phase assigns {shared}, which the rules do not call private"] if shared else []
+        faults += [f"a phase assigns {shared}, which does not have the role private"] if shared else []
     if method.local.stochastic and KEY in method.model.keys.values():
-        faults.append(f"the column {KEY!r} is that of random draws, and cannot name rows as well")
+        faults.append(f"the column {KEY!r} is reserved for random draws and cannot be used in `keys`")
     keyed, served = parts.names(Role.KEYED), parts.names(Role.SERVER)
     if set(method.model.keys) != set(keyed):
-        faults.append(f"keys name {sorted(method.model.keys)}, the rules say {sorted(keyed)}")
+        faults.append(f"`keys` has {sorted(method.model.keys)}, but the keyed parameters are {sorted(keyed)}")
     unknown = sorted(set(method.local.statistics) - set(served))
     if unknown:
-        faults.append(f"statistics {unknown} have no parameter of this name with the role server")
+        faults.append(f"statistics {unknown}: there is no parameter of this name with the role server")
     return faults
 
 
 def optimizers(phase: LocalPhase, names: Iterable[str]) -> dict[str, Optimizer]:
-    """The parameters this phase trains, each with its optimizer."""
+    """Return the parameters that this phase trains, with their optimizers."""
     if isinstance(phase, Assign):
         return {}
     found = {name: phase.optimizer_of(name) for name in names}

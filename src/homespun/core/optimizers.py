@@ -1,8 +1,7 @@
-"""The optimizers of local training, by torch's names and with torch's meaning.
+"""The optimizers of local training, with torch's names and semantics.
 
-An optimizer is a value: its state lives in the engine that takes the steps and starts afresh in every phase. Weight
-decay covers the whole of a parameter, as in torch, also the rows of a keyed parameter that a client's examples do not
-name.
+An optimizer is a value; its state is held by the engine and reset in every phase. As in torch, weight decay applies to
+the whole parameter, including rows of a keyed parameter that a client's examples do not refer to.
 """
 
 from __future__ import annotations
@@ -46,5 +45,5 @@ Optimizer: TypeAlias = Sgd | Adam | AdamW
 
 
 def is_plain(optimizer: Optimizer) -> bool:
-    """Whether a step is minus lr times the gradient and nothing else, so that steps of one lr add up."""
+    """Whether a step is just -lr * gradient, so that the steps of clients can be summed as gradients."""
     return isinstance(optimizer, Sgd) and not optimizer.momentum and not optimizer.weight_decay

@@ -1,10 +1,10 @@
-"""Personalization: from a home to private state. Nothing of it is sent.
+"""Personalization: computes a client's private state from its own examples. Nothing is uploaded.
 
-    GradientSteps(phases)             gradient steps on the user's own examples
-    Generated(generate)               one pass of a generator over them, without any gradient
+    GradientSteps(phases)             gradient steps on the client's examples
+    Generated(generate)               one pass of a generator over the examples, without gradients
     Generated(generate, phases)       the generator, then gradient steps
 
-A method may bring another one: a subclass of `Personalization` whose `__call__` takes a `Home`.
+A method may define its own: a subclass of `Personalization` whose `__call__` takes a `Home`.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from homespun.core.tree import Tree
 
 @dataclass(frozen=True)
 class Home:
-    """What a client has when it personalizes: its examples, all parameters as it sees them, and an engine's help."""
+    """The input of personalization: a client's examples, its parameters, and training functions of the engine."""
 
     user: str
-    parameters: Tree  # shared, frozen and its own private ones
+    parameters: Tree  # shared, frozen and private
     data: dict[str, Tensor]  # every tensor has one row per example
-    generator: torch.Generator  # random numbers of this home
-    # Gradient steps: phases, the parameters to start from and examples, to the parameters afterwards
+    generator: torch.Generator  # random numbers for this client
+    # Gradient steps: (phases, initial parameters, examples) -> trained parameters
     train: Callable[[Sequence[Any], Tree, dict[str, Tensor]], dict[str, Tensor]]
-    # The method's loss of every example, without a gradient
+    # The method's loss for every example, without gradients
     losses: Callable[[Tree, dict[str, Tensor]], Tensor]
 
 
 class Personalization:
-    """A function from a home to its parameters afterwards. The client keeps the private ones of them, and its own
-    copies of shared ones that changed."""
+    """A function from a `Home` to the client's personalized parameters. The client keeps the private ones, and copies
+    of the shared ones that changed."""
 
-    phases: Sequence[Any] = ()  # gradient steps that it ends with
-    generates: bool = False  # private parameters are made from a text each time, also from none, and never trained
+    phases: Sequence[Any] = ()  # the gradient steps at its end
+    generates: bool = False  # private parameters are generated from a text each time, even an empty one
 
     @property
     def adapts(self) -> bool:
-        """Whether own examples change anything."""
+        """Whether the client's examples change its parameters."""
         return True
 
     def __call__(self, home: Home) -> Tree:
@@ -51,7 +51,7 @@ class Personalization:
 
 @dataclass(frozen=True)
 class GradientSteps(Personalization):
-    phases: Sequence[Any] = ()  # of `Phase`; engines stack them for many clients
+    phases: Sequence[Any] = ()  # of type `Phase`; engines run them for many clients at once
 
     @property
     def adapts(self) -> bool:
@@ -63,8 +63,8 @@ class GradientSteps(Personalization):
 
 @dataclass(frozen=True)
 class Generated(Personalization):
-    """`generate` makes parameters that take the place of private ones or, as the home's own copy, of shared ones. It
-    also works without any examples."""
+    """`generate` computes parameters that replace private ones or, as the client's own copy, shared ones. It must also
+    work without examples."""
 
     generate: Callable[[Tree, dict[str, Tensor]], Tree]
     phases: Sequence[Any] = ()
@@ -72,5 +72,5 @@ class Generated(Personalization):
 
     def __call__(self, home: Home) -> Tree:
         with torch.no_grad():
-            made = {**home.parameters, **self.generate(home.parameters, home.data)}
-        return home.train(self.phases, made, home.data)
+            generated = {**home.parameters, **self.generate(home.parameters, home.data)}
+        return home.train(self.phases, generated, home.data)

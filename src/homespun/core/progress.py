@@ -1,7 +1,7 @@
-"""How far long work is.
+"""Progress of long operations.
 
-The work reports to a callback, and the caller shows what it likes. A run is made with a callback, for instance
-`train(..., progress=print)`, and all work on the run reports to it. By default nothing is shown.
+Operations report to a callback. A run has one, for instance `train(..., progress=print)`, which receives the progress
+of all operations on the run. By default nothing is shown.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeVar
 
 @dataclass(frozen=True)
 class Progress:
-    """So much of a task is done."""
+    """How much of a task is done."""
 
     task: str  # "new users with 5 own samples"
     done: int
@@ -24,16 +24,16 @@ class Progress:
 
 
 Show: TypeAlias = Callable[[Progress], object]
-Done: TypeAlias = Callable[[int], object]  # takes how many more are done
+Done: TypeAlias = Callable[[int], object]  # called with the number of items finished since the last call
 Item = TypeVar("Item")
 
 
 def silent(_: object) -> None:
-    """Shows nothing."""
+    """A callback that does nothing."""
 
 
-def counted(show: Show, task: str, *, total: int) -> Done:
-    """Report the beginning of a task and give the function that counts it."""
+def start_count(show: Show, task: str, *, total: int) -> Done:
+    """Report the start of a task and return the function that counts finished items."""
     done = 0
 
     def more(count: int) -> None:
@@ -46,7 +46,7 @@ def counted(show: Show, task: str, *, total: int) -> Done:
 
 
 def each(items: Iterable[Item], done: Done, *, size: Callable[[Item], int] = lambda _: 1) -> Iterator[Item]:
-    """The items; when the next one is asked for, the one before counts as done."""
+    """Yield the items; requesting the next item counts the previous one as done."""
     for item in items:
         yield item
         done(size(item))

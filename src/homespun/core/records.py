@@ -1,4 +1,4 @@
-"""What is recorded of a round."""
+"""The record of a round."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What is known of a round afterwards."""
+    """What a run records about a round."""
 
-    round: int  # rounds done, this one included
+    round: int  # rounds finished, including this one
     clients: int
     examples: int
-    loss: float  # mean over the examples trained on, as they were met; NaN where it is not disclosed
-    seconds: float  # NaN where it is not disclosed
-    down_bytes: Mapping[str, int]  # by role, the whole cohort
+    loss: float  # mean over the training examples, during training; NaN if it is not disclosed
+    seconds: float  # NaN if it is not disclosed
+    down_bytes: Mapping[str, int]  # by role, over the whole cohort
     up_bytes: Mapping[str, int]
-    refused: int = 0  # updates that were not taken
+    rejected: int = 0  # number of rejected updates
 
     def to_dict(self) -> dict[str, Any]:
-        return {"kind": "round", **asdict(self)}
+        fields = asdict(self)
+        fields["refused"] = fields.pop("rejected")  # its name in records on disk
+        return {"kind": "round", **fields}

@@ -1,4 +1,4 @@
-"""Where each parameter lives, and whether it may travel: one role per name, decided by ordered rules."""
+"""Roles: where each parameter is stored and whether it is sent. Ordered rules assign one role per name."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from homespun.core.tree import Tree
 
 
 class Role(Enum):
-    FROZEN = "frozen"  # everyone has it, nobody changes it
-    FEDERATED = "federated"  # the server's; goes down every round, comes up as a delta
-    KEYED = "keyed"  # the server's, one row per key; touched rows come up
-    SERVER = "server"  # the server's; goes down every round and never comes up: only the server rule changes it
-    PRIVATE = "private"  # one user's; never travels
+    FROZEN = "frozen"  # built by every process, never changed
+    FEDERATED = "federated"  # held by the server; broadcast every round, uploaded as a delta
+    KEYED = "keyed"  # held by the server, one row per key; uploaded as deltas of rows
+    SERVER = "server"  # held by the server; broadcast every round, changed by the server rule only
+    PRIVATE = "private"  # held by the client; never sent
 
 
 Rules = Sequence[tuple[str, Role]]
-SHARED = (Role.FEDERATED, Role.KEYED)  # what clients train together
+SHARED = (Role.FEDERATED, Role.KEYED)  # parameters that clients train together
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Partition:
     """Every parameter of a model with exactly one role."""
 
     roles: Mapping[str, Role]
-    rules: Rules = ()  # that gave the roles
+    rules: Rules = ()  # the rules that assigned the roles
 
     def role_of(self, name: str) -> Role | None:
-        """The role of a parameter, also of one that only some users have; None where no rule covers it."""
+        """Return the role of a parameter, even of one that only some users have; None if no rule matches."""
         pattern = first_match(name, [glob for glob, _ in self.rules])
         return self.roles.get(name) or next((role for glob, role in self.rules if glob == pattern), None)
 
@@ -41,28 +41,27 @@ class Partition:
         return tuple(name for name, role in self.roles.items() if role in roles)
 
     def select(self, tree: Tree, *roles: Role) -> dict[str, Tensor]:
-        """The tensors of `tree` that have one of these roles; all of them have to be there."""
+        """Return the tensors with one of these roles; KeyError if `tree` lacks one."""
         return {name: tree[name] for name in self.names(*roles)}
 
 
 def first_match(name: str, patterns: Iterable[str]) -> str | None:
-    """The first glob that covers `name`."""
+    """Return the first glob that matches `name`."""
     return next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
 
 
 def partition(names: Iterable[str], rules: Rules, *, method: str, private_varies: bool = False) -> Partition:
-    """Give each name the role of the first rule that covers it.
+    """Assign each name the role of the first rule that matches it.
 
-    A name no rule covers, and a rule that decides nothing, are errors: both mean that somebody thinks
-    a parameter is somewhere it is not. Where private parameters vary, a private rule may be for names that only users
-    have.
+    A name without a matching rule and a rule without effect are errors: a parameter could be in another role than its
+    author believes. If private parameters vary between users, a private rule may match no parameter of the model.
     """
     names = list(names)
     patterns = [pattern for pattern, _ in rules]
     matches = {name: first_match(name, patterns) for name in names}
     shown = ", ".join(f"{pattern!r} -> {role.value}" for pattern, role in rules) or "none"
     faults = [
-        f"no rule covers {name!r} (rules: {shown}). Add ({name.split('.')[0] + '.*'!r}, FEDERATED)."
+        f"no rule matches {name!r} (rules: {shown}). Add ({name.split('.')[0] + '.*'!r}, FEDERATED)."
         for name, match in matches.items()
         if match is None
     ]
@@ -77,6 +76,6 @@ def partition(names: Iterable[str], rules: Rules, *, method: str, private_varies
 def _useless_rule(pattern: str, names: Sequence[str], matches: Mapping[str, str | None]) -> str:
     shadowed = next((name for name in names if fnmatchcase(name, pattern)), None)
     if shadowed is not None:
-        before = f"{matches[shadowed]!r} before it covers {shadowed!r}"
-        return f"rule {pattern!r} decides nothing: {before}. Reorder or remove it."
-    return f"rule {pattern!r} covers nothing (parameters: {', '.join(names)}). Correct or remove it."
+        before = f"the earlier rule {matches[shadowed]!r} matches {shadowed!r}"
+        return f"rule {pattern!r} has no effect: {before}. Reorder or remove it."
+    return f"rule {pattern!r} matches nothing (parameters: {', '.join(names)}). Correct or remove it."

@@ -1,7 +1,7 @@
-"""Scores that add up: what a client reports of an evaluation, and how reports become a result.
+"""Additive scores: what a client reports in an evaluation, and how reports are combined.
 
-A client sends counts and sums over its own examples, and the evaluation of many clients follows from theirs. Only an
-exact AUC needs more: how often each score was given (see `LabelScoring`).
+A client reports counts and sums over its own examples; the evaluation of many clients is computed from these. An exact
+AUC also needs a histogram of the model's scores (see `LabelScoring`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Part: TypeAlias = Literal["train", "eval", "test", "adapt", "scored"]  # of a us
 
 
 class Evaluation(Protocol):
-    """How a model fares on one part of the data."""
+    """The result of evaluating a model on one part of the data."""
 
     @property
     def examples(self) -> int: ...
@@ -31,24 +31,24 @@ class Evaluation(Protocol):
 
 
 class Scoring:
-    """What evaluation means for a method: labels, token losses. A method's own kind is a subclass."""
+    """How a method is evaluated: by labels or token losses, for instance. A method may define its own subclass."""
 
-    k_shot: ClassVar[tuple[int | None, ...]] = (0, 1, 5, 20, None)  # numbers of own examples to adapt to; None: all
-    scored_part: ClassVar[Part] = "test"  # that final evaluations score
-    offers: ClassVar[frozenset[str]] = frozenset()  # what can be done for a user: "predict", "generate"
-    # Whether results have participants who adapt further, and each user's scores, to compare methods user by user
+    k_shot: ClassVar[tuple[int | None, ...]] = (0, 1, 5, 20, None)  # numbers of examples that users adapt to; None: all
+    scored_part: ClassVar[Part] = "test"  # the part that final evaluations score
+    offers: ClassVar[frozenset[str]] = frozenset()  # operations for a user: "predict", "generate"
+    # Whether results include further adapted participants and the scores of each user, to compare methods by user
     by_user: ClassVar[bool] = False
     # How reports show the headline metric: as a share in percent, and which direction is better
     percent: ClassVar[bool] = True
     lower_is_better: ClassVar[bool] = False
 
     def score(self, data: Mapping[str, Tensor], output: Tensor) -> Counts:
-        """One user's counts from their examples and the model's output for them."""
+        """Compute one user's counts from the examples and the model's output for them."""
         raise NotImplementedError
 
     def summarize(self, counts: Sequence[Counts]) -> Any:
-        """The evaluation of these users; it has the properties of `Evaluation`."""
+        """Combine the counts of these users into an `Evaluation`."""
         raise NotImplementedError
 
     def require(self, corpus: str, *, method: str) -> None:
-        """Raise where a corpus lacks what is scored."""
+        """Raise if a corpus lacks what is scored."""

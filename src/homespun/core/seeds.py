@@ -1,7 +1,7 @@
-"""Every random draw derives from (run seed, purpose, and what it is for).
+"""Random generators, derived from the run's seed, a purpose, and further parts such as the round and the user.
 
-Draws never share a stream, so adding a draw somewhere never moves one elsewhere, a resumed run
-draws what the uninterrupted one would have, and a user's draws do not depend on who else is there.
+Draws for different purposes are independent: a new draw does not change others, a resumed run draws the same numbers as
+an uninterrupted one, and a user's draws do not depend on the other users.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 
 
 def derive(seed: int, purpose: str, *parts: int | str) -> int:
-    """A 64-bit key for one purpose, for instance `derive(7, "batches", round, user)`."""
-    # JSON keeps the parts apart whatever is in them, and is ASCII even for a lone surrogate
+    """Derive a 64-bit key for one purpose, for instance `derive(7, "batches", round, user)`."""
+    # JSON separates the parts unambiguously and is ASCII, even for a lone surrogate
     digest = hashlib.blake2b(json.dumps([seed, purpose, *parts]).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 

@@ -1,4 +1,4 @@
-"""Server rules: how a state and a cohort's summed update become the next state."""
+"""Server rules: compute the next server state from the current one and the cohort's summed update."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from homespun.core.tree import Tree
 
 ServerRule: TypeAlias = Callable[[ServerState, Update], ServerState]
 
-# A keyed row is averaged over the whole cohort (those who did not touch it count as zero), or only
-# over those who did.
+# A keyed row is averaged over the whole cohort (clients that did not touch it count as zero), or over the clients that
+# touched it.
 RowDenominator: TypeAlias = Literal["cohort", "contributors"]
 
 
@@ -30,7 +30,7 @@ def mean_rows(rows: Rows, *, weight: float, row_denominator: RowDenominator) -> 
 def mean_delta(
     state: ServerState, update: Update, *, row_denominator: RowDenominator
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The cohort's mean delta of the federated and, as whole tables, of the keyed parameters."""
+    """Return the cohort's mean delta of the federated parameters and of the keyed ones, as whole tables."""
     federated = {name: total / update.weight for name, total in update.federated.items()}
     keyed = {
         name: torch.zeros_like(state.keyed[name]).index_copy_(
@@ -65,7 +65,7 @@ class FedAvg:
 
 @dataclass(frozen=True)
 class FedAdam:
-    """Adam on the server, with the mean delta in the gradient's place (Reddi et al., 2021, algorithm 2:
+    """Adam on the server, with the mean delta in place of the gradient (Reddi et al., 2021, algorithm 2:
     no bias correction, `tau` is their tau).
 
     Two options of `torch.optim.Adam` that the paper does not have: `weight_decay` subtracts weight_decay * w from the
@@ -85,10 +85,12 @@ class FedAdam:
             return replace(state, round=state.round + 1)
         federated, keyed = mean_delta(state, update, row_denominator=self.row_denominator)
         memory: dict[str, Tensor] = {}
-        of_first = of_second = 1.0
-        if self.bias_correction:  # rounds without anybody's weight are no steps
+        first_correction = second_correction = 1.0
+        if self.bias_correction:  # rounds with a weight of zero are not counted as steps
             memory["steps"] = state.optimizer.get("steps", torch.zeros((), dtype=torch.int64)) + 1
-            of_first, of_second = (1 - beta ** int(memory["steps"]) for beta in (self.beta1, self.beta2))
+            first_correction, second_correction = (
+                1 - beta ** int(memory["steps"]) for beta in (self.beta1, self.beta2)
+            )
 
         def step(role: str, values: Tree, deltas: Tree) -> dict[str, Tensor]:
             moved = {}
@@ -98,8 +100,8 @@ class FedAdam:
                 delta = deltas[name] - self.weight_decay * value if self.weight_decay else deltas[name]
                 memory[first] = self.beta1 * state.optimizer.get(first, zero) + (1 - self.beta1) * delta
                 memory[second] = self.beta2 * state.optimizer.get(second, zero) + (1 - self.beta2) * delta**2
-                scale = (memory[second] / of_second).sqrt() + self.tau
-                moved[name] = value + self.lr * (memory[first] / of_first) / scale
+                scale = (memory[second] / second_correction).sqrt() + self.tau
+                moved[name] = value + self.lr * (memory[first] / first_correction) / scale
             return moved
 
         return replace(
@@ -119,17 +121,17 @@ def server_rule(
     weight_decay: float = 0.0,
     bias_correction: bool = False,
 ) -> FedAvg | FedAdam:
-    """By the names that settings have; without a learning rate, the rule's own."""
+    """Return the rule of this name in settings; without `lr`, with the rule's default."""
     given = {} if lr is None else {"lr": lr}
     if name == "fedadam":
         return FedAdam(
             row_denominator=row_denominator, weight_decay=weight_decay, bias_correction=bias_correction, **given
         )
     if weight_decay or bias_correction:
-        raise SettingsError("weight_decay and bias_correction are options of server = fedadam; fedavg has neither.")
+        raise SettingsError("weight_decay and bias_correction are options of server = fedadam, not of fedavg.")
     return FedAvg(row_denominator=row_denominator, **given)
 
 
-def one_each(examples: int) -> float:
-    """The weight of a client where all clients with examples count equally."""
+def equal_weight(examples: int) -> float:
+    """Weigh all clients that have examples equally."""
     return float(examples > 0)

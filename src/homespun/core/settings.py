@@ -1,7 +1,7 @@
-"""Typed settings: one small class per concern, unknown keys refused with the nearest match.
+"""Typed settings: one small class per concern. An unknown key is an error that names the nearest match.
 
-A setting's meaning is the docstring below its field; `homespun settings` and docs/settings.md show it. Where the
-method's paper states a value, the annotation has it too:
+The docstring below a field describes the setting; `homespun settings` and docs/settings.md show it. If the method's
+paper states a value, the annotation holds it:
 
     local_steps: Annotated[PositiveInt, Paper(10)] = 10
     '''Gradient steps that a client takes in a round.'''
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from homespun.core.errors import SettingsError, nearest, raise_faults
 
-# Settings that had another name before version 0.2. Runs, experiments and scripts made before are read with it.
+# Names of settings before version 0.2. Older runs, experiments and scripts are still read.
 RENAMED = {
     "base": "base_model",
     "common_rate": "common_lr",
@@ -47,15 +47,15 @@ RENAMED = {
 
 
 class RenamedSettingWarning(FutureWarning):
-    """A setting was given by the name it had before."""
+    """A setting was given by its former name."""
 
 
 def current_names(values: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Values by the present names of settings; `known` has them. An earlier name is replaced, with a warning."""
+    """Replace former names of settings by the current ones in `known`, with a warning."""
     found = {}
     for name, value in values.items():
         new = RENAMED.get(name, name)
-        if name not in known and new in known and new not in values:  # an unknown name, or both, are faults found later
+        if name not in known and new in known and new not in values:  # unknown names and duplicates are reported later
             warnings.warn(f"the setting {name!r} is now called {new!r}", RenamedSettingWarning, stacklevel=2)
             found[new] = value
         else:
@@ -64,25 +64,25 @@ def current_names(values: Mapping[str, Any], known: Collection[str]) -> dict[str
 
 
 def stored_settings(values: Any) -> Any:
-    """Settings that were written to disk, by their present names."""
+    """Replace former names in settings that were written to disk, without a warning."""
     if not isinstance(values, dict):
         return values
     return {RENAMED.get(name, name): stored_settings(value) for name, value in values.items()}
 
 
 def current_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run on disk was started with, its settings by their present names."""
+    """Replace former names of settings in the identity of a run on disk."""
     groups = ("method_settings", "run")
     return {name: stored_settings(value) if name in groups else value for name, value in identity.items()}
 
 
 class Settings(BaseModel):
-    """Base of every settings class: immutable, and nothing it does not know."""
+    """Base class of all settings: immutable; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    # Fields that are younger than runs on disk. At its default such a field changes nothing, so a run trained before it
-    # existed is still the same run.
+    # Fields that were added after runs were written to disk. Their defaults keep the earlier behaviour, so they are
+    # left out of the identity of a run while they have their defaults.
     added_later: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
@@ -91,7 +91,7 @@ class Settings(BaseModel):
         return current_names(values, cls.model_fields) if isinstance(values, Mapping) else values
 
     def identity(self) -> dict[str, Any]:
-        """What makes two runs different runs."""
+        """Return the values that identify a run."""
         found = self.model_dump(mode="json")
         unset = {name for name in self.added_later if getattr(self, name) == type(self).model_fields[name].default}
         return {name: value for name, value in found.items() if name not in unset}
@@ -99,7 +99,7 @@ class Settings(BaseModel):
 
 @dataclass(frozen=True)
 class Paper:
-    """The value that the method's paper states for a setting, or a few words where it states several."""
+    """The value that the method's paper states for a setting, or a short text if it states several."""
 
     value: Any
 
@@ -110,9 +110,9 @@ AnySettings = TypeVar("AnySettings", bound=Settings)
 def parse(
     kind: type[AnySettings], values: Mapping[str, Any], *, where: str, listed_by: str | None = None
 ) -> AnySettings:
-    """Settings from plain values; every fault is reported at once, by name.
+    """Validate plain values and return the settings; all faults are reported together, by name.
 
-    `listed_by` is the command that lists all settings with their meanings. Without one, an unknown name gets a list.
+    `listed_by` is the command that lists all settings. Without it, the error for an unknown name lists them.
     """
     try:
         return kind.model_validate(dict(values))
@@ -126,13 +126,13 @@ def _fault(kind: type[Settings], item: Mapping[str, Any], listed_by: str | None)
         *groups, _ = map(str, item["loc"])
         known = sorted(".".join([*groups, one]) for one in group_of(kind, groups).model_fields)
         return unknown_setting(name, known, listed_by=listed_by)
-    said = item["msg"].removeprefix("Value error, ")
-    got = f" (got {item['input']!r})" if item["loc"] else ""  # of several settings together there is too much
-    return f"{name}: {said[0].lower()}{said[1:]}{got}"
+    message = item["msg"].removeprefix("Value error, ")
+    got = f" (got {item['input']!r})" if item["loc"] else ""  # omitted if the fault concerns several settings
+    return f"{name}: {message[0].lower()}{message[1:]}{got}"
 
 
 def unknown_setting(name: str, known: Sequence[str], *, listed_by: str | None) -> str:
-    """What is said of a name that no setting has."""
+    """Return the error message for an unknown setting."""
     rest = f"Known: {', '.join(known)}." if listed_by is None else f"`{listed_by}` lists all settings."
     if RENAMED.get(name) in known:
         return f"{name!r} is given beside its new name: it is now called {RENAMED[name]!r}. Give one of them."
@@ -140,7 +140,7 @@ def unknown_setting(name: str, known: Sequence[str], *, listed_by: str | None) -
 
 
 def group_of(kind: type[BaseModel], groups: Sequence[str]) -> type[BaseModel]:
-    """The settings class of a group within settings; the keys of a table between them are the user's own."""
+    """Return the settings class of a nested group; the keys of tables on the way are chosen by the user."""
     for group in groups:
         field = kind.model_fields.get(group)
         if field is not None:
@@ -149,7 +149,7 @@ def group_of(kind: type[BaseModel], groups: Sequence[str]) -> type[BaseModel]:
 
 
 def settings_class(annotation: Any) -> type[BaseModel] | None:
-    """The settings class that a field holds, if it is a group of settings."""
+    """Return the settings class of a field, if the field is a group of settings."""
     if get_origin(annotation) in (dict, list, tuple):
         return None
     options = (annotation, *get_args(annotation))
@@ -161,7 +161,7 @@ def _class_in_table(annotation: Any) -> type[BaseModel] | None:
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """`["lr=0.1", "privacy.clip=1"]` as values: TOML where it is TOML, text otherwise; a dot goes inside."""
+    """`["lr=0.1", "privacy.clip=1"]` as nested values; a value that is not valid TOML is text."""
     values: dict[str, Any] = {}
     for override in overrides:
         key, separator, text = override.partition("=")
@@ -172,10 +172,10 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         except tomllib.TOMLDecodeError:
             value = text.strip()
         *groups, name = key.strip().split(".")
-        inside = values
+        nested = values
         for group in groups:
-            inside = inside.setdefault(group, {})
-            if not isinstance(inside, dict):
-                raise SettingsError(f"override {override!r}: {group} was given as a whole before")
-        inside[name] = value
+            nested = nested.setdefault(group, {})
+            if not isinstance(nested, dict):
+                raise SettingsError(f"override {override!r}: {group} was already set as a whole")
+        nested[name] = value
     return values

@@ -1,11 +1,11 @@
-"""Declared statistics: what clients disclose on purpose beside parameter updates, and how a cohort's become one.
+"""Declared statistics: values that clients disclose in addition to their updates, and how a cohort's are reduced.
 
 A statistic has the name and the shape of a parameter with the role `SERVER`. Clients receive that parameter and never
-train it; the server rule sees the reduced statistic and decides what becomes of it.
+train it; the server rule updates it from the reduced statistic.
 
     Sum(compute)              the weighted sum over clients: update.statistics[name]
     Best(compute, score)      the value of the client with the highest score: update.best[name]
-    Stack(parameter)          one row for each user that the server itself holds: update.statistics[name]
+    Stack(parameter)          one row per user that the server holds: update.statistics[name]
 
 Under differential privacy sums are clipped and noised like parameters; a method with a `Best` cannot be private.
 """
@@ -24,15 +24,15 @@ from homespun.core.tree import Tree
 
 @dataclass(frozen=True)
 class Sum:
-    """Summed over clients, each times the client's weight."""
+    """The sum over clients of weight times value."""
 
     compute: Callable[[Tree, torch.Generator], Tensor]  # from a client's parameters after local training
-    label: str  # for people
+    label: str  # shown in reports and notices
 
 
 @dataclass(frozen=True)
 class Best:
-    """Of all clients' values the one with the highest score, which is at most 0."""
+    """The value of the client with the highest score. Scores are at most 0."""
 
     compute: Callable[[Tree], Tensor]
     score: Callable[[Tree], float]
@@ -41,9 +41,9 @@ class Best:
 
 @dataclass(frozen=True)
 class Stack:
-    """One row for each user that the server itself holds, FedEmbed's prototypical users for instance. In every round
-    each of them is trained from its row as the private parameter `parameter`, and the trained rows are the statistic.
-    No client has a part in it."""
+    """One row per user that the server itself holds, for instance FedEmbed's prototypical users. In every round the
+    server trains each of them with its row as the private parameter `parameter`; the trained rows are the statistic.
+    Clients do not take part."""
 
     parameter: str
     label: str = ""

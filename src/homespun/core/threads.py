@@ -1,7 +1,7 @@
-"""How many threads compute: one, wherever numbers are made that a seed should give again.
+"""Sets the number of compute threads to one, for reproducible results.
 
-A sum that is split among threads is added in another order and ends with other bits. Worker processes have one thread
-each; work in the caller's process gets one as well, and leaves the caller's setting as it was.
+Several threads add the terms of a sum in another order, which changes its last bits. Worker processes have one thread;
+work in the caller's process uses one as well and then restores the caller's setting.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch compute with one thread, as a `with` block or a decorator."""
+    """Run torch with one thread; a context manager and a decorator."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

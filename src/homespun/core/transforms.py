@@ -1,8 +1,8 @@
-"""What is done to updates between a client and the server rule: a chain of transforms.
+"""Transforms of updates between a client and the server rule.
 
-A transform is one mechanism with both of its halves in one class. The client half changes an update before it leaves
-the client; the server half changes the cohort's sum before the server rule sees it. Client halves run in the order of
-the chain, server halves in reverse. A run without transforms has an empty chain.
+A transform implements both halves of one mechanism. The client half changes an update before it leaves the client; the
+server half changes the cohort's sum before the server rule sees it. Client halves run in the order of the chain, server
+halves in reverse. A run without transforms has an empty chain.
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ from homespun.core import tree
 from homespun.core.messages import Broadcast, Update
 from homespun.core.records import RoundRecord
 
-NUMBER_BYTES = 8  # of a number that is sent by itself
-ROW_HEADER_BYTES = 16  # of a keyed row, beside its values: its index and its weight
+NUMBER_BYTES = 8  # of a single number
+ROW_HEADER_BYTES = 16  # of a keyed row: its index and its weight
 NOTHING_SENT = {"federated": 0, "keyed": 0, "statistics": 0, "private": 0}
 
 
 class UpdateTransform:
-    """One mechanism on updates. Override the halves that the mechanism has; the others change nothing."""
+    """A mechanism on updates. Override the halves that it has; the defaults change nothing."""
 
-    # Every client weighs 1, a refused update counts as zero, and updates are added in float64, so that neither a
-    # weight, nor a missing update, nor a rounding error says anything of a client.
+    # Every client has weight 1, a rejected update counts as zero, and updates are added in float64, so that weights,
+    # missing updates and rounding errors disclose nothing about a client.
     equal_clients: bool = False
-    # How many clients take part is a secret: nothing that is shown or recorded may depend on it.
+    # The number of participating clients is secret: nothing that is shown or recorded may depend on it.
     hides_cohort: bool = False
 
     def before_round(self, broadcast: Broadcast) -> None:
-        """On the server, before any client works."""
+        """Called on the server before clients train."""
 
     def on_client(self, update: Update, broadcast: Broadcast, user: str) -> Update:
-        """One client's update, before it leaves the client."""
+        """Transform one client's update before it leaves the client."""
         return update
 
     @property
     def sums_clients(self) -> bool:
-        """Whether the transform has `on_clients`; otherwise engines apply it client by client."""
+        """Whether the transform implements `on_clients`; otherwise engines apply it client by client."""
         return False
 
     def on_clients(
         self, gradients: Mapping[str, Tensor], metrics: Mapping[str, Tensor], *, scale: Mapping[str, float]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """`on_client` for many clients at once: the sum over clients of their changed updates, and their changed
+        """`on_client` for many clients at once: return the sum of their transformed updates, and their transformed
         metrics. An update is `scale` times a gradient or statistic [clients, ...]; a metric has one number per
         client."""
         raise NotImplementedError
 
     def on_server(self, total: Update, broadcast: Broadcast) -> Update:
-        """The cohort's sum, before the server rule sees it."""
+        """Transform the cohort's sum before the server rule sees it."""
         return total
 
     def bytes_sent(self, update: Update, sent: dict[str, int]) -> dict[str, int]:
-        """Bytes by role that clients send for this changed update; `sent` counts it as it is."""
+        """Return the bytes by role that clients send for this transformed update; `sent` is without this transform."""
         return sent
 
     def disclosed(self, record: RoundRecord, broadcast: Broadcast, update: Update) -> RoundRecord:
-        """What may be recorded of a round; `update` is what the server rule saw."""
+        """Return what may be recorded of a round; `update` is the one that the server rule saw."""
         return record
 
 
@@ -71,13 +71,13 @@ class Transforms:
 
     @property
     def client_side(self) -> tuple[UpdateTransform, ...]:
-        """Those that change what a client sends."""
+        """The transforms with a client half."""
         return tuple(one for one in self.chain if type(one).on_client is not UpdateTransform.on_client)
 
     @property
     def sums_clients(self) -> bool:
-        """Whether a cohort's sum can be made without each client's update: where at most one transform changes
-        updates, and that one can."""
+        """Whether a cohort's sum can be computed without the update of each client: if there is at most one client half
+        and it implements `on_clients`."""
         return all(one.sums_clients for one in self.client_side) and len(self.client_side) <= 1
 
     @property
@@ -103,8 +103,8 @@ class Transforms:
         return total
 
     def bytes_sent(self, update: Update, sent: Mapping[str, int] | None = None) -> dict[str, int]:
-        """Bytes by role of an update as it leaves the client. Of a sum of updates, `sent` has to say what its clients
-        send without transforms."""
+        """Return the bytes by role of a transformed update. For a sum of updates, `sent` must be what its clients send
+        without transforms."""
         sent = message_bytes(update) if sent is None else dict(sent)
         for one in self.chain:
             sent = one.bytes_sent(update, sent)
@@ -120,8 +120,8 @@ NO_TRANSFORMS = Transforms()
 
 
 def message_bytes(update: Update) -> dict[str, int]:
-    """Bytes by role of an update: parameters, keyed rows, and the numbers beside them. Private parameters are listed
-    to say that none are sent; an update that is not made of tensors counts as nothing."""
+    """Return the bytes by role of an update. The entry for private parameters is always 0. A malformed update, with
+    values that are not tensors, counts as 0 bytes."""
     parts = [*update.federated.values(), *(rows.values for rows in update.keyed.values()), *update.statistics.values()]
     parts += [one.value for one in update.best.values()]
     if not all(isinstance(part, Tensor) for part in parts):
@@ -135,13 +135,13 @@ def message_bytes(update: Update) -> dict[str, int]:
 
 
 def statistic_bytes(update: Update) -> int:
-    """Bytes of the declared statistics of one update."""
+    """Return the bytes of the declared statistics of one update."""
     best = {name: one.value for name, one in update.best.items()}
     return tree.byte_count(update.statistics) + tree.byte_count(best) + NUMBER_BYTES * len(best)
 
 
 def row_bytes(table: Tensor, *, rows: int) -> int:
-    """Bytes of some rows of a keyed parameter."""
+    """Return the bytes of some rows of a keyed parameter."""
     return rows * (ROW_HEADER_BYTES + table[:1].numel() * table.element_size())
 
 
@@ -150,7 +150,7 @@ def add_bytes(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, in
 
 
 def broadcast_bytes(broadcast: Broadcast, *, clients: int) -> dict[str, int]:
-    """Bytes by role that a cohort receives."""
+    """Return the bytes by role that a cohort receives."""
     return {
         "federated": clients * tree.byte_count(broadcast.federated),
         "keyed": clients * tree.byte_count(broadcast.keyed),

@@ -1,7 +1,7 @@
-"""Strict-key arithmetic on named tensors.
+"""Arithmetic on named tensors.
 
-A tree is a plain `dict[str, Tensor]`. Two trees are combined only when their names and shapes agree;
-nothing broadcasts, nothing is skipped, no argument is changed.
+A tree is a plain `dict[str, Tensor]`. Two trees are combined only if their names and shapes agree: there is no
+broadcasting, no tensor is skipped, and no argument is modified.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def require_same_names(left: Tree, right: Tree) -> None:
 
 
 def require_like(expected: Tree, found: Tree) -> None:
-    """Raise unless a tree has the names, shapes and types of another."""
+    """Raise unless both trees have the same names, shapes and dtypes."""
     require_same_names(expected, found)
     for name, tensor in expected.items():
         if found[name].dtype != tensor.dtype:
@@ -53,7 +53,7 @@ def max_abs_difference(left: Tree, right: Tree) -> float:
 
 
 def to_bytes(tree: Tree) -> bytes:
-    """Safetensors bytes: data only, no code, the same bits for the same tree."""
+    """Encode as safetensors: data without code, and the same bytes for the same tree."""
     return _save_safetensors({name: tree[name].detach().contiguous() for name in sorted(tree)})
 
 
@@ -63,8 +63,8 @@ def from_bytes(data: bytes) -> dict[str, Tensor]:
     except SafetensorError as error:
         raise MessageError(f"not a tree of tensors: {error}") from None
     except (KeyError, ValueError, TypeError, RuntimeError, AssertionError) as error:
-        # The header is sound, but torch has no such type or shape; safetensors passes on what torch raised.
-        raise MessageError(f"not a tree of tensors: torch cannot hold one of them ({error!r})") from None
+        # The header is valid, but torch does not support the dtype or shape; safetensors passes the error on.
+        raise MessageError(f"not a tree of tensors: torch does not support one of them ({error!r})") from None
 
 
 def byte_count(tree: Tree) -> int:

@@ -1,1 +1,1 @@
-"""How local work is carried out: `loop` is the oracle, `cohort` the fast one. Same numbers."""
+"""Engines run local training: `loop` is the oracle, `cohort` the fast one. Both give the same numbers."""

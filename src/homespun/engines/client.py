@@ -1,4 +1,4 @@
-"""Clients, and what trainers make of them; shared by all trainers."""
+"""Clients and their updates: the functions that all trainers share."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from homespun.core.statistics import bests, sums
 from homespun.core.transforms import NO_TRANSFORMS, NOTHING_SENT, Transforms
 from homespun.core.tree import Tree
 
-Mode: TypeAlias = Literal["round", "personalize"]  # train in a round, or personalize a client by itself
-# Part of what random draws derive from.
+Mode: TypeAlias = Literal["round", "personalize"]  # train in a round, or personalize without uploading
+# Purposes from which random draws derive; they must never change.
 SEED_PURPOSE: Mapping[Mode, str] = {"round": "phases", "personalize": "personalize"}
 
 
 @dataclass(frozen=True)
 class Client:
-    """One home: its own data and its own parameters. Neither is ever part of a message.
+    """A client's data and private parameters. Neither is ever part of a message.
 
-    `private` may also hold the home's own copies of shared parameters, from personalizing.
+    After personalization, `private` may also hold the client's own copies of shared parameters.
     """
 
     user: str
@@ -43,87 +43,88 @@ class Client:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A cohort's work: the summed update for the server, and what stays at each client.
+    """The result of training a cohort: the summed update for the server, and the private parameters of each client.
 
-    A refused client is not in `private`: it keeps what it had before its training failed. It is not in the sum either,
-    unless a transform makes clients equal: then its update counts as zero.
+    A rejected client is not in `private`: it keeps its previous parameters. It is not in the sum either, unless a
+    transform makes clients equal: then its update counts as zero.
     """
 
     update: Update
     private: Mapping[str, Tree]
-    refused: Mapping[str, str] = field(default_factory=dict)  # user -> why
+    rejected: Mapping[str, str] = field(default_factory=dict)  # user -> reason
     sent_bytes: Mapping[str, int] = field(default_factory=lambda: NOTHING_SENT)  # by role, over all clients
 
 
 class Trainer(Protocol):
-    """Trains the clients it is handed. `done` is called with how many more of them are finished."""
+    """Trains given clients. `done` is called with the number of clients finished since the last call."""
 
     def train(
         self, broadcast: Broadcast, clients: Sequence[Client], *, mode: Mode = "round", done: Done = silent
     ) -> Outcome:
-        """Local training of every client. The order of `clients` does not matter."""
+        """Train every client locally. The order of `clients` does not matter."""
         ...
 
     def predict(self, broadcast: Broadcast, clients: Sequence[Client], *, done: Done = silent) -> list[Tensor]:
-        """The model's output for every client's data, in the order of `clients`."""
+        """Return the model's output for every client's data, in the order of `clients`."""
         ...
 
     def close(self) -> None: ...
 
 
 def require_own_roles(broadcast: Broadcast, built: BuiltMethod) -> None:
-    """Raise unless the broadcast has exactly this client's shared and server parameters, in their shapes and dtypes.
+    """Raise unless the broadcast has exactly the client's shared and server parameters, with their shapes and dtypes.
 
-    Called where a broadcast reaches clients. A client sends what its own partition calls shared; a server that lists a
-    private parameter as federated would otherwise get it back.
+    Called wherever a broadcast reaches clients, so that a server that lists a private parameter as federated does not
+    get it back.
     """
     faults = []
     trees = {Role.FEDERATED: broadcast.federated, Role.KEYED: broadcast.keyed, Role.SERVER: broadcast.server}
     for role, sent in trees.items():
         own = built.partition.select(built.initial, role)
         missing = sorted(own.keys() - sent.keys())
-        faults += [f"it lacks {role.value} {missing}"] if missing else []
+        faults += [f"missing {role.value} {missing}"] if missing else []
         for name in sorted(sent):
             if name not in own:
-                here = built.partition.roles.get(name)
-                faults.append(f"it has {name!r} as {role.value}, which is {here.value if here else 'unknown'} here")
+                own_role = built.partition.roles.get(name)
+                expected = own_role.value if own_role else "unknown"
+                faults.append(f"{name!r} is listed as {role.value}, but is {expected} here")
             elif sent[name].shape != own[name].shape:
                 shapes = tuple(sent[name].shape), tuple(own[name].shape)
-                faults.append(f"it has {name!r} of shape {shapes[0]} where {shapes[1]} was expected")
+                faults.append(f"{name!r}: expected shape {shapes[1]}, got {shapes[0]}")
             elif sent[name].dtype != own[name].dtype:
-                faults.append(f"it has {name!r} of {sent[name].dtype} where {own[name].dtype} was expected")
+                faults.append(f"{name!r}: expected {own[name].dtype}, got {sent[name].dtype}")
     if faults:
-        raise_faults(MessageError, f"broadcast of round {broadcast.round}: refused, nothing is sent back", faults)
+        raise_faults(MessageError, f"broadcast of round {broadcast.round} rejected, nothing is uploaded", faults)
 
 
-def in_user_order(clients: Sequence[Client]) -> list[Client]:
-    """Sums of floats depend on their order; this makes it the same for the same cohort."""
+def sort_by_user(clients: Sequence[Client]) -> list[Client]:
+    """Sort clients by user, because sums of floats depend on the order of their terms."""
     return sorted(clients, key=lambda client: client.user)
 
 
 def empty_update(built: BuiltMethod, broadcast: Broadcast, *, exact: bool = False) -> Update:
-    """The sum over no clients. An exact one is of float64, and so is what is added to it: the rounding errors of a sum
-    depend on every client, and noise has to hide them too."""
-    none = torch.zeros(0, dtype=torch.int64)
+    """Return the sum over no clients. With `exact` it is float64, and so is every sum with it: under differential
+    privacy the rounding errors of a sum, which depend on every client, must not disclose anything."""
+    no_rows = torch.zeros(0, dtype=torch.int64)
 
-    def in_sum(tensor: Tensor) -> Tensor:
+    def zeros(tensor: Tensor) -> Tensor:
         return torch.zeros_like(tensor, dtype=torch.float64 if exact else None)
 
     return Update(
         round=broadcast.round,
-        federated={name: in_sum(value) for name, value in broadcast.federated.items()},
+        federated={name: zeros(value) for name, value in broadcast.federated.items()},
         keyed={
-            name: Rows(none, in_sum(table[:0]), torch.zeros(0, dtype=torch.float64))
+            name: Rows(no_rows, zeros(table[:0]), torch.zeros(0, dtype=torch.float64))
             for name, table in broadcast.keyed.items()
         },
         metrics=dict.fromkeys(METRICS, 0.0),
         weight=0.0,
         clients=0,
-        statistics={name: in_sum(broadcast.server[name]) for name in sums(built.method.local.statistics)},
+        statistics={name: zeros(broadcast.server[name]) for name in sums(built.method.local.statistics)},
     )
 
 
-def intake(built: BuiltMethod, broadcast: Broadcast, transforms: Transforms) -> Intake:
+def new_intake(built: BuiltMethod, broadcast: Broadcast, transforms: Transforms) -> Intake:
     equal = transforms.equal_clients
     return Intake(
         broadcast,
@@ -131,7 +132,7 @@ def intake(built: BuiltMethod, broadcast: Broadcast, transforms: Transforms) -> 
         statistics=sums(built.method.local.statistics),
         best=bests(built.method.local.statistics),
         weight=1.0 if equal else None,
-        instead=replace(empty_update(built, broadcast), weight=1.0, clients=1) if equal else None,
+        substitute=replace(empty_update(built, broadcast), weight=1.0, clients=1) if equal else None,
     )
 
 
@@ -149,14 +150,14 @@ def client_update(
     seed: int,
     transforms: Transforms = NO_TRANSFORMS,
 ) -> Update:
-    """What one client sends: weight times delta, of touched rows only where a parameter is keyed, and the declared
+    """Return what one client uploads: weight times delta, for keyed parameters of touched rows only, and the declared
     statistics.
 
-    The client's own partition says what may be sent, not the broadcast. The client halves of transforms come later,
-    when the update is taken in.
+    The client's own partition decides what may be uploaded, not the broadcast. The client halves of transforms are
+    applied later, by `Intake.add`.
     """
     weight = client_weight(built, client, transforms)
-    statistics = summed_values(built, broadcast, client, trained, seed)
+    statistics = compute_sums(built, broadcast, client, trained, seed)
     roles, keyed = built.partition.roles, {}
     for name, table in broadcast.keyed.items():
         if roles.get(name) is not Role.KEYED:
@@ -179,14 +180,14 @@ def client_update(
         weight=weight,
         clients=1,
         statistics={name: weight * value for name, value in statistics.items()},
-        best=best_values(built, trained),
+        best=compute_bests(built, trained),
     )
 
 
-def summed_values(
+def compute_sums(
     built: BuiltMethod, broadcast: Broadcast, client: Client, trained: Tree, seed: int
 ) -> dict[str, Tensor]:
-    """One client's statistics that are summed over clients, without its weight."""
+    """Compute one client's statistics that are summed over clients, before weighting."""
     declared = sums(built.method.local.statistics)
     if not declared:
         return {}
@@ -194,15 +195,15 @@ def summed_values(
     return {name: one.compute(trained, generator) for name, one in declared.items()}
 
 
-def best_values(built: BuiltMethod, trained: Tree) -> dict[str, Candidate]:
-    """One client's statistics of which the cohort's best is kept."""
+def compute_bests(built: BuiltMethod, trained: Tree) -> dict[str, Candidate]:
+    """Compute one client's statistics of which the cohort's best is kept."""
     declared = bests(built.method.local.statistics)
     return {name: Candidate(one.score(trained), one.compute(trained)) for name, one in declared.items()}
 
 
 def touched_rows(built: BuiltMethod, client: Client, name: str, *, moved: Tensor) -> Tensor:
-    """The rows that a client sends: those its examples name, or, where the column that names them was worked out in
-    training, those that moved."""
+    """Return the rows that a client uploads: those its examples refer to or, if the column of row numbers is derived
+    during training, those that changed."""
     if built.method.model.upload_rows == "all":
         return torch.arange(len(moved))
     column = built.method.model.keys[name]
@@ -214,7 +215,7 @@ def touched_rows(built: BuiltMethod, client: Client, name: str, *, moved: Tensor
 
 
 def with_derived(built: BuiltMethod, parameters: Tree, data: Batch) -> Batch:
-    """A client's examples with the columns that it computes from the parameters it sees."""
+    """Add the derived columns, computed from the client's parameters, to its examples."""
     if not built.method.model.derived:
         return data
     with torch.no_grad():
@@ -222,13 +223,13 @@ def with_derived(built: BuiltMethod, parameters: Tree, data: Batch) -> Batch:
 
 
 def phases_of(built: BuiltMethod, mode: Mode) -> Sequence[LocalPhase]:
-    """The gradient steps of a round, or those that personalization ends with."""
+    """Return the phases of a round, or those of personalization."""
     return built.method.local.phases if mode == "round" else built.method.personalize.phases
 
 
 def can_stack(built: BuiltMethod, clients: Sequence[Client]) -> bool:
-    """Whether these clients' private parameters can be stacked: the same names, shapes and types for all, and all that
-    the model has. Only a method whose private parameters vary has to be looked at."""
+    """Whether these clients' private parameters can be stacked: all clients have the same names, shapes and dtypes, and
+    all private parameters of the model. This is checked only if the method lets private parameters vary."""
     if not built.method.model.private_varies or not clients:
         return True
     forms = [{name: (value.shape, value.dtype) for name, value in client.private.items()} for client in clients]
@@ -236,19 +237,19 @@ def can_stack(built: BuiltMethod, clients: Sequence[Client]) -> bool:
 
 
 def private_names(built: BuiltMethod, private: Tree) -> list[str]:
-    """The names of what is private in a tree, which may also hold copies of shared parameters."""
+    """Return the names of private parameters in a tree that may also hold copies of shared parameters."""
     if not built.method.model.private_varies:
         return list(built.partition.names(Role.PRIVATE))
     return [name for name in private if built.partition.role_of(name) is Role.PRIVATE]
 
 
-def trainable(parameters: Tree) -> list[str]:
-    """Integers, such as a user's own words, are never trained."""
+def trainable_names(parameters: Tree) -> list[str]:
+    """Return the names of floating-point parameters. Integers, such as a user's own words, are never trained."""
     return [name for name, value in parameters.items() if value.is_floating_point()]
 
 
-def kept_private(built: BuiltMethod, broadcast: Broadcast, trained: Tree, *, mode: Mode) -> dict[str, Tensor]:
-    """The private parameters and, from personalizing, the home's own copies of the shared ones that changed."""
+def select_kept(built: BuiltMethod, broadcast: Broadcast, trained: Tree, *, mode: Mode) -> dict[str, Tensor]:
+    """Select the private parameters and, after personalization, the client's copies of shared ones that changed."""
     kept = {name: trained[name] for name in private_names(built, trained)}
     if mode == "personalize":
         shared = {**broadcast.federated, **broadcast.keyed}

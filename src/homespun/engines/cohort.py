@@ -1,7 +1,7 @@
-"""The default engine: a cohort's clients in fixed chunks, shared among a few persistent processes.
+"""The default trainer: it splits a cohort into chunks of clients and distributes them to persistent worker processes.
 
-The chunks depend on the cohort alone and their sums are added in order, so that the numbers do not
-depend on how many workers there are or which of them was faster.
+The chunks depend only on the cohort, and their sums are added in a fixed order: results do not depend on the number of
+workers or on which of them is faster.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from homespun.core.method import BuiltMethod, Stackable
 from homespun.core.progress import Done, each, silent
 from homespun.core.threads import one_thread
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
-from homespun.engines.client import Client, Mode, Outcome, empty_update, in_user_order, require_own_roles
-from homespun.engines.device import place
+from homespun.engines.client import Client, Mode, Outcome, empty_update, require_own_roles, sort_by_user
 from homespun.engines.exchange import clients_to_tensors, outcome_from_reply, outputs_from_reply, transforms_to_list
+from homespun.engines.placement import place_method
 from homespun.engines.pool import Reply, broadcast_message, setup_message, shared_pool
 from homespun.engines.single_step import train_chunk
-from homespun.engines.stacked import merged, predict_clients
+from homespun.engines.stacked import merge_outcomes, predict_clients
 
-# Clients per chunk, at most: large enough to fill a stacked matrix product, small enough that its activations
+# Maximum number of clients per chunk: large enough for efficient stacked matrix products, small enough that activations
 # stay in the cache (measured; see docs/decisions/0002-stacked-lstm.md).
 CHUNK = 25
 
@@ -40,20 +40,20 @@ def default_workers() -> int:
 
 @dataclass
 class CohortTrainer:
-    """`workers=0` does the same work in this process."""
+    """With `workers=0`, clients are trained in this process."""
 
     built: BuiltMethod
     seed: int
     workers: int = field(default_factory=default_workers)
     transforms: Transforms = NO_TRANSFORMS
-    device: str = CPU  # another one than the CPU is this process's own, and no worker is asked
+    device: str = CPU  # on any device but the CPU, clients are trained in this process
 
     @cached_property
     def placed(self) -> BuiltMethod:
-        return place(self.built, self.device)
+        return place_method(self.built, self.device)
 
     @property
-    def _here(self) -> bool:
+    def _in_process(self) -> bool:
         return self.workers == 0 or self.device != CPU
 
     @one_thread()
@@ -61,8 +61,8 @@ class CohortTrainer:
         self, broadcast: Broadcast, clients: Sequence[Client], *, mode: Mode = "round", done: Done = silent
     ) -> Outcome:
         require_own_roles(broadcast, self.built)
-        chunks = chunked(by_size(in_user_order(clients)), self._chunk)
-        if self._here:
+        chunks = split_chunks(sort_by_size(sort_by_user(clients)), self._chunk)
+        if self._in_process:
             outcomes = [
                 train_chunk(self.placed, broadcast, chunk, mode=mode, seed=self.seed, transforms=self.transforms)
                 for chunk in each(chunks, done, size=len)
@@ -78,14 +78,14 @@ class CohortTrainer:
                 outcome_from_reply(*reply, built=self.built, broadcast=broadcast, clients=chunk)
                 for chunk, reply in zip(chunks, replies, strict=True)
             ]
-        return merged(outcomes, empty_update(self.built, broadcast, exact=self.transforms.equal_clients))
+        return merge_outcomes(outcomes, empty_update(self.built, broadcast, exact=self.transforms.equal_clients))
 
     @one_thread()
     def predict(self, broadcast: Broadcast, clients: Sequence[Client], *, done: Done = silent) -> list[Tensor]:
         require_own_roles(broadcast, self.built)
         order = sorted(range(len(clients)), key=lambda position: -clients[position].examples)
-        chunks = chunked([clients[position] for position in order], self._chunk)
-        if self._here:
+        chunks = split_chunks([clients[position] for position in order], self._chunk)
+        if self._in_process:
             outputs = [predict_clients(self.placed, broadcast, chunk) for chunk in each(chunks, done, size=len)]
         else:
             replies = self._distribute(broadcast, chunks, {"kind": "predict"}, done=done)
@@ -95,12 +95,12 @@ class CohortTrainer:
 
     @property
     def _chunk(self) -> int:
-        """A model may know a better number. Who is trained alone anyway is handed out alone, so that no worker waits
-        for the other's long texts."""
+        """Maximum number of clients per chunk; a model may set its own. Clients of models that cannot be stacked are
+        distributed one by one, so that no worker waits for another's long texts."""
         return int(getattr(self.built.model, "chunk", CHUNK)) if isinstance(self.built.model, Stackable) else 1
 
     def close(self) -> None:
-        """The workers stay for the next run of this process; they end with it."""
+        """Do nothing: the workers are shared with later runs of this process and end with it."""
 
     def _distribute(
         self, broadcast: Broadcast, chunks: Sequence[Sequence[Client]], header: dict[str, Any], *, done: Done
@@ -116,13 +116,13 @@ class CohortTrainer:
         )
 
 
-def by_size(clients: Sequence[Client]) -> list[Client]:
-    """Busiest first: stacked neighbours have about as much to do, and the long chunks start early."""
+def sort_by_size(clients: Sequence[Client]) -> list[Client]:
+    """Sort by number of examples, largest first: clients of a chunk are similar, and long chunks start early."""
     return sorted(clients, key=lambda client: -client.examples)
 
 
-def chunked(clients: Sequence[Client], size: int = CHUNK) -> list[list[Client]]:
-    """Even chunks, an even number of them: the cohort alone decides, so that the sums do not depend on the workers."""
+def split_chunks(clients: Sequence[Client], size: int = CHUNK) -> list[list[Client]]:
+    """Split clients into an even number of chunks of nearly equal size, which depend only on the cohort."""
     if not clients:
         return []
     count = min(len(clients), 2 * ceil(len(clients) / (2 * size)))

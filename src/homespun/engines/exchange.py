@@ -1,6 +1,6 @@
-"""What an engine and its worker processes send each other: clients one way, outcomes and outputs the other.
+"""Messages between a trainer and its worker processes: clients to workers, outcomes and outputs back.
 
-Users are addressed by their position in a chunk: a user's name is data and never part of a tensor's name.
+Users are addressed by their position in a chunk, because a user's name must not become part of a tensor's name.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch import Tensor
 from homespun.core.errors import MessageError, MethodError
 from homespun.core.messages import (
     Broadcast,
+    add_prefix,
     pack,
-    prefixed,
     require_valid,
-    strip,
+    strip_prefix,
     update_from_tensors,
     update_to_tensors,
 )
@@ -32,8 +32,8 @@ from homespun.privacy.dp import DpMechanism, dp_from_dict
 
 
 def clients_to_tensors(clients: Sequence[Client]) -> dict[str, Tensor]:
-    """What all clients have in the same form goes as one tensor, its rows one client after the other: a tensor of a
-    message costs as much time as a client's work where that is little."""
+    """Encode clients. Tensors that all clients have with the same dtype and row shape are concatenated into one,
+    because the overhead per tensor can exceed the time to train a small client."""
     found: dict[str, Tensor] = {}
     for kind in ("private", "data"):
         trees: list[Tree] = [getattr(client, kind) for client in clients]
@@ -49,12 +49,14 @@ def clients_to_tensors(clients: Sequence[Client]) -> dict[str, Tensor]:
 
 
 def clients_from_tensors(users: Sequence[str], tensors: Tree) -> list[Client]:
-    parts = {name: joined.split(tensors[f"rows/{name}"].tolist()) for name, joined in strip("joined", tensors).items()}
+    parts = {
+        name: joined.split(tensors[f"rows/{name}"].tolist()) for name, joined in strip_prefix("joined", tensors).items()
+    }
     apart = {name: value for name, value in tensors.items() if not name.startswith(("joined/", "rows/"))}
 
     def of(kind: str, place: int) -> dict[str, Tensor]:
         own = {name.partition("/")[2]: each[place] for name, each in parts.items() if name.startswith(f"{kind}/")}
-        return {**own, **strip(f"{kind}/{place}", apart)}
+        return {**own, **strip_prefix(f"{kind}/{place}", apart)}
 
     return [Client(user, of("private", place), of("data", place)) for place, user in enumerate(users)]
 
@@ -63,8 +65,8 @@ def outcome_to_bytes(outcome: Outcome, users: Sequence[str]) -> bytes:
     header, tensors = update_to_tensors(outcome.update)
     places = {user: position for position, user in enumerate(users)}
     for user, kept in outcome.private.items():
-        tensors |= prefixed(f"private/{places[user]}", kept)
-    header["refused"] = {places[user]: reason for user, reason in outcome.refused.items()}
+        tensors |= add_prefix(f"private/{places[user]}", kept)
+    header["rejected"] = {places[user]: reason for user, reason in outcome.rejected.items()}
     header["sent_bytes"] = dict(outcome.sent_bytes)
     return pack(header, tensors)
 
@@ -72,52 +74,54 @@ def outcome_to_bytes(outcome: Outcome, users: Sequence[str]) -> bytes:
 def outcome_from_reply(
     header: Mapping[str, Any], tensors: Tree, *, built: BuiltMethod, broadcast: Broadcast, clients: Sequence[Client]
 ) -> Outcome:
-    """A chunk's outcome; MessageError unless it answers this broadcast and these clients."""
+    """Decode a chunk's outcome; raise MessageError unless it belongs to this broadcast and these clients."""
     sent = {name: tensor for name, tensor in tensors.items() if not name.startswith("private/")}
     update = update_from_tensors(header, sent)
     declared = built.method.local.statistics
     require_valid(update, broadcast, statistics=sums(declared), best=bests(declared))
-    refused, kept = _refused(header.get("refused"), clients), strip("private", tensors)
+    rejected, kept = _rejected_users(header.get("rejected"), clients), strip_prefix("private", tensors)
     private = {
-        client.user: strip(str(position), kept) for position, client in enumerate(clients) if client.user not in refused
+        client.user: strip_prefix(str(position), kept)
+        for position, client in enumerate(clients)
+        if client.user not in rejected
     }
     if sum(map(len, private.values())) != len(kept):
-        raise MessageError("a reply with private parameters of a client that it was not asked about, or refused")
+        raise MessageError("reply with private parameters of a rejected client, or of one that is not in the chunk")
     for client in clients:
         if client.user in private:
             _require_kept(private[client.user], built, client)
-    return Outcome(update, private, refused, bytes_from_json(header.get("sent_bytes")))
+    return Outcome(update, private, rejected, bytes_from_json(header.get("sent_bytes")))
 
 
-def _refused(found: Any, clients: Sequence[Client]) -> dict[str, str]:
+def _rejected_users(found: Any, clients: Sequence[Client]) -> dict[str, str]:
     places = {str(position): client.user for position, client in enumerate(clients)}
     if not isinstance(found, dict) or not found.keys() <= places.keys():
-        raise MessageError("a reply that does not say which of its clients were refused")
+        raise MessageError("reply without a valid list of rejected clients")
     return {places[position]: str(reason) for position, reason in found.items()}
 
 
 def _require_kept(kept: Tree, built: BuiltMethod, client: Client) -> None:
-    """All private parameters, and copies of shared ones if any, each in the form the client had it."""
+    """Require all private parameters, and at most copies of shared ones, with the client's shapes and dtypes."""
     private, shared = set(private_names(built, client.private)), set(built.partition.names(*SHARED))
     if built.method.model.private_varies:  # personalization may add names and change shapes
         private |= set(private_names(built, kept))
     if not private <= kept.keys() <= private | shared:
-        raise MessageError(f"a reply that keeps {sorted(kept)} at home, where {sorted(private)} are private")
+        raise MessageError(f"reply with private parameters {sorted(kept)}, expected {sorted(private)}")
     before = {**built.initial, **client.private}
     if built.method.model.private_varies:
         before = {name: value for name, value in before.items() if name in shared}
         kept = {name: value for name, value in kept.items() if name in shared}
     for name, value in kept.items():
         if value.shape != before[name].shape or value.dtype != before[name].dtype:
-            raise MessageError(f"a reply with {name!r} of {tuple(value.shape)} {value.dtype}, which is another form")
+            raise MessageError(f"reply with {name!r} of another form: {tuple(value.shape)} {value.dtype}")
 
 
 def transforms_to_list(transforms: Transforms, method: Method) -> list[dict[str, Any]]:
-    """The client halves that a worker does not have: those of the method come with the method."""
+    """Encode the client halves that a worker does not get from the method itself."""
     others = [one for one in transforms.client_side if one not in method.transforms]
     unknown = [type(one).__name__ for one in others if not isinstance(one, DpMechanism)]
     if unknown:
-        raise MethodError(f"{', '.join(unknown)}: a method's own transforms are listed in Method.transforms")
+        raise MethodError(f"{', '.join(unknown)}: a method's own transforms must be listed in Method.transforms")
     return [one.to_dict() for one in others if isinstance(one, DpMechanism)]
 
 
@@ -130,13 +134,13 @@ def outputs_to_bytes(outputs: Sequence[Tensor]) -> bytes:
 
 
 def outputs_from_reply(tensors: Tree, clients: Sequence[Client]) -> list[Tensor]:
-    """The model's outputs, one row for each of a client's examples."""
+    """Decode the model's outputs, one row per example of a client."""
     if tensors.keys() != {str(position) for position in range(len(clients))}:
-        raise MessageError(f"a reply with outputs {sorted(tensors)} for {len(clients)} clients")
+        raise MessageError(f"reply with outputs {sorted(tensors)} for {len(clients)} clients")
     outputs = [tensors[str(position)] for position in range(len(clients))]
     for output, client in zip(outputs, clients, strict=True):
         if not output.is_floating_point() or output.dim() == 0 or len(output) != client.examples:
             raise MessageError(
-                f"a reply with an output of {tuple(output.shape)} {output.dtype} for {client.examples} examples"
+                f"reply with an output of {tuple(output.shape)} {output.dtype} for {client.examples} examples"
             )
     return outputs

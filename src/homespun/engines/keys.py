@@ -1,4 +1,4 @@
-"""The column `key` of training batches, by which a stochastic loss draws its random numbers (see `core/draws.py`)."""
+"""Adds the column `key` to training batches, from which a stochastic loss draws random numbers (`core/draws.py`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from homespun.engines.client import SEED_PURPOSE, Mode
 
 @dataclass(frozen=True)
 class PhaseKeys:
-    """What the keys of one phase of some clients derive from; of a loss that draws nothing there are none."""
+    """The values from which the keys of one phase derive. No keys are added if the loss is not stochastic."""
 
     stochastic: bool
     seed: int
@@ -26,14 +26,14 @@ class PhaseKeys:
     users: Sequence[str]
 
     def add(self, batch: Batch, *, step: int, rows: Tensor) -> Batch:
-        """The batch with its keys. `rows` are the examples' positions: [n] of a single client, or [clients, n] of the
-        first so many."""
+        """Add the keys to a batch. `rows` are positions of examples: [n] for a single client, or [clients, n] for the
+        first clients."""
         if not self.stochastic:
             return batch
         users = self.users[: 1 if rows.dim() == 1 else len(rows)]
         purpose = SEED_PURPOSE[self.mode]
         steps = [draws.step_key(self.seed, purpose, self.round, user, phase=self.phase, step=step) for user in users]
-        return draws.with_keys(batch, steps, rows)
+        return draws.add_keys(batch, steps, rows)
 
 
 def phase_keys(built: BuiltMethod, *, seed: int, mode: Mode, round: int, phase: int, users: Sequence[str]) -> PhaseKeys:
@@ -41,7 +41,7 @@ def phase_keys(built: BuiltMethod, *, seed: int, mode: Mode, round: int, phase: 
 
 
 def client_batches(data: Batch, plan: Sequence[np.ndarray], keys: PhaseKeys) -> list[Batch]:
-    """The batches of one client's phase."""
+    """Return the batches of one client's phase."""
     device = next(iter(data.values())).device
     found = []
     for step, positions in enumerate(plan):

@@ -1,4 +1,4 @@
-"""The oracle: one client at a time, plain autograd, torch's own optimizers. Slow and obvious."""
+"""The oracle: trains one client at a time with plain autograd and torch's optimizers. Slow and simple."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from homespun.engines.client import (
     Mode,
     Outcome,
     client_update,
-    in_user_order,
-    intake,
-    kept_private,
+    new_intake,
     require_own_roles,
-    trainable,
+    select_kept,
+    sort_by_user,
+    trainable_names,
     with_derived,
 )
-from homespun.engines.device import broadcast_on, client_on, place, taken_back
 from homespun.engines.keys import client_batches, phase_keys
+from homespun.engines.placement import move_broadcast, move_client, move_trained_to_cpu, place_method
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,17 @@ class LoopTrainer:
 
     @cached_property
     def placed(self) -> BuiltMethod:
-        return place(self.built, self.device)
+        return place_method(self.built, self.device)
 
     @one_thread()
     def train(
         self, broadcast: Broadcast, clients: Sequence[Client], *, mode: Mode = "round", done: Done = silent
     ) -> Outcome:
         require_own_roles(broadcast, self.built)
-        arrived, private = intake(self.built, broadcast, self.transforms), {}
-        there = broadcast_on(broadcast, self.device)  # once for all clients
-        for client in each(in_user_order(clients), done):
-            trained, metrics = train_client(self.placed, there, client, mode=mode, seed=self.seed)
+        intake, private = new_intake(self.built, broadcast, self.transforms), {}
+        moved = move_broadcast(broadcast, self.device)  # once for all clients
+        for client in each(sort_by_user(clients), done):
+            trained, metrics = train_client(self.placed, moved, client, mode=mode, seed=self.seed)
             if mode == "round":  # personalization sends nothing
                 sent = client_update(
                     self.built,
@@ -79,10 +79,10 @@ class LoopTrainer:
                     seed=self.seed,
                     transforms=self.transforms,
                 )
-                if not arrived.take(client.user, sent, transforms=self.transforms):
+                if not intake.add(client.user, sent, transforms=self.transforms):
                     continue
-            private[client.user] = kept_private(self.built, broadcast, trained, mode=mode)
-        return Outcome(arrived.total, private, arrived.refused, arrived.sent_bytes)
+            private[client.user] = select_kept(self.built, broadcast, trained, mode=mode)
+        return Outcome(intake.total, private, intake.rejected, intake.sent_bytes)
 
     @one_thread()
     def predict(self, broadcast: Broadcast, clients: Sequence[Client], *, done: Done = silent) -> list[Tensor]:
@@ -94,13 +94,14 @@ class LoopTrainer:
 
 
 def model_output(built: BuiltMethod, parameters: Tree, batch: Batch) -> Tensor:
-    known = {name: value for name, value in parameters.items() if name in built.partition.roles}  # the model's own
+    # some users may have private parameters that the model does not have
+    known = {name: value for name, value in parameters.items() if name in built.partition.roles}
     output: Tensor = functional_call(built.model, known, (batch,))
     return output
 
 
 def predict_client(built: BuiltMethod, broadcast: Broadcast, client: Client) -> Tensor:
-    broadcast, client = broadcast_on(broadcast, built.device), client_on(client, built.device)
+    broadcast, client = move_broadcast(broadcast, built.device), move_client(client, built.device)
     parameters = built.parameters(broadcast, client.private)
     with torch.no_grad():
         return model_output(built, parameters, with_derived(built, parameters, client.data)).to(CPU)
@@ -109,26 +110,26 @@ def predict_client(built: BuiltMethod, broadcast: Broadcast, client: Client) -> 
 def train_client(
     built: BuiltMethod, broadcast: Broadcast, client: Client, *, mode: Mode, seed: int
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """All phases of one client's local work: its trained parameters and its metrics."""
-    broadcast, client = broadcast_on(broadcast, built.device), client_on(client, built.device)
+    """Train one client; return its trained parameters and its metrics."""
+    broadcast, client = move_broadcast(broadcast, built.device), move_client(client, built.device)
     steps = ClientSteps(built, broadcast, client, mode=mode, seed=seed)
     parameters = built.parameters(broadcast, client.private)
     if mode == "round":
         trained = steps.train(built.method.local.phases, parameters, client.data)
     else:
-        trained = personalized(built, client, parameters, steps, seed=seed)
-    return taken_back(built, trained), {"loss": steps.loss, "examples": steps.examples}
+        trained = personalize_client(built, client, parameters, steps, seed=seed)
+    return move_trained_to_cpu(built, trained), {"loss": steps.loss, "examples": steps.examples}
 
 
-def personalized(
+def personalize_client(
     built: BuiltMethod, client: Client, parameters: Tree, steps: ClientSteps, *, seed: int
 ) -> dict[str, Tensor]:
-    """What the method's personalization makes of this home."""
+    """Return the client's parameters after the method's personalization."""
 
     def losses(given: Tree, data: Batch) -> Tensor:
         with torch.no_grad():
-            here = with_derived(built, given, data)
-            return built.method.local.loss(lambda some, rows: model_output(built, some, rows), given, here)
+            batch = with_derived(built, given, data)
+            return built.method.local.loss(lambda some, rows: model_output(built, some, rows), given, batch)
 
     generator = seeds.torch_generator(seed, "personalize", steps.broadcast.round, client.user)
     home = Home(client.user, parameters, client.data, generator, steps.train, losses)
@@ -136,7 +137,7 @@ def personalized(
 
 
 class ClientSteps:
-    """One client's gradient steps, phase after phase, and what they summed up to."""
+    """The gradient steps of one client's phases, with the summed loss and number of examples."""
 
     def __init__(self, built: BuiltMethod, broadcast: Broadcast, client: Client, *, mode: Mode, seed: int) -> None:
         self.built, self.broadcast, self.client, self.mode, self.seed = built, broadcast, client, mode, seed
@@ -144,11 +145,11 @@ class ClientSteps:
         self.phase, self.loss, self.examples = 0, 0.0, 0.0
 
     def train(self, phases: Sequence[LocalPhase], parameters: Tree, data: Batch) -> dict[str, Tensor]:
-        """The parameters after these phases."""
+        """Run these phases and return the trained parameters."""
         trained = dict(parameters)
         for phase in phases:
             if isinstance(phase, Assign):
-                trained |= assigned(self.built, phase, trained, data)
+                trained |= assign_private(self.built, phase, trained, data)
             else:
                 trained = self._train_phase(phase, trained, data)
         return trained
@@ -156,11 +157,11 @@ class ClientSteps:
     def _train_phase(self, phase: Phase, parameters: Tree, data: Batch) -> dict[str, Tensor]:
         built, client, round = self.built, self.client, self.broadcast.round
         plan = plan_batches(len(next(iter(data.values()))), phase, self.generator)
-        here = with_derived(built, parameters, data)
+        inputs = with_derived(built, parameters, data)
         keys = phase_keys(built, seed=self.seed, mode=self.mode, round=round, phase=self.phase, users=[client.user])
         trained, loss = train_phase(
             built, phase, parameters, anchor=built.parameters(self.broadcast, client.private),
-            batches=client_batches(here, plan, keys),
+            batches=client_batches(inputs, plan, keys),
         )  # fmt: skip
         self.phase += 1
         self.loss += loss
@@ -168,27 +169,27 @@ class ClientSteps:
         return trained
 
 
-def assigned(built: BuiltMethod, phase: Assign, parameters: Tree, data: Batch) -> dict[str, Tensor]:
-    """The private parameters that one client computes; from no examples, those it has."""
+def assign_private(built: BuiltMethod, phase: Assign, parameters: Tree, data: Batch) -> dict[str, Tensor]:
+    """Compute the private parameters of an `Assign` phase for one client; without examples they do not change."""
     if len(next(iter(data.values()))) == 0:
         return {}
-    here = with_derived(built, parameters, data)
+    inputs = with_derived(built, parameters, data)
     column = built.method.local.example_weight
-    weights = None if column is None else here[column]
+    weights = None if column is None else inputs[column]
 
     def mean(values: Tensor) -> Tensor:
         shares = torch.ones_like(values) if weights is None else weights.to(values)
         return (values * shares).sum(dim=-1) / shares.sum(dim=-1)
 
-    view = LocalView(lambda given, rows: model_output(built, given, rows), parameters, here, mean)
+    view = LocalView(lambda given, rows: model_output(built, given, rows), parameters, inputs, mean)
     return dict(phase.compute(view))
 
 
 def train_phase(
     built: BuiltMethod, phase: Phase, parameters: Tree, *, anchor: Tree, batches: Sequence[Batch]
 ) -> tuple[dict[str, Tensor], float]:
-    """Local SGD: the mean loss of each batch, plus FedProx's term on what is shared."""
-    chosen = optimizers(phase, trainable(parameters))
+    """Take one step per batch on its mean loss plus the FedProx term of the shared parameters."""
+    chosen = optimizers(phase, trainable_names(parameters))
     values = {
         name: tensor.clone().requires_grad_() if name in chosen else tensor for name, tensor in parameters.items()
     }

@@ -1,8 +1,9 @@
-"""Worker processes: started once, asked over a socket each, replaced when they end or stop making progress.
+"""A pool of worker processes that are started once, and replaced when they end or hang.
 
-A thread of this process waits for each worker, and the caller's thread watches them. A worker that uses no CPU time
-while it has work to do is stopped or hung: after `PATIENCE_S` it is killed. Whether it was killed or ended by itself,
-another process takes its place, gets the method, the broadcast and the same clients, and gives the same bits.
+Each worker has a socket and a thread of this process that waits for its replies; the caller's thread monitors all
+workers. A worker that uses no CPU time for `PATIENCE_S` while it has work is considered hung and killed. A process that
+was killed or has ended is replaced: the new one gets the method, the broadcast and the same clients, and its results
+are bit-identical.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from homespun.system.terminal import say
 
 Reply: TypeAlias = tuple[dict[str, Any], dict[str, Tensor]]
 
-PATIENCE_S = 120.0  # without any CPU time; a slow worker on a busy machine gets some of it every second
-LOOK_S = 1.0  # between two looks at the workers
-REPLACEMENTS = 3  # in one round; what fails more often is not an accident
+PATIENCE_S = 120.0  # without CPU time; even on a busy machine a running worker gets some every second
+POLL_S = 1.0  # between two checks of the workers
+REPLACEMENTS = 3  # per call of `run`; more failures are an error
 
-# A worker allocates and frees the same large tensors over and over. Left to itself glibc gives them back to the
-# kernel each time: 36,000 page faults a round of W1 instead of 10, a tenth of the time.
+# A worker allocates and frees the same large tensors repeatedly. By default glibc returns them to the kernel each time:
+# 36,000 page faults per round of W1 instead of 10, a tenth of the time.
 WORKER_ENVIRONMENT = {
     "GLIBC_TUNABLES": ":".join(
         f"glibc.malloc.{name}={value}"
@@ -51,7 +52,7 @@ WORKER_ENVIRONMENT = {
 
 
 def setup_message(built: BuiltMethod, seed: int) -> bytes:
-    """From which a worker builds the method."""
+    """Encode what a worker needs to build the method."""
     method = built.method
     header = {
         "kind": "setup",
@@ -71,13 +72,13 @@ def broadcast_message(broadcast: Broadcast) -> bytes:
 
 
 class Worker:
-    """A process with one thread, and our end of its socket."""
+    """A worker process with one compute thread, and the parent's end of its socket."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             environment = {**WORKER_ENVIRONMENT, **os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-            # -P: a file in the current folder that is named like a library is not imported in its place
+            # -P: do not import files of the current folder in place of libraries
             module, ends = ["-P", "-m", "homespun.engines.process"], [str(theirs.fileno()), str(os.getpid())]
             self.process = subprocess.Popen(
                 [sys.executable, *module, *ends], pass_fds=[theirs.fileno()], env=environment
@@ -90,7 +91,7 @@ class Worker:
         return self.process.pid
 
     def prepare(self, *, setup: bytes, broadcast: bytes) -> None:
-        """Let it build this method, unless it is the one it has, and send the broadcast."""
+        """Send the method, unless the worker has built it already, and the broadcast."""
         if setup != self._setup:
             self._connection.send_bytes(setup)
             self._setup = setup
@@ -101,7 +102,7 @@ class Worker:
         return self._connection.recv_bytes()
 
     def end(self) -> int:
-        """Kill it, if it still lives; its exit code."""
+        """Kill the process if it is alive, and return its exit code."""
         self.process.kill()
         code = self.process.wait()
         with contextlib.suppress(OSError):
@@ -111,26 +112,26 @@ class Worker:
 
 @dataclass
 class Watch:
-    """Counts looks at a worker, not seconds: in a run that was suspended as a whole, no look was missed."""
+    """Detects hung workers. It counts checks, not seconds, so that suspending the whole run is not taken for a hang."""
 
-    patience: int  # looks without progress
-    _seen: dict[int, tuple[int | None, int]] = field(default_factory=dict)  # pid -> CPU time, looks since it changed
+    patience: int  # number of checks without progress
+    _seen: dict[int, tuple[int | None, int]] = field(default_factory=dict)  # pid -> CPU time, checks since it changed
 
     def is_stalled(self, pid: int, cpu_time: int | None) -> bool:
-        """Whether the process made no progress for too long; an unknown CPU time counts as progress."""
-        before, looks = self._seen.get(pid, (None, 0))
-        looks = 0 if cpu_time is None or cpu_time != before else looks + 1
-        self._seen[pid] = cpu_time, looks
-        return looks >= self.patience
+        """Whether the process has made no progress for too long. An unknown CPU time counts as progress."""
+        before, checks = self._seen.get(pid, (None, 0))
+        checks = 0 if cpu_time is None or cpu_time != before else checks + 1
+        self._seen[pid] = cpu_time, checks
+        return checks >= self.patience
 
 
 def cpu_time(pid: int) -> int | None:
-    """Clock ticks that the process has run for, as Linux counts them; None elsewhere."""
+    """Return the CPU time of a process in clock ticks on Linux; None on other systems or if it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
-    user, system = text.rpartition(")")[2].split()[11:13]  # its name, before that, may hold anything
+    user, system = text.rpartition(")")[2].split()[11:13]  # after the name, which may contain anything
     return int(user) + int(system)
 
 
@@ -143,15 +144,15 @@ class Call:
         self.setup, self.broadcast = setup, broadcast
         self.lock = threading.Lock()
         self.replies: dict[int, Reply] = {}
-        self.busy: dict[int, Worker] = {}  # place in the pool -> the worker there that was asked something
+        self.busy: dict[int, Worker] = {}  # index in the pool -> worker with a pending request
         self.stalled: set[int] = set()  # pids
         self.replaced = 0
         self.stopped = False
         self._messages, self._replied = enumerate(messages), replied
 
     def next(self) -> tuple[int, bytes] | None:
-        """The next message and its position; None when there is none left."""
-        with self.lock:  # messages are made one by one, when a worker is free
+        """Return the next message and its position; None if there are no more."""
+        with self.lock:  # messages are encoded one by one, when a worker is free
             return None if self.stopped else next(self._messages, None)
 
     def take(self, position: int, reply: Reply) -> None:
@@ -165,11 +166,11 @@ class Call:
 
 
 class WorkerPool:
-    """A few workers. Threads that share it take turns: one `run` at a time."""
+    """A pool of workers. Threads can share it: calls of `run` are serialized."""
 
     def __init__(self, workers: int, *, patience_s: float = PATIENCE_S) -> None:
         self.workers = [Worker() for _ in range(workers)]
-        self._size, self._patience = workers, max(1, round(patience_s / LOOK_S))
+        self._size, self._patience = workers, max(1, round(patience_s / POLL_S))
         self._turn = threading.Lock()
 
     def run(
@@ -180,8 +181,8 @@ class WorkerPool:
         broadcast: bytes,
         replied: Callable[[int], object] = silent,
     ) -> list[Reply]:
-        """Hand out messages as workers become free; the replies come back in the messages' order. `replied` is called
-        with the position of each message that was answered."""
+        """Send each message to the next free worker and return the replies in the order of the messages. `replied` is
+        called with the position of each answered message."""
         with self._turn, ThreadPoolExecutor(self._size) as lanes:
             if not self.workers:  # closed after a failure
                 self.workers = [Worker() for _ in range(self._size)]
@@ -190,18 +191,18 @@ class WorkerPool:
             try:
                 at_work = {lanes.submit(self._serve, call, place) for place in range(self._size)}
                 while at_work:
-                    done, at_work = wait(at_work, timeout=LOOK_S, return_when=FIRST_EXCEPTION)
+                    done, at_work = wait(at_work, timeout=POLL_S, return_when=FIRST_EXCEPTION)
                     for lane in done:
                         lane.result()  # raises what its thread raised
                     self._kill_stalled(call, watch)
-            except BaseException:  # also Ctrl-C: what the workers hold is of no use any more
+            except BaseException:  # including Ctrl-C: pending results are discarded
                 call.stop()
                 self.close()
                 raise
             return [call.replies[position] for position in range(len(call.replies))]
 
     def _serve(self, call: Call, place: int) -> None:
-        """In a thread of its own: ask the worker at this place, whichever process that is, until all is answered."""
+        """Runs in a thread: send messages to the worker at index `place` until all are answered."""
         prepared: Worker | None = None
         while (item := call.next()) is not None:
             position, message = item
@@ -223,32 +224,32 @@ class WorkerPool:
                 call.take(position, (header, tensors))
 
     def _replace(self, call: Call, place: int, error: Exception) -> None:
-        """Start another process in the place of one whose connection broke."""
+        """Replace a worker whose connection broke by a new process."""
         with call.lock:
             if call.stopped:
                 raise error
             worker = self.workers[place]
-            code, still_s = worker.end(), self._patience * LOOK_S
-            gone = f"used no CPU time for {still_s:.0f} s" if worker.pid in call.stalled else f"ended with {code}"
+            code, idle_s = worker.end(), self._patience * POLL_S
+            cause = f"used no CPU time for {idle_s:.0f} s" if worker.pid in call.stalled else f"ended with {code}"
             call.replaced += 1
             if call.replaced > REPLACEMENTS:
                 raise WorkerError(
-                    f"worker process {worker.pid} {gone}, after {REPLACEMENTS} others were replaced. This round is "
-                    "dropped. If memory ran out, use fewer workers (--set workers=1). The same command resumes the run."
+                    f"worker process {worker.pid} {cause}, after {REPLACEMENTS} others were replaced. This round is "
+                    "lost. If memory ran out, use fewer workers (--set workers=1). The same command resumes the run."
                 ) from error
-            said = f"homespun: worker process {worker.pid} {gone}; it is replaced, and its clients are trained again"
-            say(said, to=sys.stderr)
+            notice = f"homespun: worker process {worker.pid} {cause}; it is replaced, and its clients are trained again"
+            say(notice, to=sys.stderr)
             self.workers[place] = Worker()
 
     def _kill_stalled(self, call: Call, watch: Watch) -> None:
-        """The thread that waits for a killed worker replaces it."""
+        """Kill hung workers. The thread that waits for a killed worker replaces it."""
         for worker in call.busy.copy().values():
             if worker.pid not in call.stalled and watch.is_stalled(worker.pid, cpu_time(worker.pid)):
                 call.stalled.add(worker.pid)
                 worker.process.kill()
 
     def close(self) -> None:
-        """End all workers; `run` starts others."""
+        """End all workers; the next `run` starts new ones."""
         workers, self.workers = self.workers, []
         for worker in workers:
             worker.end()
@@ -259,7 +260,7 @@ _pools_lock = threading.Lock()
 
 
 def shared_pool(workers: int) -> WorkerPool:
-    """The pool of this process: starting one costs seconds, so runs share it, one after another or in turns."""
+    """Return the pool of this process. Starting one takes seconds, so all runs share it."""
     with _pools_lock:
         if workers not in _pools:
             _pools[workers] = WorkerPool(workers)

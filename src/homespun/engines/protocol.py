@@ -1,7 +1,7 @@
-"""The boundary between the server side and the clients: an engine, asked by user name.
+"""The boundary between server and clients: an engine, which is called with user names.
 
-Everything on the far side of it (examples, splits, encoded batches, private state) belongs to clients. What crosses it
-is a broadcast and user names in one direction, and a sum of updates or additive scores in the other.
+Examples, splits, encoded batches and private state stay behind it, with the clients. Only a broadcast and user names
+cross it in one direction, and a sum of updates or additive scores in the other.
 """
 
 from __future__ import annotations
@@ -17,69 +17,69 @@ from homespun.core.transforms import NOTHING_SENT
 from homespun.core.tree import Tree
 from homespun.engines.client import Client
 
-UserSet: TypeAlias = Literal["population", "participants", "newcomers"]  # population: those who train
+UserSet: TypeAlias = Literal["population", "participants", "newcomers"]  # population: users to train on
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A cohort's reply: the sum of its updates as they left the clients."""
+    """The result of a round's training: the sum of the cohort's transformed updates."""
 
     update: Update
-    refused: tuple[str, ...] = ()  # one reason for each refused update
+    rejected: tuple[str, ...] = ()  # one reason per rejected update
     sent_bytes: Mapping[str, int] = field(default_factory=lambda: NOTHING_SENT)  # by role, over all clients
 
 
 @dataclass(frozen=True)
 class EvaluationProtocol:
-    """What is scored, of whom, with which private parameters, after learning what at home."""
+    """What is scored, for which users, with which private parameters, after which personalization."""
 
     part: Part  # the examples that are scored
     user_set: UserSet = "participants"
-    # Personalize on this part first. None: as trained, except that parameters which a method generates from a text
-    # are generated from the training part.
+    # Personalize on this part first. None: score with the trained parameters; a method that generates private
+    # parameters from a text generates them from the training part.
     adapt_to: Part | None = None
-    k: int | None = None  # on this many examples of that part; None: on all
-    # The user's own private parameters, those that a new user starts with, or those of the next user that is asked for.
+    k: int | None = None  # number of examples to personalize on; None: all
+    # The user's own private parameters, the initial ones of a new user, or those of the next user in the list.
     private: Literal["own", "prior", "another"] = "own"
 
 
 class Engine(Protocol):
-    """Clients, asked by user name. `done` is called with how many more of them are finished."""
+    """Runs clients by user name. `done` is called with the number of clients finished since the last call."""
 
     def train(self, broadcast: Broadcast, users: Sequence[str], *, done: Done = silent) -> Trained:
-        """A round's local training. What clients learned in private waits for `confirm`."""
+        """Train a cohort locally. Trained private parameters are staged until `confirm`."""
         ...
 
     def confirm(self, round: int, *, weight: float) -> None:
-        """The round of this number is part of the server's state, with this total weight: clients keep what they
-        learned in it."""
+        """Commit the staged private parameters of a round, which is now part of the server's state, with the total
+        weight of its updates."""
         ...
 
     def evaluate(
         self, broadcast: Broadcast, users: Sequence[str], protocol: EvaluationProtocol, *, done: Done = silent
     ) -> dict[str, Counts]:
-        """Additive scores of those users who have any examples to score."""
+        """Return the additive scores of the users that have examples to score."""
         ...
 
     def close(self) -> None: ...
 
 
 class ClientStore(Protocol):
-    """Where clients live: their data, their splits, their private state."""
+    """Storage of clients: their data, splits and private state."""
 
     def load(
         self, users: Sequence[str], part: Part, broadcast: Broadcast, *, user_set: UserSet, prior: bool = False
     ) -> list[Client]:
-        """These users' clients with one part of their examples and their private parameters; with `prior`, or where a
-        user has none yet, those that a new user starts with."""
+        """Return these users' clients with one part of their examples and their private parameters. With `prior`, or if
+        a user has none yet, these are the initial ones of a new user."""
         ...
 
     def stage(
         self, round: int, clients: Sequence[Client], trained: Mapping[str, Tree], *, weights: Mapping[str, float]
     ) -> None:
-        """Keep what these clients learned in a round, in memory, until it is confirmed; with the updates' weights."""
+        """Hold the trained private parameters of a round, and the weights of its updates, in memory until `confirm`."""
         ...
 
     def confirm(self, round: int, *, weight: float) -> None:
-        """Keep what was staged for this round."""
+        """Commit what was staged for this round."""
         ...

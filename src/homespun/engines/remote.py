@@ -1,9 +1,9 @@
-"""An engine at the other end of a byte pipe.
+"""An engine behind a byte pipe.
 
-`RemoteEngine` is the server's end: it turns calls into messages. `answer` is the clients' end: it turns a message into
-a call of an engine, and the result into a reply. Messages are JSON and safetensors; nothing is unpickled, and there is
-no field for a private parameter or an example. Scores are counts; of a two-label task they include a histogram of the
-model's scores (see `LabelScoring`), and where the corpus knows it the user's sub-population.
+`RemoteEngine` is the server's end: it encodes calls as messages. `answer` is the clients' end: it decodes a message,
+calls an engine and encodes the result. Messages are JSON and safetensors; nothing is unpickled, and there is no field
+for a private parameter or an example. Scores are counts; for a two-label task they include a histogram of the model's
+scores (see `LabelScoring`) and, if the corpus has it, the user's sub-population.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from homespun.core.messages import (
     broadcast_from_tensors,
     broadcast_to_tensors,
     pack,
-    strip,
+    strip_prefix,
     unpack,
     update_from_tensors,
     update_to_tensors,
@@ -34,12 +34,12 @@ from homespun.engines.protocol import Engine, EvaluationProtocol, Trained
 
 @dataclass(frozen=True)
 class RemoteEngine:
-    """The engine that answers what `ask` sends: a message in, its reply out."""
+    """The engine at the other end of `ask`, which sends a message and returns the reply."""
 
     ask: Callable[[bytes], bytes]
 
     def train(self, broadcast: Broadcast, users: Sequence[str], *, done: Done = silent) -> Trained:
-        header, tensors = self._asked({"ask": "train", "users": list(users)}, broadcast)
+        header, tensors = self._request({"ask": "train", "users": list(users)}, broadcast)
         done(len(users))
         return trained_from_tensors(header, tensors)
 
@@ -50,23 +50,23 @@ class RemoteEngine:
         self, broadcast: Broadcast, users: Sequence[str], protocol: EvaluationProtocol, *, done: Done = silent
     ) -> dict[str, Counts]:
         asked = {"ask": "evaluate", "users": list(users), "protocol": asdict(protocol)}
-        found = scores_from_tensors(*self._asked(asked, broadcast))
+        found = scores_from_tensors(*self._request(asked, broadcast))
         unasked = sorted(found.keys() - set(users))
         if unasked:
-            raise MessageError(f"a reply with scores of {len(unasked)} users that were not asked for")
+            raise MessageError(f"reply with scores of {len(unasked)} users that were not requested")
         done(len(users))
         return found
 
     def close(self) -> None:
-        """The other end closes itself."""
+        """Do nothing: the other end closes its engine."""
 
-    def _asked(self, header: Mapping[str, Any], broadcast: Broadcast) -> tuple[dict[str, Any], Tree]:
+    def _request(self, header: Mapping[str, Any], broadcast: Broadcast) -> tuple[dict[str, Any], Tree]:
         sent, tensors = broadcast_to_tensors(broadcast)
         return _reply(self.ask(pack({**header, **sent}, tensors)))
 
 
 def answer(engine: Engine, message: bytes) -> bytes:
-    """The reply of an engine to one message of a `RemoteEngine`. An error of homespun's is a reply too."""
+    """Return an engine's reply to one message of a `RemoteEngine`. A HomespunError is returned as a reply."""
     try:
         header, tensors = unpack(message)
         asked = header.get("ask")
@@ -94,26 +94,26 @@ def _reply(message: bytes) -> tuple[dict[str, Any], Tree]:
 
 def trained_to_tensors(trained: Trained) -> tuple[dict[str, Any], Tree]:
     header, tensors = update_to_tensors(trained.update)
-    return {**header, "refused": list(trained.refused), "sent_bytes": dict(trained.sent_bytes)}, tensors
+    return {**header, "rejected": list(trained.rejected), "sent_bytes": dict(trained.sent_bytes)}, tensors
 
 
 def trained_from_tensors(header: Mapping[str, Any], tensors: Tree) -> Trained:
-    refused, sent = header.get("refused"), header.get("sent_bytes")
-    if not isinstance(refused, list) or not all(isinstance(reason, str) for reason in refused):
-        raise MessageError("a reply that does not say which updates were refused")
-    return Trained(update_from_tensors(header, tensors), tuple(refused), bytes_from_json(sent))
+    rejected, sent = header.get("rejected"), header.get("sent_bytes")
+    if not isinstance(rejected, list) or not all(isinstance(reason, str) for reason in rejected):
+        raise MessageError("reply without a valid list of rejected updates")
+    return Trained(update_from_tensors(header, tensors), tuple(rejected), bytes_from_json(sent))
 
 
 def bytes_from_json(found: Any) -> dict[str, int]:
-    """Bytes by role."""
+    """Decode bytes by role."""
     counts = found.values() if isinstance(found, dict) and found.keys() == NOTHING_SENT.keys() else [None]
     if any(type(count) is not int or not 0 <= count < 2**53 for count in counts):
-        raise MessageError("a reply that does not say how many bytes its clients sent")
+        raise MessageError("reply without valid `sent_bytes`")
     return dict(found)
 
 
 def scores_to_tensors(scores: Mapping[str, Counts]) -> tuple[dict[str, Any], Tree]:
-    """Users by their position: a name is data and never part of a tensor's name."""
+    """Encode scores. Users are addressed by position, because their names must not become part of a tensor's name."""
     tensors = {
         f"{place}/{name}": torch.from_numpy(value.copy())
         for place, counts in enumerate(scores.values())
@@ -124,11 +124,11 @@ def scores_to_tensors(scores: Mapping[str, Counts]) -> tuple[dict[str, Any], Tre
 
 def scores_from_tensors(header: Mapping[str, Any], tensors: Tree) -> dict[str, Counts]:
     found = {
-        user: {name: value.numpy() for name, value in strip(str(place), tensors).items()}
+        user: {name: value.numpy() for name, value in strip_prefix(str(place), tensors).items()}
         for place, user in enumerate(_users(header))
     }
     if sum(map(len, found.values())) != len(tensors):
-        raise MessageError("a reply with scores of a user that it does not name")
+        raise MessageError("reply with scores of a user that it does not name")
     return found
 
 
@@ -154,17 +154,17 @@ def _weight(header: Mapping[str, Any]) -> float:
 
 
 def _protocol(header: Mapping[str, Any]) -> EvaluationProtocol:
-    """Checked field by field: it decides which of a client's examples are looked at."""
+    """Decode a protocol, checked field by field, because it decides which examples of a client are read."""
     given = header.get("protocol")
     if not isinstance(given, dict) or given.keys() != asdict(EvaluationProtocol("test")).keys():
-        raise MessageError("its protocol does not have the fields of one")
+        raise MessageError("protocol: missing or unknown fields")
     allowed = {
         "part": ("train", "eval", "test", "scored"),
         "user_set": ("participants", "newcomers"),
         "adapt_to": ("train", "adapt", None),
-        "private": ("own", "prior"),  # clients do not have each other's
+        "private": ("own", "prior"),  # "another" would need other clients' parameters
     }
     wrong = [name for name, values in allowed.items() if given[name] not in values]
     if wrong or not (given["k"] is None or (type(given["k"]) is int and given["k"] >= 0)):
-        raise MessageError(f"its protocol has no such {wrong[0] if wrong else 'k'}")
+        raise MessageError(f"protocol: invalid {wrong[0] if wrong else 'k'}")
     return EvaluationProtocol(**given)

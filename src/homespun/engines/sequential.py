@@ -1,8 +1,8 @@
-"""One client at a time, for models that cannot be stacked: `loop`'s local work with less of it.
+"""Trains one client at a time, for models that cannot be stacked: a faster version of `loop`.
 
-The numbers are the same but for rounding. Of a keyed parameter only the rows that the client's examples name are
-copied and trained: the others have no gradient and stand still, unless their weights decay. FedProx's pull is added to
-the gradient, not found by way of the loss. And the optimizers are torch's fused ones, which go over a parameter once.
+The results are the same up to rounding. Only the rows of keyed parameters that the client's examples refer to are
+copied and trained: the others have no gradient and do not change, unless there is weight decay. The gradient of the
+FedProx term is added directly instead of by autograd, and the optimizers are torch's fused ones.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from homespun.core.messages import Broadcast, Update
 from homespun.core.method import Assign, Batch, BuiltMethod, Phase, optimizers
 from homespun.core.transforms import Transforms
 from homespun.core.tree import Tree
-from homespun.engines.client import SEED_PURPOSE, Client, Mode, client_update, kept_private, phases_of
-from homespun.engines.device import broadcast_on, client_on, taken_back
+from homespun.engines.client import SEED_PURPOSE, Client, Mode, client_update, phases_of, select_kept
 from homespun.engines.keys import client_batches, phase_keys
 from homespun.engines.local_step import local_step
-from homespun.engines.loop import assigned, model_output
+from homespun.engines.loop import assign_private, model_output
+from homespun.engines.placement import move_broadcast, move_client, move_trained_to_cpu
 
 
 def train_sequentially(
     built: BuiltMethod, broadcast: Broadcast, client: Client, *, mode: Mode, seed: int, transforms: Transforms
 ) -> tuple[Update | None, dict[str, Tensor]]:
-    """What this client sends, if it is not for itself, and what stays at its home."""
-    own = narrow(built, broadcast, client, mode=mode)
+    """Train one client; return its update (None when personalizing) and the parameters that it keeps."""
+    own = select_used_rows(built, broadcast, client, mode=mode)
     trained, metrics = train_one_client(built, own.broadcast, own.client, mode=mode, seed=seed)
     whole = built.parameters(broadcast, client.private)
     kept = {
         name: whole[name].index_copy(0, own.rows[name], value) if name in own.rows else value
-        for name, value in kept_private(built, own.broadcast, trained, mode=mode).items()
+        for name, value in select_kept(built, own.broadcast, trained, mode=mode).items()
     }
     if mode == "personalize":
         return None, kept
@@ -47,17 +47,18 @@ def train_sequentially(
 
 
 @dataclass(frozen=True)
-class Narrowed:
-    """A client and a broadcast without the keyed rows that the client never uses; its examples count anew."""
+class UsedRows:
+    """A client and a broadcast with only the keyed rows that the client uses, renumbered in its examples."""
 
     broadcast: Broadcast
     client: Client
-    rows: Mapping[str, Tensor]  # keyed parameter -> where its rows stand in the whole table
+    rows: Mapping[str, Tensor]  # keyed parameter -> positions of its rows in the whole table
 
 
-def narrow(built: BuiltMethod, broadcast: Broadcast, client: Client, *, mode: Mode = "round") -> Narrowed:
-    if _decays(built, mode):  # then also the rows that the client never uses move
-        return Narrowed(broadcast, client, {name: torch.arange(len(table)) for name, table in broadcast.keyed.items()})
+def select_used_rows(built: BuiltMethod, broadcast: Broadcast, client: Client, *, mode: Mode = "round") -> UsedRows:
+    """Leave out the keyed rows that the client does not use."""
+    if _decays(built, mode):  # then unused rows change too
+        return UsedRows(broadcast, client, {name: torch.arange(len(table)) for name, table in broadcast.keyed.items()})
     named = {
         column: torch.unique(client.data[column].long(), return_inverse=True)
         for column in set(built.method.model.keys.values())
@@ -66,11 +67,11 @@ def narrow(built: BuiltMethod, broadcast: Broadcast, client: Client, *, mode: Mo
     data = {**client.data, **{column: places for column, (_, places) in named.items()}}
     private = {name: value[rows[name]] if name in rows else value for name, value in client.private.items()}
     keyed = {name: table[rows[name]] for name, table in broadcast.keyed.items()}
-    return Narrowed(replace(broadcast, keyed=keyed), replace(client, private=private, data=data), rows)
+    return UsedRows(replace(broadcast, keyed=keyed), replace(client, private=private, data=data), rows)
 
 
 def _decays(built: BuiltMethod, mode: Mode) -> bool:
-    """Whether the weights of a keyed parameter decay."""
+    """Whether a keyed parameter has weight decay."""
     phases, keyed = phases_of(built, mode), built.method.model.keys
     return any(one.weight_decay for phase in phases for one in optimizers(phase, keyed).values())
 
@@ -78,15 +79,15 @@ def _decays(built: BuiltMethod, mode: Mode) -> bool:
 def train_one_client(
     built: BuiltMethod, broadcast: Broadcast, client: Client, *, mode: Mode, seed: int
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """`loop.train_client`."""
-    broadcast, client = broadcast_on(broadcast, built.device), client_on(client, built.device)
+    """Train one client with fused optimizers, as `loop.train_client` does with plain ones."""
+    broadcast, client = move_broadcast(broadcast, built.device), move_client(client, built.device)
     anchor = built.parameters(broadcast, client.private)
     parameters: dict[str, Tensor] = dict(anchor)
     generator = seeds.numpy_generator(seed, SEED_PURPOSE[mode], broadcast.round, client.user)
     loss, examples = 0.0, 0.0
     for number, phase in enumerate(phases_of(built, mode)):
         if isinstance(phase, Assign):
-            parameters |= assigned(built, phase, parameters, client.data)
+            parameters |= assign_private(built, phase, parameters, client.data)
             continue
         plan = plan_batches(client.examples, phase, generator)
         keys = phase_keys(built, seed=seed, mode=mode, round=broadcast.round, phase=number, users=[client.user])
@@ -95,13 +96,13 @@ def train_one_client(
         parameters |= trained
         loss += phase_loss
         examples += sum(len(rows) for rows in plan)
-    return taken_back(built, parameters), {"loss": loss, "examples": examples}
+    return move_trained_to_cpu(built, parameters), {"loss": loss, "examples": examples}
 
 
 def _train_phase(
     built: BuiltMethod, phase: Phase, parameters: Tree, *, anchor: Tree, batches: Sequence[Batch]
 ) -> tuple[dict[str, Tensor], float]:
-    """The parameters that this phase trains, trained, and the summed loss."""
+    """Return the trained parameters of this phase and the summed loss."""
     steps = local_step(built, phase, parameters, anchor=anchor, stacked=False)
     leaves = {
         name: parameters[name].clone(memory_format=torch.contiguous_format).requires_grad_() for name in steps.chosen
@@ -118,7 +119,7 @@ def _train_phase(
 
 
 def _gradients(objective: Tensor, leaves: Tree) -> dict[str, Tensor | None]:
-    if not objective.requires_grad:  # a loss that none of them has a part in
+    if not objective.requires_grad:  # the loss depends on none of them
         return dict.fromkeys(leaves)
     found = torch.autograd.grad(objective, list(leaves.values()), allow_unused=True)
     return dict(zip(leaves, found, strict=True))

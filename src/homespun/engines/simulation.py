@@ -1,4 +1,4 @@
-"""An engine whose clients are all on this machine: it looks them up in its store and has a trainer train them."""
+"""An engine whose clients are all on this machine: it loads them from its store and trains them with a trainer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SimulationEngine:
         outcome = self.trainer.train(broadcast, clients, done=done)
         weights = {client.user: client_weight(self.built, client, self.transforms) for client in clients}
         self.store.stage(broadcast.round, clients, outcome.private, weights=weights)
-        return Trained(outcome.update, tuple(outcome.refused.values()), outcome.sent_bytes)
+        return Trained(outcome.update, tuple(outcome.rejected.values()), outcome.sent_bytes)
 
     def confirm(self, round: int, *, weight: float) -> None:
         self.store.confirm(round, weight=weight)
@@ -61,15 +61,15 @@ class SimulationEngine:
         loaded: Sequence[Client],
         done: Done,
     ) -> list[Tree]:
-        """The private parameters to score with: those of `users`, or where they start, after learning at home."""
-        learns = protocol.adapt_to or ("train" if self.built.method.personalize.generates else None)
-        homes = loaded
-        if learns is not None or protocol.private == "another":
-            homes = self._load(users, learns or protocol.part, broadcast, protocol)
-        if learns is None:
-            return [home.private for home in homes]
-        homes = [replace(home, data=self._k_shot(home, protocol.k)) for home in homes]
-        return personalize_clients(self.built.method, self.trainer, broadcast, homes, done=done)
+        """Return the private parameters to score with, after personalization if the protocol asks for it."""
+        adapt_to = protocol.adapt_to or ("train" if self.built.method.personalize.generates else None)
+        clients = loaded
+        if adapt_to is not None or protocol.private == "another":
+            clients = self._load(users, adapt_to or protocol.part, broadcast, protocol)
+        if adapt_to is None:
+            return [client.private for client in clients]
+        clients = [replace(client, data=self._k_shot(client, protocol.k)) for client in clients]
+        return personalize_clients(self.built.method, self.trainer, broadcast, clients, done=done)
 
     def _load(
         self, users: Sequence[str], part: Part, broadcast: Broadcast, protocol: EvaluationProtocol
@@ -77,8 +77,8 @@ class SimulationEngine:
         prior = protocol.private == "prior"
         return self.store.load(users, part, broadcast, user_set=protocol.user_set, prior=prior)
 
-    def _k_shot(self, home: Client, k: int | None) -> Batch:
-        return k_shot(home.data, k, draw=seeds.numpy_generator(self.seed, "samples", home.user))
+    def _k_shot(self, client: Client, k: int | None) -> Batch:
+        return k_shot(client.data, k, draw=seeds.numpy_generator(self.seed, "samples", client.user))
 
     def close(self) -> None:
         self.trainer.close()
@@ -89,9 +89,9 @@ def blocks(users: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def k_shot(data: Batch, k: int | None, *, draw: np.random.Generator) -> Batch:
-    """`k` examples, drawn, in the order of the corpus; None: all of them. A smaller k gives a subset of a larger k.
+    """Draw `k` examples, in the order of the corpus; None: all. A smaller k gives a subset of a larger k.
 
-    The first ones would be an opening, a date, a greeting, and often of one setting only.
+    The first `k` examples are not used: they are often openings, dates or greetings, all in one context.
     """
     if k is None:
         return data
@@ -100,22 +100,22 @@ def k_shot(data: Batch, k: int | None, *, draw: np.random.Generator) -> Batch:
 
 
 def personalize_clients(
-    method: Method, trainer: Trainer, broadcast: Broadcast, homes: Sequence[Client], *, done: Done = silent
+    method: Method, trainer: Trainer, broadcast: Broadcast, clients: Sequence[Client], *, done: Done = silent
 ) -> list[Tree]:
-    """What each client knows after learning from its examples at home; nothing is sent."""
-    able = [home for home in homes if home.examples or method.personalize.generates]
+    """Personalize each client on its examples and return its private parameters; nothing is uploaded."""
+    able = [client for client in clients if client.examples or method.personalize.generates]
     if not method.personalize.adapts or not able:
-        done(len(homes))
-        return [home.private for home in homes]
+        done(len(clients))
+        return [client.private for client in clients]
     learned = trainer.train(broadcast, able, mode="personalize", done=done).private
-    done(len(homes) - len(able))
-    return [learned.get(home.user, home.private) for home in homes]
+    done(len(clients) - len(able))
+    return [learned.get(client.user, client.private) for client in clients]
 
 
 def score_clients(
     scoring: Scoring, trainer: Trainer, broadcast: Broadcast, clients: Sequence[Client], *, done: Done = silent
 ) -> dict[str, Counts]:
-    """Additive scores of those clients that have examples."""
+    """Return the additive scores of the clients that have examples."""
     able = [client for client in clients if client.examples]
     outputs = trainer.predict(broadcast, able, done=done)
     done(len(clients) - len(able))

@@ -1,11 +1,11 @@
-"""Cohorts in which everybody takes one gradient at the weights they were sent: the sum of it all is one gradient.
+"""Trains cohorts in which every client takes one gradient step from the broadcast weights, as a single gradient.
 
-Gradients at the same point add up, so a cohort is one batch whose rows have private parameters of their own, and the
-shared weights need no client axis. Where each client's gradient is clipped they are kept apart in the backward pass and
-clipped together. The numbers are those of `stacked` but for the order of the sums.
+Gradients at the same point add up, so a cohort is one batch whose rows have their own private parameters, and the
+shared weights need no client axis. If each client's gradient is clipped, the backward pass keeps the clients' gradients
+separate. The results are those of `stacked` up to the order of the sums.
 
-One client whose numbers are not finite would spoil the sum: then nothing of this is used, and the cohort is trained by
-`stacked`, where updates are refused one by one.
+One client with non-finite numbers would spoil the sum. In that case the result is discarded and the cohort is trained
+by `stacked`, which rejects updates one by one.
 """
 
 from __future__ import annotations
@@ -29,18 +29,24 @@ from homespun.engines.client import (
     Client,
     Mode,
     Outcome,
-    best_values,
     can_stack,
     client_weight,
-    in_user_order,
-    summed_values,
-    trainable,
+    compute_bests,
+    compute_sums,
+    sort_by_user,
+    trainable_names,
     with_derived,
 )
-from homespun.engines.device import broadcast_on, values_on
 from homespun.engines.keys import phase_keys
 from homespun.engines.local_step import local_step
-from homespun.engines.stacked import assigned_stacked, stack_data, stack_private, train_clients, train_phase_stacked
+from homespun.engines.placement import move_broadcast, move_tensors
+from homespun.engines.stacked import (
+    assign_private_stacked,
+    stack_data,
+    stack_private,
+    train_clients,
+    train_phase_stacked,
+)
 
 
 def train_chunk(
@@ -52,9 +58,9 @@ def train_chunk(
     seed: int,
     transforms: Transforms = NO_TRANSFORMS,
 ) -> Outcome:
-    """`train_clients`, and where the method allows it in one gradient."""
+    """Train a chunk of clients: as one gradient if the method allows it, otherwise with `train_clients`."""
     if mode == "round" and can_take_single_step(built, clients) and transforms.sums_clients:
-        found = _single_step(built, broadcast, in_user_order(clients), seed=seed, transforms=transforms)
+        found = _single_step(built, broadcast, sort_by_user(clients), seed=seed, transforms=transforms)
         if found is not None:
             return found
     return train_clients(built, broadcast, clients, mode=mode, seed=seed, transforms=transforms)
@@ -74,7 +80,7 @@ def can_take_single_step(built: BuiltMethod, clients: Sequence[Client]) -> bool:
 
 
 def _one_gradient(built: BuiltMethod, method: Method, *, most: int) -> bool:
-    """Whether what is shared is trained by the last phase alone, in one plain step on everything there is."""
+    """Whether shared parameters are trained by the last phase only, in one plain SGD step on all examples."""
     shared = built.partition.names(*SHARED)
     *before, last = method.local.phases
     if isinstance(last, Assign) or any(optimizers(phase, shared) for phase in before):
@@ -84,8 +90,8 @@ def _one_gradient(built: BuiltMethod, method: Method, *, most: int) -> bool:
 
 
 @dataclass
-class Stacked:
-    """A cohort in user order: its examples, private parameters and metrics."""
+class StackedCohort:
+    """A cohort, sorted by user: its examples, private parameters and metrics."""
 
     clients: Sequence[Client]
     data: Batch  # [clients, most examples, ...]
@@ -100,17 +106,21 @@ class Stacked:
 def _single_step(
     built: BuiltMethod, broadcast: Broadcast, clients: Sequence[Client], *, seed: int, transforms: Transforms
 ) -> Outcome | None:
-    """What `train_clients` gives; None if a number is not finite."""
+    """Return the outcome of `train_clients`; None if a number is not finite."""
     changes = transforms.client_side
     nothing = torch.zeros(len(clients), dtype=torch.float64)
     metrics = {name: nothing.clone() for name in METRICS}
-    data, private = (values_on(values, built.device) for values in (stack_data(clients), stack_private(built, clients)))
-    cohort = Stacked(clients, data, private, metrics)
-    there = broadcast_on(broadcast, built.device)
-    _train_private(built, there, cohort, seed=seed)
+    data, private = (
+        move_tensors(values, built.device) for values in (stack_data(clients), stack_private(built, clients))
+    )
+    cohort = StackedCohort(clients, data, private, metrics)
+    moved_broadcast = move_broadcast(broadcast, built.device)
+    _train_private(built, moved_broadcast, cohort, seed=seed)
     weights = torch.tensor([client_weight(built, client, transforms) for client in clients])
-    gradients, here = _gradients(built, there, cohort, weights=weights, seed=seed, apart=bool(changes))
-    cohort.private = _stepped(built, values_on(cohort.private, CPU), gradients, weights=weights)
+    gradients, row_columns = _gradients(
+        built, moved_broadcast, cohort, weights=weights, seed=seed, per_client=bool(changes)
+    )
+    cohort.private = _step_private(built, move_tensors(cohort.private, CPU), gradients, weights=weights)
     kept = [{name: value[place] for name, value in cohort.private.items()} for place in range(len(clients))]
     parameters = [{**broadcast.parameters, **own} for own in kept]
     statistics = _statistics(built, broadcast, clients, parameters, seed=seed)
@@ -121,14 +131,14 @@ def _single_step(
         steps = {name: rate * gradients[name] for name, rate in rates.items()}
         steps |= {name: torch.tensordot(weights, value, dims=1) for name, value in statistics.items()}
     else:
-        weighted = {name: _beside(weights, value) * value for name, value in statistics.items()}
+        weighted = {name: _unsqueeze_like(weights, value) * value for name, value in statistics.items()}
         moved = {**{name: gradients[name] for name in rates}, **weighted}
         scale = {**rates, **dict.fromkeys(statistics, 1.0)}
         steps, cohort.metrics = changes[0].on_clients(moved, cohort.metrics, scale=scale)
     best = _best(built, parameters)
     if not all(map(_is_finite, (steps, cohort.private, {name: one.value for name, one in best.items()}))):
         return None
-    touched = _touched(built, broadcast, here)
+    touched = _touched(built, broadcast, row_columns)
     update = Update(
         round=broadcast.round,
         federated={name: steps.get(name, torch.zeros_like(value)) for name, value in broadcast.federated.items()},
@@ -139,22 +149,22 @@ def _single_step(
         statistics={name: steps[name] for name in statistics},
         best=best,
     )
-    at_home = {client.user: own for client, own in zip(clients, kept, strict=True)}
+    private_by_user = {client.user: own for client, own in zip(clients, kept, strict=True)}
     sent = transforms.bytes_sent(update, _sent_bytes(broadcast, update, touched))
-    return Outcome(update, at_home, sent_bytes=sent)
+    return Outcome(update, private_by_user, sent_bytes=sent)
 
 
-def _train_private(built: BuiltMethod, broadcast: Broadcast, cohort: Stacked, *, seed: int) -> None:
-    """All phases but the last, which train private parameters only."""
+def _train_private(built: BuiltMethod, broadcast: Broadcast, cohort: StackedCohort, *, seed: int) -> None:
+    """Run all phases but the last; they train private parameters only."""
     *before, _ = built.method.local.phases
     if not before:
         return
     clients = cohort.clients
-    order = sorted(range(len(clients)), key=lambda place: -clients[place].examples)  # the busiest first
+    order = sorted(range(len(clients)), key=lambda place: -clients[place].examples)  # most examples first
     shared = {name: value.expand(len(clients), *value.shape) for name, value in broadcast.parameters.items()}
     rows = torch.tensor(order).to(built.device)
     values: dict[str, Tensor] = {**shared, **{name: value[rows] for name, value in cohort.private.items()}}
-    in_order = order == sorted(order)  # everybody has as many: nothing to copy
+    in_order = order == sorted(order)  # all clients have as many: nothing to copy
     data = cohort.data if in_order else {name: column[rows] for name, column in cohort.data.items()}
     frozen = built.partition.select(built.initial, Role.FROZEN)
     draws = [seeds.numpy_generator(seed, "phases", broadcast.round, clients[place].user) for place in order]
@@ -162,13 +172,13 @@ def _train_private(built: BuiltMethod, broadcast: Broadcast, cohort: Stacked, *,
     counts = torch.tensor([clients[place].examples for place in order])
     for number, phase in enumerate(before):
         if isinstance(phase, Assign):
-            values |= assigned_stacked(built, phase, {**frozen, **values}, data, examples=counts)
+            values |= assign_private_stacked(built, phase, {**frozen, **values}, data, examples=counts)
             continue
         plans = [plan_batches(clients[place].examples, phase, draw) for place, draw in zip(order, draws, strict=True)]
-        here = with_derived(built, {**frozen, **values}, data)
+        inputs = with_derived(built, {**frozen, **values}, data)
         keys = phase_keys(built, seed=seed, mode="round", round=broadcast.round, phase=number, users=users)
         cohort.metrics["loss"][order] += train_phase_stacked(
-            built, phase, values, anchor=shared, data=here, plans=plans, keys=keys
+            built, phase, values, anchor=shared, data=inputs, plans=plans, keys=keys
         )
         cohort.metrics["examples"][order] += torch.tensor([float(sum(map(len, plan))) for plan in plans])
     back = rows.argsort()
@@ -176,16 +186,16 @@ def _train_private(built: BuiltMethod, broadcast: Broadcast, cohort: Stacked, *,
 
 
 def _gradients(
-    built: BuiltMethod, broadcast: Broadcast, cohort: Stacked, *, weights: Tensor, seed: int, apart: bool
+    built: BuiltMethod, broadcast: Broadcast, cohort: StackedCohort, *, weights: Tensor, seed: int, per_client: bool
 ) -> tuple[dict[str, Tensor], Batch]:
-    """Of everything that the last phase trains, at the weights that were sent: what is shared summed over clients, or
-    each client's apart; private parameters' each times its client's weight. And the columns that name rows of keyed
-    parameters. Both on the CPU."""
+    """Compute the gradients of all parameters that the last phase trains, at the broadcast weights. Those of shared
+    parameters are summed over clients, or separate with `per_client`; those of private parameters are multiplied by the
+    client's weight. Also return the batch columns with row numbers of keyed parameters. Both are on the CPU."""
     last, examples = _last_phase(built), cohort.examples.to(built.device)
     frozen = built.partition.select(built.initial, Role.FROZEN)
     shared = broadcast.parameters
-    here = with_derived(built, {**frozen, **shared, **cohort.private}, cohort.data)
-    if apart:
+    inputs = with_derived(built, {**frozen, **shared, **cohort.private}, cohort.data)
+    if per_client:
         shared = {name: value.expand(len(examples), *value.shape) for name, value in shared.items()}
     leaves = {
         name: value.detach().requires_grad_(value.is_floating_point() and last.optimizer_of(name) is not None)
@@ -196,22 +206,22 @@ def _gradients(
     losses = (last.loss or built.method.local.loss)(
         lambda given, some: model.stacked({**frozen, **given}, some),
         leaves,
-        _with_keys(built, broadcast, cohort, here, seed),
+        _add_keys(built, broadcast, cohort, inputs, seed),
     )
     valid = torch.arange(losses.shape[1], device=losses.device) < examples[:, None]
     losses = losses * valid
     cohort.metrics["loss"] += losses.detach().sum(dim=1).to(CPU)
     cohort.metrics["examples"] += cohort.examples
     objective = (weights.to(built.device) * losses.sum(dim=1) / examples).sum()
-    trained = list(optimizers(last, trainable(leaves)))
+    trained = list(optimizers(last, trainable_names(leaves)))
     found = torch.autograd.grad(objective, [leaves[name] for name in trained], allow_unused=True)
     gradients = {name: one for name, one in zip(trained, found, strict=True) if one is not None}
-    named = {column: here[column] for column in built.method.model.keys.values()}
-    return values_on(gradients, CPU), values_on(named, CPU)
+    row_columns = {column: inputs[column] for column in built.method.model.keys.values()}
+    return move_tensors(gradients, CPU), move_tensors(row_columns, CPU)
 
 
-def _with_keys(built: BuiltMethod, broadcast: Broadcast, cohort: Stacked, data: Batch, seed: int) -> Batch:
-    """The last phase has one step, on everything there is."""
+def _add_keys(built: BuiltMethod, broadcast: Broadcast, cohort: StackedCohort, data: Batch, seed: int) -> Batch:
+    """Add the keys of the last phase, which has one step on all examples."""
     users = [client.user for client in cohort.clients]
     phase = len(built.method.local.phases) - 1
     keys = phase_keys(built, seed=seed, mode="round", round=broadcast.round, phase=phase, users=users)
@@ -219,15 +229,16 @@ def _with_keys(built: BuiltMethod, broadcast: Broadcast, cohort: Stacked, data: 
     return keys.add(data, step=0, rows=torch.arange(most, device=built.device).expand(len(users), -1))
 
 
-def _stepped(built: BuiltMethod, private: Tree, gradients: Tree, *, weights: Tensor) -> dict[str, Tensor]:
-    """The private parameters after the last phase's one step. Their gradients come times their clients' weights."""
-    own = {name: gradients[name] / _beside(weights, gradients[name]) for name in private if name in gradients}
+def _step_private(built: BuiltMethod, private: Tree, gradients: Tree, *, weights: Tensor) -> dict[str, Tensor]:
+    """Take the last phase's step on the private parameters. Their gradients are multiplied by the clients' weights."""
+    own = {name: gradients[name] / _unsqueeze_like(weights, gradients[name]) for name in private if name in gradients}
     values = {name: value.clone() if name in own else value for name, value in private.items()}
     local_step(built, _last_phase(built), values, anchor={}, stacked=True).take(values, own)
     return values
 
 
-def _beside(weights: Tensor, value: Tensor) -> Tensor:
+def _unsqueeze_like(weights: Tensor, value: Tensor) -> Tensor:
+    """Add trailing axes to [clients], so that it broadcasts with [clients, ...]."""
     return weights.view(-1, *[1] * (value.dim() - 1))
 
 
@@ -240,20 +251,20 @@ def _last_phase(built: BuiltMethod) -> Phase:
 def _statistics(
     built: BuiltMethod, broadcast: Broadcast, clients: Sequence[Client], parameters: Sequence[Tree], *, seed: int
 ) -> dict[str, Tensor]:
-    """Each client's statistics that are summed: [clients, ...]."""
-    each = [summed_values(built, broadcast, client, own, seed) for client, own in zip(clients, parameters, strict=True)]
+    """Compute each client's statistics that are summed: [clients, ...]."""
+    each = [compute_sums(built, broadcast, client, own, seed) for client, own in zip(clients, parameters, strict=True)]
     return {name: torch.stack([one[name] for one in each]) for name in each[0]}
 
 
 def _best(built: BuiltMethod, parameters: Sequence[Tree]) -> dict[str, Candidate]:
-    each = [best_values(built, own) for own in parameters]
+    each = [compute_bests(built, own) for own in parameters]
     return {
         name: max((one[name] for one in each), key=lambda one: one.score) for name in each[0]
     }  # the first of equals
 
 
 def _touched(built: BuiltMethod, broadcast: Broadcast, data: Batch) -> dict[str, Tensor]:
-    """Of every keyed parameter, which rows each client sends: bool [clients, rows]."""
+    """Return which rows of every keyed parameter each client uploads: bool [clients, rows]."""
     found = {}
     for name, table in broadcast.keyed.items():
         touched = torch.zeros(len(next(iter(data.values()))), len(table), dtype=torch.bool)
@@ -263,7 +274,7 @@ def _touched(built: BuiltMethod, broadcast: Broadcast, data: Batch) -> dict[str,
 
 
 def _rows(broadcast: Broadcast, touched: Tree, steps: Tree, *, weights: Tensor) -> dict[str, Rows]:
-    """The rows that any client sends, each with the weight of those that do."""
+    """Return the rows that at least one client uploads, with the total weight of these clients."""
     found = {}
     for name, table in broadcast.keyed.items():
         index = touched[name].any(dim=0).nonzero()[:, 0]
@@ -273,7 +284,7 @@ def _rows(broadcast: Broadcast, touched: Tree, steps: Tree, *, weights: Tensor) 
 
 
 def _sent_bytes(broadcast: Broadcast, update: Update, touched: Tree) -> dict[str, int]:
-    """`message_bytes`, summed over the clients."""
+    """Return `message_bytes` summed over the clients."""
     keyed = {name: row_bytes(table, rows=int(touched[name].sum())) for name, table in broadcast.keyed.items()}
     return {
         "federated": update.clients * byte_count(broadcast.federated),

@@ -1,9 +1,8 @@
-"""Many clients at once: the same local work as `loop`, with a leading client axis on every tensor.
+"""Trains many clients at once: the local training of `loop`, with a leading client axis on every tensor.
 
-A model opts in by offering `stacked(parameters, batch)`, where each parameter that is not frozen is
-[clients, ...] and each batch column [clients, rows, ...]. Losses are the method's own, unchanged:
-they see one more axis. Clients are sorted by how much they have to do, so that those still at work
-are always the first ones, and those who are done are not touched again.
+A model opts in by defining `stacked(parameters, batch)`, where each parameter that is not frozen is [clients, ...] and
+each batch column [clients, rows, ...]. The method's losses are used unchanged, with one more axis. Clients are sorted
+by their number of examples, so that those still in training come first and finished ones are not touched again.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from homespun.engines.client import (
     Outcome,
     can_stack,
     client_update,
-    in_user_order,
-    intake,
-    kept_private,
+    new_intake,
     phases_of,
     private_names,
+    select_kept,
+    sort_by_user,
     with_derived,
 )
-from homespun.engines.device import values_on
 from homespun.engines.keys import PhaseKeys, phase_keys
 from homespun.engines.local_step import local_step
 from homespun.engines.loop import LoopTrainer, predict_client
+from homespun.engines.placement import move_tensors
 from homespun.engines.sequential import train_sequentially
 
 
@@ -53,43 +52,45 @@ def train_clients(
     seed: int,
     transforms: Transforms = NO_TRANSFORMS,
 ) -> Outcome:
-    """Local work of these clients, stacked where the model can, and their updates summed in user order."""
-    clients = in_user_order(clients)
-    arrived, private = intake(built, broadcast, transforms), {}
+    """Train these clients, stacked if the model supports it, and sum their updates in the order of users."""
+    clients = sort_by_user(clients)
+    intake, private = new_intake(built, broadcast, transforms), {}
     stackable = isinstance(built.model, Stackable)
-    # What is not gradient steps is done client by client, and so are columns that need all rows of keyed parameters.
-    own_way = mode == "personalize" and not isinstance(built.method.personalize, GradientSteps)
-    if own_way or not can_stack(built, clients) or (built.method.model.derived and not stackable):
+    # Custom personalization runs client by client, and so do derived columns, which need all rows of keyed parameters.
+    custom = mode == "personalize" and not isinstance(built.method.personalize, GradientSteps)
+    if custom or not can_stack(built, clients) or (built.method.model.derived and not stackable):
         return LoopTrainer(built, seed, transforms, device=built.device).train(broadcast, clients, mode=mode)
     if not stackable:
         for client in clients:
             sent, kept = train_sequentially(built, broadcast, client, mode=mode, seed=seed, transforms=transforms)
-            if sent is None or arrived.take(client.user, sent, transforms=transforms):
+            if sent is None or intake.add(client.user, sent, transforms=transforms):
                 private[client.user] = kept
-        return Outcome(arrived.total, private, arrived.refused, arrived.sent_bytes)
+        return Outcome(intake.total, private, intake.rejected, intake.sent_bytes)
     results = train_stacked(built, broadcast, clients, mode=mode, seed=seed) if clients else []
     for client, (trained, metrics) in zip(clients, results, strict=True):
         if mode == "round":  # personalization sends nothing
             sent = client_update(
                 built, broadcast, client, trained=trained, metrics=metrics, seed=seed, transforms=transforms
             )
-            if not arrived.take(client.user, sent, transforms=transforms):
+            if not intake.add(client.user, sent, transforms=transforms):
                 continue
-        private[client.user] = kept_private(built, broadcast, trained, mode=mode)
-    return Outcome(arrived.total, private, arrived.refused, arrived.sent_bytes)
+        private[client.user] = select_kept(built, broadcast, trained, mode=mode)
+    return Outcome(intake.total, private, intake.rejected, intake.sent_bytes)
 
 
 def predict_clients(built: BuiltMethod, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:
     able = all(client.examples for client in clients) and can_stack(built, clients)
     if not isinstance(built.model, Stackable) or not able:
         return [predict_client(built, broadcast, client) for client in clients]
-    data = values_on(stack_data(clients), built.device)
+    data = move_tensors(stack_data(clients), built.device)
     shared = broadcast.parameters
-    own = {name for client in clients for name in client.private}  # with copies of shared ones, if there are any
-    theirs = {name: torch.stack([{**shared, **client.private}[name] for client in clients]) for name in own}
+    own = {name for client in clients for name in client.private}  # including copies of shared parameters
+    stacked_private = {name: torch.stack([{**shared, **client.private}[name] for client in clients]) for name in own}
     parameters = {
-        **{name: value.expand(len(clients), *value.shape) for name, value in values_on(shared, built.device).items()},
-        **values_on(theirs, built.device),
+        **{
+            name: value.expand(len(clients), *value.shape) for name, value in move_tensors(shared, built.device).items()
+        },
+        **move_tensors(stacked_private, built.device),
         **built.partition.select(built.initial, Role.FROZEN),
     }
     with torch.no_grad():
@@ -100,33 +101,33 @@ def predict_clients(built: BuiltMethod, broadcast: Broadcast, clients: Sequence[
 def train_stacked(
     built: BuiltMethod, broadcast: Broadcast, clients: Sequence[Client], *, mode: Mode, seed: int
 ) -> list[tuple[dict[str, Tensor], dict[str, float]]]:
-    """What `train_client` gives for each client, in the order of `clients`."""
+    """Return the result of `train_client` for each client, in the order of `clients`."""
     order = sorted(range(len(clients)), key=lambda position: -clients[position].examples)
-    busiest_first = [clients[position] for position in order]
+    largest_first = [clients[position] for position in order]
     count = len(clients)
-    shared = values_on(broadcast.parameters, built.device)
+    shared = move_tensors(broadcast.parameters, built.device)
     anchor = {name: value.expand(count, *value.shape) for name, value in shared.items()}
-    values = {**anchor, **values_on(stack_private(built, busiest_first), built.device)}
+    values = {**anchor, **move_tensors(stack_private(built, largest_first), built.device)}
     data, frozen = (
-        values_on(stack_data(busiest_first), built.device),
+        move_tensors(stack_data(largest_first), built.device),
         built.partition.select(built.initial, Role.FROZEN),
     )
     purpose = SEED_PURPOSE[mode]
-    generators = [seeds.numpy_generator(seed, purpose, broadcast.round, client.user) for client in busiest_first]
+    generators = [seeds.numpy_generator(seed, purpose, broadcast.round, client.user) for client in largest_first]
     loss, examples = torch.zeros(count, dtype=torch.float64), np.zeros(count)
-    users = [client.user for client in busiest_first]
-    counts = torch.tensor([client.examples for client in busiest_first])
+    users = [client.user for client in largest_first]
+    counts = torch.tensor([client.examples for client in largest_first])
     for number, phase in enumerate(phases_of(built, mode)):
         if isinstance(phase, Assign):
-            values |= assigned_stacked(built, phase, {**frozen, **values}, data, examples=counts)
+            values |= assign_private_stacked(built, phase, {**frozen, **values}, data, examples=counts)
             continue
         plans = [
             plan_batches(client.examples, phase, generator)
-            for client, generator in zip(busiest_first, generators, strict=True)
+            for client, generator in zip(largest_first, generators, strict=True)
         ]
-        here = with_derived(built, {**frozen, **values}, data)
+        inputs = with_derived(built, {**frozen, **values}, data)
         keys = phase_keys(built, seed=seed, mode=mode, round=broadcast.round, phase=number, users=users)
-        loss += train_phase_stacked(built, phase, values, anchor=anchor, data=here, plans=plans, keys=keys)
+        loss += train_phase_stacked(built, phase, values, anchor=anchor, data=inputs, plans=plans, keys=keys)
         examples += [sum(len(rows) for rows in plan) for plan in plans]
     found: dict[int, tuple[dict[str, Tensor], dict[str, float]]] = {}
     for place, position in enumerate(order):
@@ -135,23 +136,23 @@ def train_stacked(
     return [found[position] for position in range(count)]
 
 
-def assigned_stacked(
+def assign_private_stacked(
     built: BuiltMethod, phase: Assign, parameters: Tree, data: Batch, *, examples: Tensor
 ) -> dict[str, Tensor]:
-    """`loop.assigned` for many clients; `examples` says how many rows of each client are examples."""
+    """`loop.assign_private` for many clients; `examples` is the number of examples of each client."""
     frozen = built.partition.select(built.initial, Role.FROZEN)
     model, examples = built.model, examples.to(built.device)
     assert isinstance(model, Stackable)
 
     own = {name: value for name, value in parameters.items() if name not in frozen}
-    here, column = with_derived(built, parameters, data), built.method.local.example_weight
+    inputs, column = with_derived(built, parameters, data), built.method.local.example_weight
 
     def mean(values: Tensor) -> Tensor:
         valid = torch.arange(values.shape[1], device=values.device) < examples[:, None]
-        shares = valid.to(values) if column is None else valid * here[column].to(values)
+        shares = valid.to(values) if column is None else valid * inputs[column].to(values)
         return (values * shares).sum(dim=1) / shares.sum(dim=1).clamp(min=torch.finfo(values.dtype).tiny)
 
-    view = LocalView(lambda given, some: model.stacked({**frozen, **given}, some), own, here, mean)
+    view = LocalView(lambda given, some: model.stacked({**frozen, **given}, some), own, inputs, mean)
     able = examples > 0
     return {
         name: value.where(able.view(-1, *[1] * (value.dim() - 1)), parameters[name])
@@ -169,36 +170,36 @@ def train_phase_stacked(
     plans: Sequence[Sequence[np.ndarray]],
     keys: PhaseKeys,
 ) -> Tensor:
-    """Train `values` in place; return each client's summed loss. `keys` are of the same clients."""
+    """Train `values` in place and return each client's summed loss. `keys` are those of the same clients."""
     steps = local_step(built, phase, values, anchor=anchor, stacked=True)
     chosen = steps.chosen
-    for name in chosen:  # until now it may have been one value, shown to everybody
+    for name in chosen:  # it may be one tensor, expanded over clients
         values[name] = values[name].clone(memory_format=torch.contiguous_format)
     frozen = built.partition.select(built.initial, Role.FROZEN)
     model = built.model
     assert isinstance(model, Stackable)
     loss_of, weight = phase.loss or built.method.local.loss, built.method.local.example_weight
     total = torch.zeros(len(plans), dtype=torch.float64)
-    before, batch = torch.empty(0), data
-    everything = torch.arange(next(iter(data.values())).shape[1]).expand(len(plans), -1)
+    last_rows, batch = torch.empty(0), data
+    all_rows = torch.arange(next(iter(data.values())).shape[1]).expand(len(plans), -1)
     for step in range(len(plans[0])):
-        active = sum(len(plan) > step for plan in plans)  # a prefix: the busiest clients come first
-        # A batch's order does not matter. Sorted, a batch of everything is the same tensors again, and a model may know
-        # what it made of them.
+        active = sum(len(plan) > step for plan in plans)  # a prefix: clients with most steps come first
+        # The order within a batch does not matter. Sorted, a batch of all examples is the same tensors in every step,
+        # so that a model can reuse what it computed from them.
         rows, valid = pad_rows([np.sort(plan[step]) for plan in plans[:active]])
-        if not torch.equal(rows, before):
-            before, batch = rows, data
-            if not torch.equal(rows, everything):
-                here = torch.arange(active)[:, None].to(built.device), rows.to(built.device)
-                batch = {name: column[here] for name, column in data.items()}
+        if not torch.equal(rows, last_rows):
+            last_rows, batch = rows, data
+            if not torch.equal(rows, all_rows):
+                positions = torch.arange(active)[:, None].to(built.device), rows.to(built.device)
+                batch = {name: column[positions] for name, column in data.items()}
         valid = valid.to(built.device)
         leaves = {name: value[:active].detach().requires_grad_(name in chosen) for name, value in values.items()}
-        # Other keys in every step, and else the same tensors.
-        drawn = keys.add(batch, step=step, rows=rows.to(built.device))
-        losses = loss_of(lambda given, some: model.stacked({**frozen, **given}, some), leaves, drawn)
+        # New keys in every step; the other columns are the same tensors.
+        keyed_batch = keys.add(batch, step=step, rows=rows.to(built.device))
+        losses = loss_of(lambda given, some: model.stacked({**frozen, **given}, some), leaves, keyed_batch)
         total[:active] += (losses.detach() * valid).sum(dim=1).to(CPU)
         shares = valid if weight is None else valid * batch[weight]
-        # Each client's parameters are its own rows: the gradient of the sum over clients is each one's own.
+        # Clients share no rows, so the gradient of the sum over clients holds the gradient of each client.
         objective = ((losses * shares).sum(dim=1) / shares.sum(dim=1)).sum()
         trained = list(chosen)
         gradients = torch.autograd.grad(objective, [leaves[name] for name in trained], allow_unused=True)
@@ -212,8 +213,8 @@ def stack_private(built: BuiltMethod, clients: Sequence[Client]) -> dict[str, Te
 
 
 def stack_data(clients: Sequence[Client]) -> Batch:
-    """Every column as [clients, most examples, ...]. Filler repeats a client's first row (or, for a client
-    without examples, anybody's): it is legal input, and its weight is zero."""
+    """Stack every column as [clients, most examples, ...]. Padding repeats a client's first row, or that of another
+    client if it has no examples: it is valid input with weight zero."""
     most = max(client.examples for client in clients)
     spare = next((client.data for client in clients if client.examples), clients[0].data)
     stacked = {}
@@ -229,7 +230,7 @@ def stack_data(clients: Sequence[Client]) -> Batch:
 
 
 def pad_rows(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
-    """Row numbers as [clients, longest batch], and 1 where a row is real, 0 where it is filler."""
+    """Return row numbers as [clients, longest batch], and a mask: 1 for rows, 0 for padding."""
     longest = max(len(some) for some in rows)
     padded, valid = (
         np.zeros((len(rows), longest), dtype=np.int64),
@@ -240,14 +241,14 @@ def pad_rows(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(padded), torch.from_numpy(valid)
 
 
-def merged(outcomes: Sequence[Outcome], empty: Update) -> Outcome:
-    """Several chunks of a cohort as one."""
+def merge_outcomes(outcomes: Sequence[Outcome], empty: Update) -> Outcome:
+    """Merge the outcomes of several chunks, in order."""
     total, sent_bytes = empty, NOTHING_SENT
     for outcome in outcomes:
         total, sent_bytes = total + outcome.update, add_bytes(sent_bytes, outcome.sent_bytes)
     return Outcome(
         total,
         private={user: private for outcome in outcomes for user, private in outcome.private.items()},
-        refused={user: reason for outcome in outcomes for user, reason in outcome.refused.items()},
+        rejected={user: reason for outcome in outcomes for user, reason in outcome.rejected.items()},
         sent_bytes=sent_bytes,
     )

@@ -1,4 +1,4 @@
-"""Private state between a round's training and its confirmation, and clients that live in memory."""
+"""Private state between training and confirmation of a round, and a client store in memory."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from homespun.engines.protocol import UserSet
 
 @dataclass(frozen=True)
 class Staged:
-    """What clients learned in a round, until the round is confirmed."""
+    """Trained private parameters of a round that is not confirmed yet."""
 
-    clients: Sequence[Client]  # as they were before the round
+    clients: Sequence[Client]  # before the round
     trained: Mapping[str, Tree]
     weights: Mapping[str, float]
 
     def kept(self, built: BuiltMethod, *, weight: float) -> Mapping[str, Tree]:
-        """What clients keep: all they learned (FURL's Eq. 7), or their update's share of the round's weight (Eq. 6)."""
+        """Return what clients keep: the trained values (Eq. 7 of FURL), or a step by their share of weight (Eq. 6)."""
         if built.method.local.private_update == "all" or weight == 0:
             return self.trained
         return {
@@ -35,7 +35,7 @@ class Staged:
 
 
 def _step(before: Tree, trained: Tree, *, share: float) -> dict[str, Tensor]:
-    """A share of the way; of what is new, or no number that can be shared, all of it."""
+    """Move by `share` of the difference; new tensors, integers and tensors of another shape are taken as trained."""
     return {
         name: before[name] + share * (value - before[name])
         if name in before and value.is_floating_point() and value.shape == before[name].shape
@@ -46,12 +46,12 @@ def _step(before: Tree, trained: Tree, *, share: float) -> dict[str, Tensor]:
 
 @dataclass
 class StagedRounds:
-    """What was staged and waits for confirmation: of one round, the last one that was trained."""
+    """Holds the staged state of one round: the last one that was trained."""
 
     _rounds: dict[int, Staged] = field(default_factory=dict)
 
     def put(self, round: int, staged: Staged) -> None:
-        self._rounds.clear()  # a round that is tried again starts from what was confirmed
+        self._rounds.clear()  # a repeated round starts from the confirmed state
         self._rounds[round] = staged
 
     def pop(self, round: int) -> Staged | None:
@@ -59,7 +59,7 @@ class StagedRounds:
 
 
 class MemoryClients:
-    """A `ClientStore` of clients that are given once, each with one part of its examples; for checks and benchmarks."""
+    """A `ClientStore` of given clients, each with a single part of examples; for checks and benchmarks."""
 
     def __init__(self, built: BuiltMethod, clients: Iterable[Client], *, seed: int) -> None:
         self.built, self.seed = built, seed

@@ -1,7 +1,6 @@
-"""A worker process: receives clients, trains them, returns their sum. It touches no file of the run.
+"""The loop of a worker process: it receives clients, trains them and returns their sum. It opens no file of the run.
 
-Messages come over one end of a socket pair as JSON and safetensors, so nothing is pickled, and the caller's
-script is not imported again.
+Messages arrive on a socket as JSON and safetensors: nothing is pickled, and the caller's script is not imported.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def answer(built: BuiltMethod, seed: int, broadcast: Broadcast, header: dict[str
 
 
 def serve(descriptor: int) -> None:
-    """Answer messages until the other end is closed, which may be in the middle of one: after Ctrl-C nobody waits."""
+    """Answer messages until the other end is closed, which Ctrl-C may do in the middle of one."""
     torch.set_num_threads(1)
     connection = Connection(descriptor)
     with suppress(EOFError, ConnectionError):

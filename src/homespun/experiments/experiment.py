@@ -21,7 +21,7 @@ from pydantic import Field, PositiveInt, StringConstraints, model_validator
 from homespun.analysis.projections import MAX_PROJECTED_USERS
 from homespun.core.errors import RunError, SettingsError, nearest
 from homespun.core.method import Method
-from homespun.core.progress import Show, counted, each, silent
+from homespun.core.progress import Show, each, silent, start_count
 from homespun.core.records import RoundRecord
 from homespun.core.settings import Settings, current_identity, parse
 from homespun.data.federation import Federation
@@ -262,7 +262,7 @@ def _settings(experiment: Experiment, configuration: Configuration, draw: Draw) 
 
 def collect(experiment: Experiment, folder: Path, *, progress: Show = silent) -> dict[str, Any]:
     """The results of all runs of a finished experiment in one object."""
-    done = counted(progress, "reading results", total=len(experiment.configurations) * len(experiment.draws))
+    done = start_count(progress, "reading results", total=len(experiment.configurations) * len(experiment.draws))
     configurations: dict[str, tuple[str, list[dict[str, Any]]]] = {}
     controls: list[dict[str, Any]] = []
     first: dict[str, Any] = {}
@@ -278,7 +278,7 @@ def collect(experiment: Experiment, folder: Path, *, progress: Show = silent) ->
         configurations[name] = (configuration.title or name, runs)
     data = first["data"] if experiment.folds is None else data_over_folds(experiment, folder)
     alike = similarities(experiment, folder, progress=progress)
-    done = counted(progress, "differences", total=1)
+    done = start_count(progress, "differences", total=1)
     found = assemble(experiment.name, data, configurations=configurations, controls=controls)
     done(1)
     return {**found, "similarity": alike}
@@ -299,7 +299,7 @@ def similarities(experiment: Experiment, folder: Path, *, progress: Show = silen
     found = []
     federation: Federation | None = None  # loaded once: loading takes longer than reading a run
     draws = [draw for draw in experiment.draws if not draw.fold]  # one fold is enough
-    done = counted(progress, "comparing users' vectors", total=len(draws) * len(experiment.configurations))
+    done = start_count(progress, "comparing users' vectors", total=len(draws) * len(experiment.configurations))
     for draw in draws:
         ranks: dict[str, np.ndarray] = {}
         for name in each(experiment.configurations, done):

@@ -33,10 +33,10 @@ from torch import Tensor, nn
 
 from homespun.core.errors import SettingsError
 from homespun.core.messages import Broadcast, ServerState, Update
-from homespun.core.method import WHOLE, Adam, Batch, LocalTraining, Method, ModelSpec, Phase, Predict, Sgd, Task
+from homespun.core.method import ALL_EXAMPLES, Adam, Batch, LocalTraining, Method, ModelSpec, Phase, Predict, Sgd, Task
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role, Rules
-from homespun.core.server import RowDenominator, ServerRule, one_each
+from homespun.core.server import RowDenominator, ServerRule, equal_weight
 from homespun.core.settings import Paper
 from homespun.core.statistics import Stack, Statistic
 from homespun.core.tree import Tree
@@ -174,8 +174,8 @@ def method(settings: Settings, task: Task) -> Method:
     shared = {glob: Sgd(1.0) for glob in ("encoder.*", "common.*", *(["kinds.*"] if kinds else []))}
     heads = {} if personal else {"heads.*": Sgd(1.0)}
     first = _private_phases(settings, kinds=task.contexts)
-    together = Phase(trains={"user.embedding": embedding, **heads, **shared}, batch=WHOLE, steps=1)
-    at_home = Phase(trains={"user.embedding": embedding}, batch=WHOLE, steps=settings.personalize_steps)
+    together = Phase(trains={"user.embedding": embedding, **heads, **shared}, batch=ALL_EXAMPLES, steps=1)
+    at_home = Phase(trains={"user.embedding": embedding}, batch=ALL_EXAMPLES, steps=settings.personalize_steps)
     return Method(
         name="fedembed",
         version=1,
@@ -193,7 +193,7 @@ def method(settings: Settings, task: Task) -> Method:
             reads="images",
         ),
         local=LocalTraining(
-            joint_loss, phases=(*first, together), client_weight=one_each, statistics=_statistics(settings)
+            joint_loss, phases=(*first, together), client_weight=equal_weight, statistics=_statistics(settings)
         ),
         personalize=GradientSteps((*first, at_home, *first) if settings.personalize_steps else first),
         scoring=LabelScoring(task.classes, "f1"),
@@ -242,10 +242,10 @@ def _private_phases(settings: Settings, *, kinds: int) -> tuple[Phase, ...]:
 
     if settings.assignment == "prototype":
         trains = {"user.embedding": Sgd(settings.triplet_lr)}
-        return (Phase(trains=trains, batch=WHOLE, steps=settings.triplet_steps, loss=triplet_loss),)
+        return (Phase(trains=trains, batch=ALL_EXAMPLES, steps=settings.triplet_steps, loss=triplet_loss),)
     if settings.assignment == "personal":
         trains = {"head.*": Sgd(settings.own_lr)}
-        return (Phase(trains=trains, batch=WHOLE, steps=settings.own_steps, loss=own_loss),)
+        return (Phase(trains=trains, batch=ALL_EXAMPLES, steps=settings.own_steps, loss=own_loss),)
     return ()
 
 

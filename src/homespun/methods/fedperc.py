@@ -34,7 +34,7 @@ from homespun.core.messages import Broadcast, ServerState, Update
 from homespun.core.method import Adam, Artefact, Batch, LocalTraining, Method, ModelSpec, Phase, Predict, Task
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role, Rules
-from homespun.core.server import RowDenominator, ServerName, ServerRule, one_each, server_rule
+from homespun.core.server import RowDenominator, ServerName, ServerRule, equal_weight, server_rule
 from homespun.core.settings import Paper
 from homespun.core.statistics import Sum
 from homespun.core.tree import Tree
@@ -201,7 +201,7 @@ def method(settings: Settings, task: Task) -> Method:
         local=LocalTraining(
             loss,
             phases=_phases(settings, trainable),
-            client_weight=one_each,
+            client_weight=equal_weight,
             example_weight="length",
             statistics={"prior.embedding": noisy_average(settings)} if averages else {},
         ),

@@ -34,7 +34,7 @@ from homespun.core.messages import Broadcast
 from homespun.core.method import Artefact, Batch, LocalTraining, Method, ModelSpec, Phase, Predict, Sgd, Task
 from homespun.core.personalize import Generated
 from homespun.core.roles import Role
-from homespun.core.server import FedAdam, RowDenominator, ServerName, ServerRule, one_each, server_rule
+from homespun.core.server import FedAdam, RowDenominator, ServerName, ServerRule, equal_weight, server_rule
 from homespun.core.settings import Paper
 from homespun.core.tree import Tree
 from homespun.evaluation.language import TokenScoring
@@ -176,7 +176,7 @@ def method(settings: Settings, task: Task) -> Method:
             keys={"context.table": "context"},
             window=token_window(pretrained, settings.length),
         ),
-        local=LocalTraining(loss, phases=(_phase(settings),), client_weight=one_each, example_weight="length"),
+        local=LocalTraining(loss, phases=(_phase(settings),), client_weight=equal_weight, example_weight="length"),
         personalize=Generated(generated),
         scoring=TokenScoring(),
         server=_server(settings),

@@ -22,7 +22,7 @@ from __future__ import annotations
 from homespun.core.method import Adam, Artefact, LocalTraining, Method, ModelSpec, Phase, Task
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
-from homespun.core.server import one_each
+from homespun.core.server import equal_weight
 from homespun.evaluation.language import TokenScoring
 from homespun.methods import fedperc
 from homespun.models.heads import ADAM_EPSILON, HeadSettings, SharedHead
@@ -63,7 +63,7 @@ def method(settings: Settings, task: Task) -> Method:
         local=LocalTraining(
             fedperc.loss,
             phases=(Phase(trains=together, batch=settings.batch, steps=settings.local_steps, mu=settings.mu),),
-            client_weight=one_each,
+            client_weight=equal_weight,
             example_weight="length",
         ),
         personalize=GradientSteps((Phase(trains=at_home, batch=settings.batch, steps=settings.personalize_steps),)),

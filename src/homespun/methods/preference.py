@@ -26,10 +26,10 @@ from torch.nn import functional
 from homespun.core import settings as core_settings
 from homespun.core.errors import SettingsError
 from homespun.core.messages import Broadcast
-from homespun.core.method import WHOLE, Adam, Batch, LocalTraining, Method, ModelSpec, Phase, Predict, Sgd, Task
+from homespun.core.method import ALL_EXAMPLES, Adam, Batch, LocalTraining, Method, ModelSpec, Phase, Predict, Sgd, Task
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role, Rules
-from homespun.core.server import FedAdam, FedAvg, RowDenominator, ServerName, one_each, server_rule
+from homespun.core.server import FedAdam, FedAvg, RowDenominator, ServerName, equal_weight, server_rule
 from homespun.core.settings import Paper
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples
@@ -147,10 +147,12 @@ def method(settings: Settings, task: Task) -> Method:
         ),
         local=LocalTraining(
             loss,
-            phases=(Phase(trains={**own, "encoder.*": Sgd(1.0), "head.*": Sgd(1.0)}, batch=WHOLE, steps=1),),
-            client_weight=one_each,
+            phases=(Phase(trains={**own, "encoder.*": Sgd(1.0), "head.*": Sgd(1.0)}, batch=ALL_EXAMPLES, steps=1),),
+            client_weight=equal_weight,
         ),
-        personalize=GradientSteps((Phase(trains=own, batch=WHOLE, steps=settings.personalize_steps),) if size else ()),
+        personalize=GradientSteps(
+            (Phase(trains=own, batch=ALL_EXAMPLES, steps=settings.personalize_steps),) if size else ()
+        ),
         scoring=LabelScoring(task.classes, "f1"),
         server=settings.rule("cohort"),
     )

@@ -30,7 +30,7 @@ from homespun.core.messages import Broadcast
 from homespun.core.method import Adam, Artefact, LocalTraining, Method, ModelSpec, Phase, Task
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
-from homespun.core.server import one_each
+from homespun.core.server import equal_weight
 from homespun.core.settings import Paper
 from homespun.evaluation.language import TokenScoring
 from homespun.methods import fedperc
@@ -81,7 +81,7 @@ def method(settings: Settings, task: Task) -> Method:
         local=LocalTraining(
             fedperc.loss,
             phases=(Phase(trains=together, batch=settings.batch, steps=settings.local_steps, mu=settings.mu),),
-            client_weight=one_each,
+            client_weight=equal_weight,
             example_weight="length",
         ),
         personalize=GradientSteps((Phase(trains=at_home, batch=settings.batch, steps=settings.personalize_steps),)),

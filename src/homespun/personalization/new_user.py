@@ -11,11 +11,11 @@ import numpy as np
 
 from homespun.core import seeds
 from homespun.core.errors import DataError, InputError, RunError, UnknownNameError, nearest, raise_faults
+from homespun.core.escaping import name_candidates
 from homespun.core.messages import state_to_bytes
 from homespun.core.method import Batch, Method, Phase, optimizers
 from homespun.core.personalize import Generated, GradientSteps, Personalization
 from homespun.core.roles import Role
-from homespun.core.spelling import readings
 from homespun.core.tree import Tree
 from homespun.data.columns import look_like_names
 from homespun.data.federation import Examples, Federation
@@ -253,7 +253,7 @@ def select_user_examples(given: Federation, user: str | None) -> tuple[str, Exam
     users = list(given.users)
     if user is None and len(users) > 1:
         raise DataError(f"{given.name}: contains {len(users)} users. Choose one with --user.")
-    name = users[0] if user is None else next((one for one in readings(user) if one in users), user)
+    name = users[0] if user is None else next((one for one in name_candidates(user) if one in users), user)
     if name not in users:
         raise UnknownNameError(f"{given.name}: no user {name!r}.{nearest(name, users)}")
     return name, given.examples(users.index(name))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from homespun.core.errors import RunError, UnknownNameError, nearest
+from homespun.core.escaping import name_candidates
 from homespun.core.roles import Role
-from homespun.core.spelling import readings
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples
 from homespun.data.user_names import find_user
@@ -50,7 +50,7 @@ class UserModel:
 
 def resolve_typed_user(run: Run, typed: str) -> str:
     """The user with a name typed on a command line; a name that no user has is returned unchanged."""
-    known = (one for one in readings(typed) if one in run.federation.users or run.vault.private_many([one]))
+    known = (one for one in name_candidates(typed) if one in run.federation.users or run.vault.private_many([one]))
     return next(known, typed)
 
 

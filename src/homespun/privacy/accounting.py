@@ -26,7 +26,7 @@ from math import ceil, isfinite, log2
 from typing import Any, Literal, TypeAlias
 
 from homespun.core.errors import InputError, SettingsError
-from homespun.core.progress import Done, Progress, Show, counted, silent
+from homespun.core.progress import Done, Progress, Show, silent, start_count
 
 # "coarse" is PLD on a coarser grid: never below PLD, and ten times as fast
 Accountant: TypeAlias = Literal["pld", "rdp", "coarse"]
@@ -147,7 +147,7 @@ def find_noise_multiplier(target: float, *, rate: float, rounds: int, delta: flo
         )
     enough = bisect(MIN_NOISE_MULTIPLIER, MAX_NOISE_MULTIPLIER, "rdp")  # fast; PLD needs no more
     steps = ceil(log2(0.5 / PRECISION)) + 1  # at most, from `enough / 2` to `enough`
-    done = counted(progress, f"noise for epsilon {target:g}", total=steps)
+    done = start_count(progress, f"noise for epsilon {target:g}", total=steps)
     found = bisect(max(enough / 2, MIN_NOISE_MULTIPLIER), enough, "coarse", done)
     progress(Progress(f"noise for epsilon {target:g}", steps, steps))
     return found

@@ -99,7 +99,7 @@ class DpMechanism(UpdateTransform):
     def disclosed(self, record: RoundRecord, broadcast: Broadcast, update: Update) -> RoundRecord:
         """Remove what reveals how many clients took part or failed: time, rejections and, with central noise, bytes."""
         loss = nan if self.clip.metrics is None else record.loss
-        record = replace(record, seconds=nan, refused=0, loss=loss)
+        record = replace(record, seconds=nan, rejected=0, loss=loss)
         if self.local:
             return record
         clients = round(self.expected)

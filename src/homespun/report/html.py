@@ -12,7 +12,7 @@ from typing import Any
 from plotly.offline import get_plotlyjs
 
 from homespun.core.errors import HomespunError, RunError
-from homespun.core.progress import Show, counted, silent
+from homespun.core.progress import Show, silent, start_count
 from homespun.experiments.results import RESULTS_FILE, read_results
 from homespun.report.figure_style import LegendEntry, Plot
 from homespun.report.plots import plots
@@ -39,7 +39,7 @@ REPORT_FILES = ("report.md", "report.html")
 def write_report(results: Mapping[str, Any], folder: Path, *, progress: Show = silent) -> Path:
     """Write `report.html` and `report.md`, each atomically; returns the path of the page."""
     make_folder(folder)
-    done = counted(progress, "report", total=2)
+    done = start_count(progress, "report", total=2)
     write_whole(folder / "report.md", markdown(results))
     done(1)
     written = write_whole(folder / "report.html", page(results))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from homespun.core.progress import Show, counted, each, silent
+from homespun.core.progress import Show, each, silent, start_count
 from homespun.core.settings import parse
 from homespun.data.splits import withhold
 from homespun.data.user_names import match_name
@@ -72,7 +72,7 @@ def showcase(
     shared = _most_frequent_context(run, one) if context is None else find_context(run, context)
     pairs = [(one, index) for index in range(max(len(names), 1))] + [(other, shared or 0) for other in others]
     generated = []
-    done = counted(run.progress, "continuations", total=len(openings) * len(pairs))
+    done = start_count(run.progress, "continuations", total=len(openings) * len(pairs))
     for prompt in openings:
         for user, index in each(pairs, done):
             model = find_personal_model(run, user=user, context=names[index] if names else None)

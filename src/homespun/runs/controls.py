@@ -16,7 +16,7 @@ import torch
 
 from homespun.core import seeds
 from homespun.core.method import Artefact
-from homespun.core.progress import Done, counted, each, silent
+from homespun.core.progress import Done, each, silent, start_count
 from homespun.core.roles import Role
 from homespun.core.scoring import Part, Scoring
 from homespun.core.threads import one_thread
@@ -113,12 +113,12 @@ def _text_controls(
 ) -> dict[str, TextEvaluation]:
     pretrained = load_pretrained(_base_model(run).name)
     whose = "participants" if learns_from == "adapt" else "new users"
-    done = counted(run.progress, f"{whose}: base model", total=len(positions))
+    done = start_count(run.progress, f"{whose}: base model", total=len(positions))
     start = best_start(run, pretrained)
     found = {"untouched": untouched(run, people, positions, part=part, pretrained=pretrained, start=start, done=done)}
     for count in run.scoring.k_shot:
         if count:
-            done = counted(run.progress, f"{whose}: base model with {own_samples(count)}", total=len(positions))
+            done = start_count(run.progress, f"{whose}: base model with {own_samples(count)}", total=len(positions))
             found[f"{IN_CONTEXT}{count}"] = _in_context(
                 run,
                 people,

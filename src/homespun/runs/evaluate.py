@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from homespun.core.errors import SettingsError
-from homespun.core.progress import counted
+from homespun.core.progress import start_count
 from homespun.core.scoring import Part
 from homespun.data.federation import Federation
 from homespun.data.splits import sample_users
@@ -37,7 +37,7 @@ def evaluate_users(
 ) -> Evaluated:
     """A sample of these people. `passes` is how often each of them is worked on."""
     users = sampled(run, people)
-    done = counted(run.progress, task, total=passes * len(users))
+    done = start_count(run.progress, task, total=passes * len(users))
     counts = run.engine.evaluate(run.state.broadcast(), users, protocol, done=done)
     found: Evaluated = run.scoring.summarize(list(counts.values()))
     return found

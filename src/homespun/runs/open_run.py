@@ -13,7 +13,7 @@ import numpy as np
 from homespun.core.devices import require_device
 from homespun.core.errors import DataError, HomespunError, RunError, SettingsError, raise_faults
 from homespun.core.messages import state_from_bytes
-from homespun.core.method import WHOLE, Artefact, BuiltMethod, Method, Task, build
+from homespun.core.method import ALL_EXAMPLES, Artefact, BuiltMethod, Method, Task, build
 from homespun.core.progress import Show, silent
 from homespun.core.roles import SHARED
 from homespun.core.statistics import bests, sums
@@ -171,7 +171,7 @@ def _require_accounted(run: Run) -> None:
     dp = run.dp
     if dp is not None and dp.account is not None:
         first = first_shared_phase(run.built)
-        if run.settings.rounds is None and first.steps is not None and first.batch < WHOLE:
+        if run.settings.rounds is None and first.steps is not None and first.batch < ALL_EXAMPLES:
             raise SettingsError(
                 f"privacy: the number of rounds is public, and with {run.method.name} an epoch has the more rounds the "
                 "more examples users have. Give rounds instead of epochs."

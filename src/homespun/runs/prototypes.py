@@ -11,7 +11,7 @@ from torch import Tensor
 
 from homespun.core.devices import CPU
 from homespun.core.errors import SettingsError
-from homespun.core.intake import refused_error
+from homespun.core.intake import rejected_error
 from homespun.core.messages import Broadcast
 from homespun.core.method import Batch, BuiltMethod, Phase, optimizers
 from homespun.core.roles import Role
@@ -45,9 +45,9 @@ class PrototypicalUsers:
             for user, embedding, data in zip(users, broadcast.server[table], self.examples, strict=True)
         ]
         outcome = self._trainer.train(broadcast, clients)
-        if outcome.refused:  # all of them are needed
-            reasons = outcome.refused.values()
-            raise refused_error("updates of prototypical users", reasons, round=broadcast.round)
+        if outcome.rejected:  # all of them are needed
+            reasons = outcome.rejected.values()
+            raise rejected_error("updates of prototypical users", reasons, round=broadcast.round)
         return torch.stack([outcome.private[user][own] for user in users])
 
     @cached_property

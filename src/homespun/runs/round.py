@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import nan
 
-from homespun.core.intake import refused_error
+from homespun.core.intake import rejected_error
 from homespun.core.messages import Broadcast, ServerState, require_finite, require_valid
 from homespun.core.method import BuiltMethod
-from homespun.core.progress import Show, counted, silent
+from homespun.core.progress import Show, silent, start_count
 from homespun.core.records import RoundRecord
 from homespun.core.statistics import bests, sums
 from homespun.core.threads import one_thread
@@ -41,11 +41,11 @@ def run_round(
     started, broadcast = time.perf_counter(), state.broadcast()
     transforms.before_round(broadcast)
     shown = silent if transforms.hides_cohort else progress
-    trained = engine.train(broadcast, cohort, done=counted(shown, f"round {state.round + 1}", total=len(cohort)))
+    trained = engine.train(broadcast, cohort, done=start_count(shown, f"round {state.round + 1}", total=len(cohort)))
     # Where clients are equal a refused update counts as zero, however many there are: to stop would disclose them.
-    if not transforms.equal_clients and trained.refused and 2 * len(trained.refused) >= len(cohort):
-        who = f"{len(trained.refused)} of {len(cohort)} updates"
-        raise refused_error(who, trained.refused, round=state.round)
+    if not transforms.equal_clients and trained.rejected and 2 * len(trained.rejected) >= len(cohort):
+        who = f"{len(trained.rejected)} of {len(cohort)} updates"
+        raise rejected_error(who, trained.rejected, round=state.round)
     declared = built.method.local.statistics
     require_valid(trained.update, broadcast, statistics=sums(declared), best=bests(declared), clients=len(cohort))
     stacked = server_users(broadcast)  # before anything is released
@@ -59,7 +59,7 @@ def run_round(
         clients=update.clients,
         examples=max(0, int(examples)),
         loss=update.metrics["loss"] / max(1.0, examples) if update.clients else nan,
-        refused=len(trained.refused),
+        rejected=len(trained.rejected),
         seconds=time.perf_counter() - started,
         down_bytes=broadcast_bytes(broadcast, clients=len(cohort)),
         up_bytes=trained.sent_bytes,

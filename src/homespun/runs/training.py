@@ -23,7 +23,7 @@ from homespun.core.errors import (
 )
 from homespun.core.messages import METRICS
 from homespun.core.method import Method
-from homespun.core.progress import Progress, Show, counted, silent
+from homespun.core.progress import Progress, Show, silent, start_count
 from homespun.core.records import RoundRecord
 from homespun.core.roles import Role
 from homespun.core.settings import current_names, parse, unknown_setting
@@ -299,7 +299,7 @@ def privacy_of(run: Run) -> dict[str, Any] | None:
     settings, delta = plan.settings, plan.settings.delta
     spending = account.spending(rounds=run.state.round)
     ((release, rounds),) = spending.items()
-    done = counted(run.progress, "privacy accounting", total=1)
+    done = start_count(run.progress, "privacy accounting", total=1)
     cost = compute_bounds(spending, delta=delta)
     found = {
         "adjacency": ADJACENCY,

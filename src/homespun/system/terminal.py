@@ -10,12 +10,12 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from homespun.core.spelling import harmless
+from homespun.core.escaping import escape_unprintable
 
 
 def say(text: object, *, to: TextIO | None = None) -> None:
     """Print a line, to stdout unless another stream is named."""
-    print(harmless(str(text)), file=to, flush=True)
+    print(escape_unprintable(str(text)), file=to, flush=True)
 
 
 class Terminal(Console):
@@ -23,9 +23,9 @@ class Terminal(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Escape text before it is measured, so that tables fit."""
-        return super().render_str(harmless(text), **options)
+        return super().render_str(escape_unprintable(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Escape everything else that is shown, such as a progress bar's title."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=harmless(segment.text))
+            yield segment if segment.control else segment._replace(text=escape_unprintable(segment.text))

@@ -1,1 +1,1 @@
-"""For authors of methods: the contract that every method keeps, and attacks on its updates."""
+"""For authors of methods: checks of the contract of methods, and an attack on updates."""

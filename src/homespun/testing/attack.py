@@ -1,4 +1,4 @@
-"""An honest-but-curious server: how much of a private embedding one client's update gives away."""
+"""An attack by an honest-but-curious server: it reconstructs a private embedding from one client's update."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from homespun.core.transforms import NO_TRANSFORMS, Transforms
 from homespun.engines.client import Client
 from homespun.engines.loop import LoopTrainer
 
-SMALLEST_EMBEDDING, LARGEST_EMBEDDING = 4, 10_000  # numbers; fewer are guessed by chance, more are a head
+SMALLEST_EMBEDDING, LARGEST_EMBEDDING = 4, 10_000  # fewer numbers are guessed by chance; more are an output head
 
 
 @dataclass(frozen=True)
 class Inversion:
-    """An honest-but-curious server tries to read a private embedding off one client's update."""
+    """How well the attack reconstructs the private embedding of one client."""
 
     examples: int
-    relative_error: float  # |guess - truth| / |truth|: 1 is as good as guessing zero, 0 is the embedding itself
+    relative_error: float  # |guess - truth| / |truth|; 0: exact, 1: no better than guessing zeros
     cosine: float
 
 
 def attack_updates(
     built: BuiltMethod, clients: Sequence[Client], *, seed: int, transforms: Transforms = NO_TRANSFORMS
 ) -> tuple[Inversion, ...]:
-    """Read each client's private embedding off its update alone, as a curious server could.
+    """Reconstruct each client's private embedding from its update alone.
 
-    The private embedding is input to some linear layer. Over one round of SGD the layer's weights move by
-    a sum of g x^T and its bias by the sum of g, so bias-delta^T weight-delta / |bias-delta|^2 is the mean
-    input, embedding included, weighted by the gradients. The attacker does not know which columns are the
-    embedding's; we let it try all and report its best, which is what an attacker with the code would get.
-    Where the embedding is multiplied with something shared instead, that one's gradient has the embedding as a
-    factor: every tensor and row of the same size is a guess too, at the scale that suits it best.
+    The attack assumes that the embedding is an input of a linear layer. In one round of SGD the layer's weights change
+    by a sum of g x^T and its bias by the sum of g, so bias-delta^T weight-delta / |bias-delta|^2 is the mean input,
+    embedding included, weighted by the gradients. All windows of columns are tried and the best is reported, because
+    an attacker who has the code knows the columns of the embedding.
+    If the embedding is instead multiplied by a shared parameter, it is a factor of that parameter's gradient: every
+    tensor and row of the same size is also a guess, at its best scale.
     """
     names = [
         name
@@ -57,13 +57,13 @@ def attack_updates(
         guesses = [_mean_input(outcome.update.federated, layer) for layer in _linear_layers(start.federated)]
         for name in names:
             own = truth[name].flatten()
-            moved = [_best_scale(step, own) for step in _steps(outcome.update) if step.numel() == own.numel()]
-            best = min((_closeness(guess, own) for guess in (*guesses, *moved)), default=(1.0, 0.0))
+            scaled = [_best_scale(delta, own) for delta in _deltas(outcome.update) if delta.numel() == own.numel()]
+            best = min((_closeness(guess, own) for guess in (*guesses, *scaled)), default=(1.0, 0.0))
             attacks.append(Inversion(client.examples, *best))
     return tuple(attacks)
 
 
-def _steps(update: Update) -> list[Tensor]:
+def _deltas(update: Update) -> list[Tensor]:
     rows = [row for some in update.keyed.values() for row in some.values]
     return [tensor.double().flatten() for tensor in (*update.federated.values(), *update.statistics.values(), *rows)]
 
@@ -83,7 +83,7 @@ def _mean_input(delta: Mapping[str, Tensor], layer: str) -> Tensor:
 
 
 def _closeness(guess: Tensor, truth: Tensor) -> tuple[float, float]:
-    """Relative error and cosine of the best window of the guess."""
+    """Return the relative error and the cosine of the best window of the guess."""
     truth = truth.double()
     windows = (
         guess.unfold(0, len(truth), 1) if len(guess) >= len(truth) else torch.zeros(1, len(truth), dtype=torch.float64)

@@ -1,18 +1,37 @@
-"""What every method must keep, checked on the method's own file: `check_method("furl")`.
+"""The contract of a method. `check_method("furl")` and `homespun check furl` run these checks on a method file.
 
-roles             every parameter has exactly one; none is missing, no rule is idle
-zero rates        with every learning rate 0, nothing moves
-frozen            what is frozen keeps its bits
-order             the cohort's order does not matter
-repeat            same seed, same bits
-resume            stopped and resumed equals uninterrupted, bit for bit
-engines           cohort gives loop's numbers, with users of 1 and of 500 examples
-transforms        cohort gives loop's numbers with the method's transforms and with noise at the client
-newcomer          somebody unseen can be personalized, and what is shared does not change
-wire              no tensor with a private name, and no private byte, in anything that is serialized
-last bits         under differential privacy, what is released lies on the grid of its noise
-fedavg            with nothing private or keyed and plain averaging, it is FedAvg
-inversion         how much of a private embedding one client's update gives away (reported, not judged)
+The checks use a small corpus and clients with 1 to 500 examples. A method file can define `SMALL`, settings that make
+its model small, and `CORPUS`, the corpus to use: `{"source": name, "users": number}`, by default `dialects`.
+
+    roles       Each parameter has exactly one role, and every rule matches a parameter.
+    zero rates  With all learning rates 0, no federated, keyed or private parameter changes.
+    frozen      Training does not change frozen parameters.
+    order       The result of a round does not depend on the order of the cohort.
+    repeat      Two trainings with the same seed are bit-identical.
+    resume      A run that is stopped and resumed is bit-identical to an uninterrupted one.
+    engines     The cohort engine agrees with the loop engine up to rounding, in training and in prediction.
+    transforms  The two engines agree with the method's own transforms and local differential privacy.
+    newcomer    A new user can be personalized. Nothing is uploaded, shared parameters do not change, and the
+                predictions are finite.
+    wire        Updates, broadcasts and the server's state contain neither the name nor the content of a private
+                parameter.
+    last bits   Under differential privacy, released values lie on the grid of the noise, so that their last bits
+                disclose nothing.
+    fedavg      With all parameters federated and without statistics, a round with FedAvg is the weighted mean of the
+                clients' models.
+
+`check_method` raises `MethodError` with all checks that fail. The report also has an attack that does not pass or fail:
+
+    inversion   How closely a server can reconstruct a private embedding from one client's update, with and without
+                local noise (`testing/attack.py`).
+
+If a check fails, look here first:
+
+    zero rates, frozen   a model that changes its parameters in `forward`, or a loss with side effects
+    repeat, resume       random numbers that do not come from the given generator or from `core/draws.py`, or state
+                         that is kept in a Python object instead of the server's state or private parameters
+    engines, transforms  a `stacked` function that mixes clients, or a loss that is not one value per example
+    wire                 a statistic that is a copy of a private parameter, or a private name used for a shared one
 """
 
 from __future__ import annotations
@@ -20,15 +39,13 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
 import torch
 
 from homespun.core import seeds, tree
 from homespun.core.errors import MethodError
 from homespun.core.messages import (
-    ServerState,
     broadcast_from_bytes,
     broadcast_to_bytes,
     state_from_bytes,
@@ -36,163 +53,96 @@ from homespun.core.messages import (
     update_from_bytes,
     update_to_bytes,
 )
-from homespun.core.method import BuiltMethod, LocalPhase, Method, Phase, build, no_private
+from homespun.core.method import LocalPhase, Phase, build, no_private
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
 from homespun.core.server import FedAvg
 from homespun.core.statistics import bests
-from homespun.core.transforms import Transforms, UpdateTransform
-from homespun.data import load_federation
-from homespun.data.federation import Federation
-from homespun.engines.client import Client, Trainer
+from homespun.core.transforms import Transforms
 from homespun.engines.cohort import CohortTrainer
 from homespun.engines.loop import LoopTrainer, train_client
-from homespun.engines.simulation import SimulationEngine
-from homespun.engines.staging import MemoryClients
 from homespun.privacy.dp import DpMechanism
 from homespun.privacy.mechanism import Clip
 from homespun.privacy.noise import grid_of
-from homespun.runs.open_run import open_run, task_of
-from homespun.runs.prototypes import prototypical_users
-from homespun.runs.round import run_round
+from homespun.runs.open_run import open_run
 from homespun.runs.settings import RunSettings
-from homespun.system.method_loading import load_method, method_module
 from homespun.system.trust import named_by_user
 from homespun.testing.attack import Inversion, attack_updates
+from homespun.testing.subject import (
+    SEED,
+    Subject,
+    are_bit_identical,
+    cohort_trainer,
+    differences,
+    loop_trainer,
+    make_subject,
+    run_rounds,
+)
 
-SIZES = (1, 3, 8, 17, 20, 500)  # examples per user: a single one, partial last batches, very many
-USERS = len(SIZES)
-TOLERANCE = 2e-4  # float32 sums of some hundred steps in another order; typical differences are below 1e-5
-SEED = 7
-LOCAL_DP = DpMechanism(Clip({"*": 1.0}), 1.0, local=True, insecure_seed=SEED)  # epsilon 10.0 a round at delta 1e-5
+TOLERANCE = 2e-4  # float32 sums of hundreds of steps in another order; typically below 1e-5
+LOCAL_DP = DpMechanism(Clip({"*": 1.0}), 1.0, local=True, insecure_seed=SEED)  # epsilon 10.0 per round at delta 1e-5
 
 
-class _BrokenPromise(Exception):
+class _ContractViolation(Exception):
     pass
 
 
-def _require(kept: bool, otherwise: str) -> None:
-    """Not `assert`: the contract also holds under `python -O`."""
-    if not kept:
-        raise _BrokenPromise(otherwise)
+def _require(holds: bool, violation: str) -> None:
+    """Used instead of `assert`, which `python -O` removes."""
+    if not holds:
+        raise _ContractViolation(violation)
 
 
 @dataclass(frozen=True)
 class ContractReport:
+    """The checks that a method passed, and the results of the attack on its updates."""
+
     method: str
     passed: tuple[str, ...]
-    largest_difference: float  # between the two engines
+    largest_difference: float  # between the loop and the cohort engine
     inversions: tuple[Inversion, ...]
-    guarded: tuple[Inversion, ...]  # the same attack on updates that are clipped and noised at home
+    guarded: tuple[Inversion, ...]  # the same attack on updates with local differential privacy
 
     def lines(self) -> list[str]:
-        lines = [f"{self.method}: kept: {', '.join(self.passed)}"]
+        lines = [f"{self.method}: passed: {', '.join(self.passed)}"]
         lines.append(f"{self.method}: loop and cohort differ by at most {self.largest_difference:.1e}")
         if not self.inversions:
-            lines.append(f"{self.method}: inversion: it has no private embedding to recover")
+            lines.append(f"{self.method}: inversion: there is no private embedding to reconstruct")
         lines += [
-            f"{self.method}: inversion: one update of a client with {attack.examples} examples gives its private "
-            f"embedding away to within {100 * attack.relative_error:.1f} % (cosine {attack.cosine:.3f}), "
+            f"{self.method}: inversion: one update of a client with {attack.examples} examples discloses its private "
+            f"embedding to within {100 * attack.relative_error:.1f} % (cosine {attack.cosine:.3f}), "
             f"with local noise to within {100 * guarded.relative_error:.0f} % (cosine {guarded.cosine:.3f})"
             for attack, guarded in zip(self.inversions, self.guarded, strict=True)
         ]
         return lines
 
 
-@dataclass(frozen=True)
-class Subject:
-    """The method under test with a small cohort of very different sizes."""
-
-    built: BuiltMethod
-    federation: Federation
-    clients: tuple[Client, ...]
-    busy: Client  # one who has very many examples; only where that is the point, since it takes long
-
-    @property
-    def method(self) -> Method:
-        return self.built.method
-
-
 @named_by_user()
 def check_method(origin: str, settings: Mapping[str, Any] | None = None) -> ContractReport:
-    """Check the whole contract; raise `MethodError` with every broken promise."""
-    subject = _subject(origin, settings or {})
-    broken: list[str] = []
-    passed = ["roles"]  # building it has checked them
+    """Run all checks on a method; raise `MethodError` with every check that fails."""
+    subject = make_subject(origin, settings or {})
+    failed: list[str] = []
+    passed = ["roles"]  # checked when the method was built
     for name, check in _CHECKS.items():
         try:
             check(subject)
             passed.append(name)
-        except _BrokenPromise as error:
-            broken.append(f"{name}: {error}")
-    if broken:
-        raise MethodError(f"{origin} breaks its contract:\n" + "\n".join(f"  - {line}" for line in broken))
-    everybody = [*subject.clients, subject.busy]
+        except _ContractViolation as error:
+            failed.append(f"{name}: {error}")
+    if failed:
+        raise MethodError(f"{origin} violates the contract of methods:\n" + "\n".join(f"  - {line}" for line in failed))
+    all_clients = [*subject.clients, subject.large_client]
     return ContractReport(
         origin,
         tuple(passed),
         _engine_difference(subject),
-        attack_updates(subject.built, everybody, seed=SEED),
-        attack_updates(subject.built, everybody, seed=SEED, transforms=Transforms((LOCAL_DP,))),
+        attack_updates(subject.built, all_clients, seed=SEED),
+        attack_updates(subject.built, all_clients, seed=SEED, transforms=Transforms((LOCAL_DP,))),
     )
-
-
-def _subject(origin: str, settings: Mapping[str, Any]) -> Subject:
-    small = getattr(method_module(origin), "SMALL", {})
-    corpus = getattr(
-        method_module(settings.get("base_method", origin)), "CORPUS", {"source": "dialects", "users": USERS}
-    )
-    federation = load_federation(corpus["source"], settings={"users": corpus["users"]})
-    method = load_method(origin, {**small, **settings}, task_of(federation))
-    built = build(method, seed=SEED)
-    clients = []
-    for position, size in enumerate(SIZES):
-        user = federation.users[position]
-        pool = federation.examples(position)
-        data = method.model.encode(pool.take(np.arange(size) % len(pool)))  # over and over, where that is not enough
-        clients.append(Client(user, private=built.new_private(user, seed=SEED), data=data))
-    return Subject(built, federation, tuple(clients[:-1]), clients[-1])
-
-
-MakeTrainer: TypeAlias = Callable[[BuiltMethod, Transforms], Trainer]
-
-
-def _loop(built: BuiltMethod, transforms: Transforms) -> Trainer:
-    return LoopTrainer(built, SEED, transforms)
-
-
-def _cohort(built: BuiltMethod, transforms: Transforms) -> Trainer:
-    return CohortTrainer(built, SEED, workers=0, transforms=transforms)
-
-
-def _advance(
-    subject: Subject,
-    make: MakeTrainer,
-    rounds: int = 2,
-    clients: Sequence[Client] | None = None,
-    more: tuple[UpdateTransform, ...] = (),
-) -> tuple[ServerState, dict[str, Any]]:
-    """Some rounds with all clients: the server's state and what each client holds. `more` are transforms beside the
-    method's own."""
-    built, state = subject.built, subject.built.start()
-    store = MemoryClients(built, clients or subject.clients, seed=SEED)
-    transforms = Transforms((*built.method.transforms, *more))
-    engine = SimulationEngine(built, store, make(built, transforms), built.method.scoring, SEED, transforms)
-    server_users = prototypical_users(built, subject.federation, seed=SEED)
-    for _ in range(rounds):
-        state, _ = run_round(
-            built, engine, state, list(store.clients), transforms=transforms, server_users=server_users
-        )
-    return state, {user: client.private for user, client in store.clients.items()}
-
-
-def _same_bits(left: tuple[ServerState, Any], right: tuple[ServerState, Any]) -> bool:
-    homes = all(tree.to_bytes(left[1][user]) == tree.to_bytes(right[1][user]) for user in left[1])
-    return homes and state_to_bytes(left[0]) == state_to_bytes(right[0])
 
 
 def _without_rates(phases: Sequence[LocalPhase]) -> tuple[LocalPhase, ...]:
-    """Gradient steps of rate 0; what is computed without a gradient is left out."""
+    """Set all learning rates to 0; phases without gradient steps are left out."""
     return tuple(
         replace(phase, trains={glob: replace(optimizer, lr=0.0) for glob, optimizer in phase.trains.items()})
         for phase in phases
@@ -202,16 +152,16 @@ def _without_rates(phases: Sequence[LocalPhase]) -> tuple[LocalPhase, ...]:
 
 def _check_zero_rates(subject: Subject) -> None:
     local = replace(subject.method.local, phases=_without_rates(subject.method.local.phases))
-    still = replace(subject.method, local=local)
-    if local.statistics:  # what clients disclose does not depend on learning rates, nor what the server makes of it
-        still = replace(still, local=replace(local, statistics={}), server=FedAvg())
-    subject = replace(subject, built=replace(subject.built, method=still))
-    state, homes = _advance(subject, _loop, rounds=1)
+    method = replace(subject.method, local=local)
+    if local.statistics:  # these change the server's parameters even with learning rates of 0
+        method = replace(method, local=replace(local, statistics={}), server=FedAvg())
+    subject = replace(subject, built=replace(subject.built, method=method))
+    state, private = run_rounds(subject, loop_trainer, rounds=1)
     start = subject.built.start()
-    _require(tree.max_abs_difference(state.federated, start.federated) == 0, "a federated parameter moved")
-    _require(tree.max_abs_difference(state.keyed, start.keyed) == 0, "a keyed parameter moved")
+    _require(tree.max_abs_difference(state.federated, start.federated) == 0, "a federated parameter changed")
+    _require(tree.max_abs_difference(state.keyed, start.keyed) == 0, "a keyed parameter changed")
     for client in subject.clients:
-        _require(tree.max_abs_difference(homes[client.user], client.private) == 0, "a private parameter moved")
+        _require(tree.max_abs_difference(private[client.user], client.private) == 0, "a private parameter changed")
 
 
 def _check_frozen(subject: Subject) -> None:
@@ -219,17 +169,18 @@ def _check_frozen(subject: Subject) -> None:
     broadcast = subject.built.start().broadcast()
     trained, _ = train_client(subject.built, broadcast, subject.clients[2], mode="round", seed=SEED)
     for name in names:
-        _require(torch.equal(trained[name], subject.built.initial[name]), f"{name} is frozen and moved")
+        _require(torch.equal(trained[name], subject.built.initial[name]), f"{name} is frozen, but changed")
 
 
 def _check_order(subject: Subject) -> None:
-    turned = [subject.clients[position] for position in (3, 0, 1, 4, 2)]
-    same = _same_bits(_advance(subject, _cohort), _advance(subject, _cohort, clients=turned))
-    _require(same, "the order changed the bits")
+    permuted = [subject.clients[position] for position in (3, 0, 1, 4, 2)]
+    same = are_bit_identical(run_rounds(subject, cohort_trainer), run_rounds(subject, cohort_trainer, clients=permuted))
+    _require(same, "the result depends on the order of clients")
 
 
 def _check_repeat(subject: Subject) -> None:
-    _require(_same_bits(_advance(subject, _cohort), _advance(subject, _cohort)), "the same seed gave other bits")
+    same = are_bit_identical(run_rounds(subject, cohort_trainer), run_rounds(subject, cohort_trainer))
+    _require(same, "two trainings with the same seed differ")
 
 
 def _check_resume(subject: Subject) -> None:
@@ -253,33 +204,25 @@ def _check_resume(subject: Subject) -> None:
 
 
 def _engine_difference(subject: Subject) -> float:
-    everybody = [*subject.clients, subject.busy]
-    slow, fast = (_advance(subject, make, clients=everybody) for make in (_loop, _cohort))
-    differences = _differences(slow, fast)
+    all_clients = [*subject.clients, subject.large_client]
+    slow, fast = (run_rounds(subject, make, clients=all_clients) for make in (loop_trainer, cohort_trainer))
+    found = differences(slow, fast)
     broadcast = slow[0].broadcast()
     outputs = [
-        engine.predict(broadcast, subject.clients)
-        for engine in (LoopTrainer(subject.built, SEED), CohortTrainer(subject.built, SEED, workers=0))
+        trainer.predict(broadcast, subject.clients)
+        for trainer in (LoopTrainer(subject.built, SEED), CohortTrainer(subject.built, SEED, workers=0))
     ]
-    differences += [float((one - other).abs().max()) for one, other in zip(*outputs, strict=True)]
-    return max(differences)
-
-
-def _differences(one: tuple[ServerState, Any], other: tuple[ServerState, Any]) -> list[float]:
-    return [
-        tree.max_abs_difference(one[0].federated, other[0].federated),
-        tree.max_abs_difference(one[0].keyed, other[0].keyed),
-        *(tree.max_abs_difference(one[1][user], other[1][user]) for user in one[1]),
-    ]
+    found += [float((one - other).abs().max()) for one, other in zip(*outputs, strict=True)]
+    return max(found)
 
 
 def _check_transforms(subject: Subject) -> None:
-    """A round with the method's own transforms and, where its updates are sums, with differential privacy."""
-    private = () if bests(subject.method.local.statistics) else (LOCAL_DP,)
-    slow, fast = (_advance(subject, make, rounds=1, more=private) for make in (_loop, _cohort))
-    difference = max(_differences(slow, fast))
+    """A round with the method's own transforms and, unless it declares a `Best`, with local differential privacy."""
+    privacy = () if bests(subject.method.local.statistics) else (LOCAL_DP,)
+    slow, fast = (run_rounds(subject, make, rounds=1, more=privacy) for make in (loop_trainer, cohort_trainer))
+    difference = max(differences(slow, fast))
     _require(difference <= TOLERANCE, f"loop and cohort differ by {difference:.1e}")
-    _require(bool(fast[1]), "no client kept anything")
+    _require(bool(fast[1]), "no client has private state after the round")
 
 
 def _check_engines(subject: Subject) -> None:
@@ -288,20 +231,18 @@ def _check_engines(subject: Subject) -> None:
 
 
 def _check_newcomer(subject: Subject) -> None:
-    engine = CohortTrainer(subject.built, SEED, workers=0)
-    state, _ = _advance(subject, _cohort, rounds=1)
-    client = replace(
-        subject.clients[3], user="somebody new", private=subject.built.new_private("somebody new", seed=SEED)
-    )
+    trainer = CohortTrainer(subject.built, SEED, workers=0)
+    state, _ = run_rounds(subject, cohort_trainer, rounds=1)
+    client = replace(subject.clients[3], user="a new user", private=subject.built.new_private("a new user", seed=SEED))
     before = tree.to_bytes({**state.federated, **state.keyed})
     if subject.method.personalize.adapts:
-        outcome = engine.train(state.broadcast(), [client], mode="personalize")
+        outcome = trainer.train(state.broadcast(), [client], mode="personalize")
         client = replace(client, private=outcome.private[client.user])
         moved = tree.max_abs_difference(outcome.update.federated, tree.zeros_like(state.federated))
-        _require(moved == 0, "personalizing somebody produced something to upload")
-    (output,) = engine.predict(state.broadcast(), [client])
-    _require(bool(torch.isfinite(output).all()), "the newcomer's predictions are not finite")
-    _require(tree.to_bytes({**state.federated, **state.keyed}) == before, "personalizing changed what is shared")
+        _require(moved == 0, "personalization produced an update")
+    (output,) = trainer.predict(state.broadcast(), [client])
+    _require(bool(torch.isfinite(output).all()), "the predictions for a new user are not finite")
+    _require(tree.to_bytes({**state.federated, **state.keyed}) == before, "personalization changed shared parameters")
 
 
 def _check_wire(subject: Subject) -> None:
@@ -309,7 +250,7 @@ def _check_wire(subject: Subject) -> None:
     start = subject.built.start()
     generator = seeds.torch_generator(SEED, "searched on the wire")
     for client in subject.clients:
-        # Nobody else's numbers: what starts as zeros, or as a copy of something public, could not be told apart.
+        # Random values: initial ones, such as zeros or copies of shared parameters, may be in a message legitimately.
         own = {
             name: value + 0.01 * torch.randn(value.shape, generator=generator) for name, value in client.private.items()
         }
@@ -326,7 +267,7 @@ def _check_wire(subject: Subject) -> None:
 
 
 def _names_sent(update: bytes, broadcast: bytes, state: bytes) -> set[str]:
-    """What every tensor of these messages is called. Whole names: `bias` is not `net.output.bias`."""
+    """Return the whole names of all tensors in these messages: `bias` is not `net.output.bias`."""
     up, down, kept = update_from_bytes(update), broadcast_from_bytes(broadcast), state_from_bytes(state)
     sent = (up.federated, up.keyed, up.statistics, up.best)
     trees = (*sent, down.parameters, kept.federated, kept.keyed, kept.server, kept.optimizer)
@@ -347,7 +288,7 @@ def _check_last_bits(subject: Subject) -> None:
         tensors = {**update.federated, **rows, **update.statistics}
         for name, tensor in tensors.items():
             steps = tensor.double() / grid_of(1.0)  # clip norm and multiplier are 1
-            _require(torch.equal(steps, steps.round()), f"{name} is not on the grid of its noise, {noise}")
+            _require(torch.equal(steps, steps.round()), f"{name} is not on the grid of its {noise} noise")
 
 
 def _check_fedavg(subject: Subject) -> None:

@@ -1,8 +1,8 @@
-"""Engines compute where they are told, and everything that leaves them is on the CPU.
+"""Trainers compute on their device, and everything they return is on the CPU.
 
-There is no GPU here. Whole rounds run on a device that is emulated (`elsewhere.py`), and raise where a tensor stayed on
-the CPU. Torch's own `FakeTensorMode` knows devices, too, but no numbers: a size or a branch that depends on data ends
-it. So it goes only as far as the summed gradient of FedEmbed, forward and backward, and a local step.
+There is no GPU here. Whole rounds run on an emulated device (`emulated_device.py`) and raise if a tensor stayed on the
+CPU. Torch's `FakeTensorMode` tracks devices too, but has no values: it fails where a size or a branch depends on data.
+It is used only for the summed gradient of FedEmbed, forward and backward, and for a local step.
 """
 
 from dataclasses import replace
@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from elsewhere import TwoDevicesError, elsewhere
+from emulated_device import TwoDevicesError, emulated_device
 from test_stochastic import FILE
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -19,12 +19,12 @@ from homespun.core.errors import SettingsError
 from homespun.core.method import Adam, AdamW, Phase, Sgd, build
 from homespun.core.transforms import Transforms
 from homespun.data import load_federation
-from homespun.engines import single_step as summed
+from homespun.engines import single_step
 from homespun.engines.client import Client
 from homespun.engines.cohort import CohortTrainer
-from homespun.engines.device import broadcast_on, values_on
 from homespun.engines.local_step import LocalStep
 from homespun.engines.loop import LoopTrainer
+from homespun.engines.placement import move_broadcast, move_tensors
 from homespun.engines.stacked import stack_data, stack_private
 from homespun.methods.furl import SMALL
 from homespun.models import document
@@ -41,7 +41,7 @@ ENGINES = {
     "loop": lambda made, **more: LoopTrainer(made, 0, **more),
     "cohort": lambda made, **more: CohortTrainer(made, 0, workers=0, **more),
 }
-# Every way through the engines and, of the models, everything that is written by hand.
+# Every code path of the trainers and all hand-written operators of the models.
 SUBJECTS = {
     "furl": ("furl", {"personalize_epochs": 1, "batch": 2}, "dialects"),  # several batches: not summed
     "furl, table": ("furl", {"users": "table", "pooling": "max", "mu": 0.1, "batch": 3}, "dialects"),
@@ -90,8 +90,8 @@ def tensors(outcome):
 
 
 def require_same(expected, found):
-    """On the CPU, as torch's own tensors, and of the same numbers but for rounding: LSTMs and attention are made of
-    other operators elsewhere, and Adam divides small gradients by small numbers."""
+    """On the CPU, plain torch tensors, and the same numbers up to rounding: LSTMs and attention use other operators on
+    the emulated device, and Adam divides small gradients by small numbers."""
     assert len(expected) == len(found)
     for one, other in zip(expected, found, strict=True):
         assert type(other) is torch.Tensor and other.device.type == "cpu"
@@ -100,55 +100,55 @@ def require_same(expected, found):
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=LONG if name in SLOW else ()) for name in SUBJECTS])
-def test_a_round_elsewhere(name, engine):
-    """Training with the cohort, training at home, and predicting."""
+def test_a_round_on_another_device(name, engine):
+    """Training in a round, personalizing, and predicting."""
     made, clients = make(name)
     start = made.start().broadcast()
 
-    def worked(engine):
-        trained, at_home = engine.train(start, clients), engine.train(start, clients, mode="personalize")
-        assert trained.refused == {}
-        return [*tensors(trained), *tensors(at_home), *engine.predict(start, clients)]
+    def run(engine):
+        trained, personalized = engine.train(start, clients), engine.train(start, clients, mode="personalize")
+        assert trained.rejected == {}
+        return [*tensors(trained), *tensors(personalized), *engine.predict(start, clients)]
 
-    expected = worked(engine(made))
-    with elsewhere():  # afterwards: what a model remembers of its work on the CPU must not be used
-        found = worked(engine(made, device="meta"))
+    expected = run(engine(made))
+    with emulated_device():  # after the run on the CPU: what a model cached there must not be used
+        found = run(engine(made, device="meta"))
     require_same(expected, found)
-    assert {one.device.type for one in made.model.parameters()} == {"cpu"}  # the caller's model stays where it is
+    assert {one.device.type for one in made.model.parameters()} == {"cpu"}  # the caller's model was not moved
 
 
-def test_clipped_gradients_elsewhere():
+def test_clipped_gradients_on_another_device():
     made, clients = make("fedembed")
     start, clips = made.start().broadcast(), Transforms((DpMechanism(Clip({"*": 0.5})),))
-    with elsewhere():
+    with emulated_device():
         found = CohortTrainer(made, 0, workers=0, transforms=clips, device="meta").train(start, clients)
     require_same(tensors(CohortTrainer(made, 0, workers=0, transforms=clips).train(start, clients)), tensors(found))
 
 
 @pytest.mark.parametrize("optimizer", [Sgd(0.1, momentum=0.9, weight_decay=0.1), Adam(0.1), AdamW(0.1)])
-def test_every_optimizer_elsewhere(optimizer):
+def test_every_optimizer_on_another_device(optimizer):
     made, clients = make("furl")
     phase = Phase(trains={"*": optimizer}, batch=3, steps=2, clip_norm=0.1, mu=0.1)
     made = replace(made, method=replace(made.method, local=replace(made.method.local, phases=(phase,))))
     start = made.start().broadcast()
-    with elsewhere():
+    with emulated_device():
         found = CohortTrainer(made, 0, workers=0, device="meta").train(start, clients)
     expected = CohortTrainer(made, 0, workers=0).train(start, clients)
     assert tree.max_abs_difference(expected.update.federated, found.update.federated) < 1e-4
 
 
-def test_workers_are_not_asked_where_the_device_is_another_one(monkeypatch):
+def test_workers_are_not_used_on_another_device(monkeypatch):
     monkeypatch.setattr("homespun.engines.cohort.shared_pool", None)
     made, clients = make("furl")
-    with elsewhere():
+    with emulated_device():
         CohortTrainer(made, 0, workers=2, device="meta").train(made.start().broadcast(), clients)
 
 
-# The tests above notice what they are for
+# The tests above detect the errors they are for
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
-def test_a_tensor_that_stayed_on_the_cpu_is_noticed_in_training(engine):
+def test_a_tensor_that_stayed_on_the_cpu_is_detected_in_training(engine):
     made, clients = make("furl")
     kept = torch.ones(8)  # on the CPU
 
@@ -156,12 +156,12 @@ def test_a_tensor_that_stayed_on_the_cpu_is_noticed_in_training(engine):
         return made.method.local.loss(lambda *given: predict(*given) * kept, parameters, batch)
 
     wrong = replace(made, method=replace(made.method, local=replace(made.method.local, loss=loss)))
-    engine(wrong).train(made.start().broadcast(), clients)  # here nothing is wrong
-    with elsewhere(), pytest.raises(TwoDevicesError, match=r"aten.mul.Tensor: .*\(8,\)\] on the CPU"):
+    engine(wrong).train(made.start().broadcast(), clients)  # no error on the CPU
+    with emulated_device(), pytest.raises(TwoDevicesError, match=r"aten.mul.Tensor: .*\(8,\)\] on the CPU"):
         engine(wrong, device="meta").train(made.start().broadcast(), clients)
 
 
-def test_an_index_without_a_device_is_noticed(monkeypatch):
+def test_an_index_without_a_device_is_detected(monkeypatch):
     """As in `torch.arange(clients)`, which is on the CPU."""
     made, clients = make("furl, table")
     arange = torch.arange
@@ -173,38 +173,40 @@ def test_an_index_without_a_device_is_noticed(monkeypatch):
             return getattr(torch, name)
 
     monkeypatch.setattr(document, "torch", Torch())
-    with elsewhere(), pytest.raises(TwoDevicesError, match=r"aten.index.Tensor"):
+    with emulated_device(), pytest.raises(TwoDevicesError, match=r"aten.index.Tensor"):
         CohortTrainer(made, 0, workers=0, device="meta").train(made.start().broadcast(), clients)
 
 
 # FakeTensorMode
 
 
-def fake_gradients(made, clients, *, apart):
-    """The gradient of a cohort at the weights it was sent, in a mode that knows shapes and devices, but no numbers."""
+def fake_gradients(made, clients, *, per_client):
+    """The gradient of a cohort at the broadcast weights, in a mode with shapes and devices, but without values."""
     with FakeTensorMode(allow_non_fake_inputs=True):
-        # the network's own parameters are not used: all that it computes with is given to it
-        there = replace(made, initial=values_on(made.initial, "meta"), device="meta")
+        # the model's own parameters are not used: all parameters are passed to it
+        placed = replace(made, initial=move_tensors(made.initial, "meta"), device="meta")
         data, private = stack_data(clients), stack_private(made, clients)
-        told = {"loss": torch.zeros(len(clients)), "examples": torch.zeros(len(clients))}
-        cohort = summed.Stacked(clients, values_on(data, "meta"), values_on(private, "meta"), told)
-        broadcast = broadcast_on(made.start().broadcast(), "meta")
-        return summed._gradients(there, broadcast, cohort, weights=torch.ones(len(clients)), seed=0, apart=apart)[0]
+        metrics = {"loss": torch.zeros(len(clients)), "examples": torch.zeros(len(clients))}
+        cohort = single_step.StackedCohort(clients, move_tensors(data, "meta"), move_tensors(private, "meta"), metrics)
+        broadcast = move_broadcast(made.start().broadcast(), "meta")
+        return single_step._gradients(
+            placed, broadcast, cohort, weights=torch.ones(len(clients)), seed=0, per_client=per_client
+        )[0]
 
 
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("per_client", [False, True])
 @pytest.mark.parametrize("name", ["fedembed", "fedembed, som", "fedembed, personal", "dropout, summed"])
-def test_the_summed_gradient_of_fake_tensors(name, apart):
+def test_the_summed_gradient_of_fake_tensors(name, per_client):
     made, clients = make(name)
-    gradients = fake_gradients(made, clients, apart=apart)
+    gradients = fake_gradients(made, clients, per_client=per_client)
     for parameter, gradient in gradients.items():
         shape = made.initial[parameter].shape
-        of_each = apart or parameter.startswith(("user.embedding", "head."))
+        of_each = per_client or parameter.startswith(("user.embedding", "head."))
         assert gradient.shape == ((len(clients), *shape) if of_each else shape) and gradient.device.type == "cpu"
     assert len(gradients) > 4
 
 
-def test_fake_tensors_of_two_devices_are_noticed():
+def test_fake_tensors_of_two_devices_are_detected():
     made, clients = make("fedembed")
     last = made.method.local.phases[-1]
     kept = torch.ones(5)
@@ -216,7 +218,7 @@ def test_fake_tensors_of_two_devices_are_noticed():
         made, method=replace(made.method, local=replace(made.method.local, phases=(replace(last, loss=loss),)))
     )
     with pytest.raises(RuntimeError, match=r"(?i)device"):
-        fake_gradients(wrong, clients, apart=False)
+        fake_gradients(wrong, clients, per_client=False)
 
 
 @pytest.mark.parametrize("optimizer", [Sgd(0.1, momentum=0.9, weight_decay=0.1), Adam(0.1), AdamW(0.1)])
@@ -232,15 +234,15 @@ def test_a_step_of_fake_tensors(optimizer, stacked):
     assert values["w"].device.type == "meta"
 
 
-# The windows of a convolution are cut by numpy on the CPU and by torch elsewhere
+# The windows of a convolution are extracted by numpy on the CPU and by torch on other devices
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
-def test_windows_are_the_same_elsewhere(dtype):
+def test_windows_are_the_same_on_another_device(dtype):
     inputs = torch.arange(2 * 3 * 6 * 7).view(2, 3, 6, 7, 1).to(dtype)
     geometry = Geometry(stride=(2, 1), padding=(1, 0), pool=(1, 2))
     expected, places = _windows(inputs, torch.Size((3, 2)), geometry)
-    with elsewhere():
+    with emulated_device():
         found, same_places = _windows(inputs.to("meta"), torch.Size((3, 2)), geometry)
         found = found.to("cpu")
     assert torch.equal(expected, found) and places == same_places and found.dtype == torch.float32
@@ -249,7 +251,7 @@ def test_windows_are_the_same_elsewhere(dtype):
 # The setting
 
 
-def test_a_device_that_torch_does_not_have_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+def test_an_unavailable_device_is_rejected_before_anything_is_written(tmp_path, monkeypatch):
     federation = load_federation("dialects", settings={"users": 4, "examples": 10})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -260,7 +262,7 @@ def test_a_device_that_torch_does_not_have_is_refused_before_anything_is_written
     assert not (tmp_path / "run").exists()
 
 
-def test_the_device_is_part_of_what_a_run_is_unless_it_is_the_cpu():
+def test_the_device_is_part_of_the_identity_of_a_run_unless_it_is_the_cpu():
     plain = RunSettings(rounds=1).identity()
     assert "device" not in plain and RunSettings(rounds=1, device="cpu").identity() == plain
     assert RunSettings(rounds=1, device="cuda").identity() == {**plain, "device": "cuda"}

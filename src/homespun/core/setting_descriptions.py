@@ -1,4 +1,4 @@
-"""Settings as a person reads them, from the classes that check them: default, allowed values, meaning."""
+"""Descriptions of settings (default, allowed values, meaning), generated from the classes that validate them."""
 
 from __future__ import annotations
 
@@ -16,64 +16,64 @@ TYPES = {"integer": "integer", "number": "number", "string": "text", "boolean": 
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What is said of one setting."""
+class SettingDescription:
+    """The description of one setting."""
 
     name: str  # with its group: "privacy.clip"
-    default: Any  # None: it is not set
+    default: Any  # None: not set by default
     allowed: str
     meaning: str
-    paper: Any = None  # None: the paper does not say
+    paper: Any = None  # the value in the paper; None: not stated
     required: bool = False
 
 
-def described(
+def describe_settings(
     kind: type[BaseModel],
     *,
     defaults: Mapping[str, Any] | None = None,
     paper: Mapping[str, Any] | None = None,
     group: str = "",
-) -> tuple[Setting, ...]:
-    """Every setting of a class, those of its groups included, in the order of the class.
+) -> tuple[SettingDescription, ...]:
+    """Describe every setting of a class, nested groups included, in the order of the class.
 
-    `defaults` and `paper` go before what the class itself says, by name.
+    `defaults` and `paper` override the values in the class, by name.
     """
     properties = kind.model_json_schema()["properties"]
-    found: list[Setting] = []
+    found: list[SettingDescription] = []
     for name, field in kind.model_fields.items():
-        inside = settings_class(field.annotation)
-        if inside is not None:
-            found += described(inside, group=f"{group}{name}.")
+        nested = settings_class(field.annotation)
+        if nested is not None:
+            found += describe_settings(nested, group=f"{group}{name}.")
             continue
-        usual = None if field.is_required() else field.get_default(call_default_factory=True)
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
         found.append(
-            Setting(
+            SettingDescription(
                 name=group + name,
-                default=(defaults or {}).get(name, usual),
+                default=(defaults or {}).get(name, default),
                 allowed=_allowed(properties[field.alias or name]),
                 meaning=" ".join((field.description or "").split()),
-                paper=(paper or {}).get(name, _stated(field)),
+                paper=(paper or {}).get(name, _paper_value(field)),
                 required=field.is_required() and name not in (defaults or {}),
             )
         )
     return tuple(found)
 
 
-def _stated(field: FieldInfo) -> Any:
+def _paper_value(field: FieldInfo) -> Any:
     return next((one.value for one in field.metadata if isinstance(one, Paper)), None)
 
 
-def as_typed(value: Any) -> str:
-    """A value as one types it after `--set name=`."""
+def format_value(value: Any) -> str:
+    """Format a value as it is typed after `--set name=`."""
     if isinstance(value, str):
         return value or '""'
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(as_typed, value))}]"
+        return f"[{', '.join(map(format_value, value))}]"
     return repr(value) if isinstance(value, float) else json.dumps(value)
 
 
 def _allowed(schema: Mapping[str, Any]) -> str:
-    """The values that a JSON schema allows, in words. `null` is what is not set, which nobody types."""
+    """Describe the values that a JSON schema allows. `null` is omitted: it means that the setting is not set."""
     if "anyOf" in schema:
         return " or ".join(_allowed(option) for option in schema["anyOf"] if option.get("type") != "null")
     if "enum" in schema:

@@ -1,8 +1,7 @@
-"""Where local work is computed. Clients, broadcasts and outcomes are on the CPU; the engine moves what it needs to its
-device and takes back what was trained.
+"""Moves models and tensors to the device that computes, and results back to the CPU.
 
-An engine's `built` for another device is `place(built, device)`: the training functions of all engines go by
-`built.device`.
+Clients, broadcasts and outcomes are on the CPU. `place_method(built, device)` returns the method on another device; the
+training functions of all trainers use `built.device`.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from homespun.core.tree import Tree
 from homespun.engines.client import Client
 
 
-def place(built: BuiltMethod, device: str) -> BuiltMethod:
-    """A copy with the model and all parameters on this device; on the device where it is, `built` itself."""
+def place_method(built: BuiltMethod, device: str) -> BuiltMethod:
+    """Return a copy with the model and all parameters on this device, or `built` itself if it is there already."""
     if device == built.device:
         return built
     model = copy.deepcopy(built.model).to(device)
     placed = dict(model.named_parameters())
-    # a frozen parameter may be most of a language model: it is not held twice
+    # frozen parameters may be most of a language model, so they are not copied
     initial = {
         name: placed[name].detach() if built.partition.roles[name] is Role.FROZEN else value.to(device)
         for name, value in built.initial.items()
@@ -35,27 +34,27 @@ def place(built: BuiltMethod, device: str) -> BuiltMethod:
     return replace(built, model=model, initial=initial, device=device)
 
 
-def values_on(values: Mapping[str, Tensor], device: str) -> dict[str, Tensor]:
+def move_tensors(values: Mapping[str, Tensor], device: str) -> dict[str, Tensor]:
     return {name: value.to(device) for name, value in values.items()}
 
 
-def broadcast_on(broadcast: Broadcast, device: str) -> Broadcast:
+def move_broadcast(broadcast: Broadcast, device: str) -> Broadcast:
     if device == CPU:
         return broadcast
     federated, keyed, server = (
-        values_on(tree, device) for tree in (broadcast.federated, broadcast.keyed, broadcast.server)
+        move_tensors(tree, device) for tree in (broadcast.federated, broadcast.keyed, broadcast.server)
     )
     return replace(broadcast, federated=federated, keyed=keyed, server=server)
 
 
-def client_on(client: Client, device: str) -> Client:
+def move_client(client: Client, device: str) -> Client:
     if device == CPU:
         return client
-    return replace(client, private=values_on(client.private, device), data=values_on(client.data, device))
+    return replace(client, private=move_tensors(client.private, device), data=move_tensors(client.data, device))
 
 
-def taken_back(built: BuiltMethod, trained: Tree) -> dict[str, Tensor]:
-    """Trained parameters on the CPU. What is frozen stays where it is: nobody asks for it, and it may be large."""
+def move_trained_to_cpu(built: BuiltMethod, trained: Tree) -> dict[str, Tensor]:
+    """Move trained parameters to the CPU. Frozen ones stay on the device: they are not needed and may be large."""
     if built.device == CPU:
         return dict(trained)
     frozen = set(built.partition.names(Role.FROZEN))

@@ -1,4 +1,4 @@
-"""Settings as people read them: name, default, allowed values, meaning, the paper's value."""
+"""Descriptions of settings: name, default, allowed values, meaning, the paper's value."""
 
 import importlib
 import pkgutil
@@ -8,8 +8,8 @@ import pytest
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 import homespun
-from homespun.core.described import Setting, as_typed, described
 from homespun.core.errors import SettingsError
+from homespun.core.setting_descriptions import SettingDescription, describe_settings, format_value
 from homespun.core.settings import Paper, Settings, parse
 
 
@@ -28,13 +28,13 @@ def every_settings_class():
 def test_every_setting_has_a_meaning():
     kinds = every_settings_class()
     assert len(kinds) > 25
-    silent = {
+    undocumented = {
         f"{kind.__module__}.{kind.__name__}.{name}"
         for kind in kinds
         for name, field in kind.model_fields.items()
         if not field.description or not field.description.endswith(".")
     }
-    assert silent == set()
+    assert undocumented == set()
 
 
 class Inner(Settings):
@@ -67,29 +67,31 @@ class Outer(Settings):
     """More."""
 
 
-def test_what_is_said_of_a_setting():
-    found = described(Outer, defaults={"share": 0.25}, paper={"flag": False})
+def test_descriptions_of_settings():
+    found = describe_settings(Outer, defaults={"share": 0.25}, paper={"flag": False})
     assert found == (
-        Setting("rate", None, "number >= 0", "Rate of learning. Not set: the server's.", "0.1 (here), 0.2 (there)"),
-        Setting("kind", "a", "a or b", "Which one."),
-        Setting("share", 0.25, "number >= 0 and < 1", "A share."),
-        Setting("classes", 8, "integer from 2 to 256", "Classes."),
-        Setting("only", "a", "a", "One value."),
-        Setting("flag", True, "true or false", "Whether.", paper=False),
-        Setting("names", (), "list of text", "Some names."),
-        Setting("parts", (0, 1), "list of integer, integer > 0", "Two parts."),
-        Setting("path", None, "text", "A file.", required=True),
-        Setting("inner.clip", 1, "integer > 0 or table of integer > 0", "Longest update.", paper=2),
+        SettingDescription(
+            "rate", None, "number >= 0", "Rate of learning. Not set: the server's.", "0.1 (here), 0.2 (there)"
+        ),
+        SettingDescription("kind", "a", "a or b", "Which one."),
+        SettingDescription("share", 0.25, "number >= 0 and < 1", "A share."),
+        SettingDescription("classes", 8, "integer from 2 to 256", "Classes."),
+        SettingDescription("only", "a", "a", "One value."),
+        SettingDescription("flag", True, "true or false", "Whether.", paper=False),
+        SettingDescription("names", (), "list of text", "Some names."),
+        SettingDescription("parts", (0, 1), "list of integer, integer > 0", "Two parts."),
+        SettingDescription("path", None, "text", "A file.", required=True),
+        SettingDescription("inner.clip", 1, "integer > 0 or table of integer > 0", "Longest update.", paper=2),
     )
 
 
-def test_values_as_they_are_typed():
-    assert [as_typed(value) for value in (0.001, 1e-5, True, "a b", "", (0.6, 0.4), (), {})] == [
+def test_values_are_formatted_as_overrides():
+    assert [format_value(value) for value in (0.001, 1e-5, True, "a b", "", (0.6, 0.4), (), {})] == [
         "0.001", "1e-05", "true", "a b", '""', "[0.6, 0.4]", "[]", "{}",
     ]  # fmt: skip
 
 
-def test_an_unknown_name_gets_the_nearest_and_the_command_that_lists_all():
+def test_an_unknown_setting_names_the_nearest_and_the_command_that_lists_all():
     with pytest.raises(SettingsError) as caught:
         parse(Outer, {"raet": 1, "path": "x"}, where="run", listed_by="homespun settings some")
     assert str(caught.value) == (
@@ -101,11 +103,11 @@ def test_an_unknown_name_gets_the_nearest_and_the_command_that_lists_all():
 
 class Several(Settings):
     tables: dict[str, Inner]
-    """Groups under names of the user's own."""
+    """Groups under names that the user chooses."""
 
 
 def test_a_misspelt_setting_in_a_table_of_groups():
     with pytest.raises(SettingsError, match=r"unknown setting 'tables.mine.clp'. Did you mean 'tables.mine.clip'\?"):
         parse(Several, {"tables": {"mine": {"clp": 1}}}, where="file")
-    (found,) = described(Several)
+    (found,) = describe_settings(Several)
     assert found.name == "tables" and found.allowed == "table of tables"
