@@ -20,7 +20,7 @@ _FOR_AUTHORS = (
     "Adam", "AdamW", "Artefact", "Assign", "Best", "Broadcast", "FedAdam", "FedAvg", "Generated", "GradientSteps",
     "Home", "LabelScoring", "LocalTraining", "LocalView", "Method", "ModelSpec", "Paper", "Personalization", "Phase",
     "Role", "Scoring", "ServerState", "Settings", "Sgd", "Stack", "Sum", "Task", "TokenScoring", "Update",
-    "UpdateTransform", "WHOLE", "Window", "check_method",
+    "UpdateTransform", "Window", "check_method",
 )  # fmt: skip
 
 __all__ = [*_FOR_USERS, *_FOR_AUTHORS]

@@ -5,7 +5,6 @@
 from homespun.core.messages import Broadcast as Broadcast
 from homespun.core.messages import ServerState as ServerState
 from homespun.core.messages import Update as Update
-from homespun.core.method import WHOLE as WHOLE
 from homespun.core.method import Artefact as Artefact
 from homespun.core.method import Assign as Assign
 from homespun.core.method import LocalTraining as LocalTraining

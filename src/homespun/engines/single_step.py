@@ -194,9 +194,10 @@ def _gradients(
     last, examples = _last_phase(built), cohort.examples.to(built.device)
     frozen = built.partition.select(built.initial, Role.FROZEN)
     shared = broadcast.parameters
-    inputs = with_derived(built, {**frozen, **shared, **cohort.private}, cohort.data)
+    each = {name: value.expand(len(examples), *value.shape) for name, value in shared.items()}  # views
+    inputs = with_derived(built, {**frozen, **each, **cohort.private}, cohort.data)
     if per_client:
-        shared = {name: value.expand(len(examples), *value.shape) for name, value in shared.items()}
+        shared = each
     leaves = {
         name: value.detach().requires_grad_(value.is_floating_point() and last.optimizer_of(name) is not None)
         for name, value in {**shared, **cohort.private}.items()
