@@ -31,7 +31,7 @@ def test_it_keeps_its_contract():
     assert {"engines", "resume", "newcomer", "wire", "transforms"} <= set(report.passed)
 
 
-def test_every_user_has_a_shape_of_their_own(corpus, tmp_path):
+def test_private_shapes_differ_between_users(corpus, tmp_path):
     with train(TOY, corpus, folder=tmp_path / "run", workers=0, **SETTINGS) as run:
         rows = run.clients.kept(list(run.federation.users))
         widths = {len(row["own.adapter"]) for row in rows.values()}
@@ -45,7 +45,7 @@ def test_every_user_has_a_shape_of_their_own(corpus, tmp_path):
 
 
 @pytest.mark.system
-def test_workers_and_the_loop_give_the_same(corpus):
+def test_workers_and_the_loop_agree(corpus):
     def final(**settings):
         with train(TOY, corpus, **{**SETTINGS, **settings}) as run:
             new = {k: found.to_dict() for k, found in evaluate_newcomers(run).items()}
@@ -58,7 +58,7 @@ def test_workers_and_the_loop_give_the_same(corpus):
         torch.testing.assert_close(here[0].federated[name], value, atol=1e-5, rtol=1e-4)
 
 
-def test_a_mask_hides_each_update_and_leaves_the_sum(corpus):
+def test_a_mask_hides_each_update_and_cancels_in_the_sum(corpus):
     with train(TOY, corpus, workers=0, **{**SETTINGS, "rounds": 1}) as run:
         broadcast = run.built.start().broadcast()
         users = list(run.federation.users)[:2]
@@ -70,7 +70,7 @@ def test_a_mask_hides_each_update_and_leaves_the_sum(corpus):
         torch.testing.assert_close(unmasked.federated, dict(plain.federated), atol=1e-5, rtol=1e-4)
 
 
-def test_it_starts_from_an_artefact_that_is_part_of_the_run(corpus, tmp_path):
+def test_it_starts_from_an_artefact_of_the_run(corpus, tmp_path):
     start = tmp_path / "start.safetensors"
     save_file({"words.weight": torch.ones(8, 24), "words.bias": torch.zeros(8)}, start)
     with train(TOY, corpus, folder=tmp_path / "run", workers=0, start=str(start), **SETTINGS) as run:
@@ -80,7 +80,7 @@ def test_it_starts_from_an_artefact_that_is_part_of_the_run(corpus, tmp_path):
         train(TOY, corpus, folder=tmp_path / "run", workers=0, start=str(start), **{**SETTINGS, "rounds": 5})
 
 
-def test_the_commands_work_with_a_scoring_they_do_not_know(tmp_path, capsys):
+def test_the_commands_work_with_an_unknown_scoring(tmp_path, capsys):
     def call(*arguments):
         app(list(arguments), standalone_mode=False)
         return capsys.readouterr().out
