@@ -419,7 +419,7 @@ def test_heads_are_carried_over_with_their_moments():
 
 
 def test_an_embedding_longer_than_the_diagonal_is_rejected(federation):
-    with pytest.raises(SettingsError, match="has 28 places"):
+    with pytest.raises(SettingsError, match="has only 28 pixels"):
         load_method("fedembed", {"embedding_dim": 40}, task_of(federation))
 
 

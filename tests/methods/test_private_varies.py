@@ -17,7 +17,7 @@ def trained(**settings):
     with train(LEXICON, CORPUS, rounds=2, cohort="all", **{"workers": 0, **SIZES, **settings}) as run:
         users = list(run.federation.users)
         new = {user: run.clients.new_private(user, run.built.start().broadcast()) for user in users}
-        return new, run.clients.kept(users), state_to_bytes(run.state)
+        return new, run.clients.stored_private(users), state_to_bytes(run.state)
 
 
 @pytest.mark.parametrize("keeps", ["all", "share"])

@@ -33,7 +33,7 @@ def test_it_keeps_its_contract():
 
 def test_private_shapes_differ_between_users(corpus, tmp_path):
     with train(TOY, corpus, folder=tmp_path / "run", workers=0, **SETTINGS) as run:
-        rows = run.clients.kept(list(run.federation.users))
+        rows = run.clients.stored_private(list(run.federation.users))
         widths = {len(row["own.adapter"]) for row in rows.values()}
         assert len(rows) == 8 and len(widths) > 1 and widths <= set(WIDTHS)
         assert evaluate(run).headline[0] == "top two" and 0.2 < evaluate(run).value <= 1
@@ -41,7 +41,9 @@ def test_private_shapes_differ_between_users(corpus, tmp_path):
         ada = personalize(run, "ada", ["mepu basi", "tolo rani"] * 8, ["label-0", "label-3"] * 8)
         assert ada.private.keys() == {"own.adapter"} and len(ada.predict(["mepu"])) == 1
     with reopen(tmp_path / "run", federation=corpus, trust=[TOY]) as again:
-        assert again.state.round == 3 and again.clients.kept(list(again.federation.users)).keys() == rows.keys()
+        assert (
+            again.state.round == 3 and again.clients.stored_private(list(again.federation.users)).keys() == rows.keys()
+        )
 
 
 @pytest.mark.system
@@ -49,7 +51,7 @@ def test_workers_and_the_loop_agree(corpus):
     def final(**settings):
         with train(TOY, corpus, **{**SETTINGS, **settings}) as run:
             new = {k: found.to_dict() for k, found in evaluate_newcomers(run).items()}
-            return run.state, run.clients.kept(list(run.federation.users)), str(new)
+            return run.state, run.clients.stored_private(list(run.federation.users)), str(new)
 
     here, there = final(workers=0), final(workers=2)
     assert state_to_bytes(here[0]) == state_to_bytes(there[0]) and here[2] == there[2]

@@ -53,7 +53,7 @@ from homespun.privacy.dp import DpMechanism
 from homespun.privacy.mechanism import Clip
 from homespun.privacy.noise import grid_of
 from homespun.runs.open_run import open_run, task_of
-from homespun.runs.prototypes import prototypical_users
+from homespun.runs.prototypes import make_prototypical_users
 from homespun.runs.round import run_round
 from homespun.runs.settings import RunSettings
 from homespun.system.method_loading import load_method, method_module
@@ -178,7 +178,7 @@ def _advance(
     store = MemoryClients(built, clients or subject.clients, seed=SEED)
     transforms = Transforms((*built.method.transforms, *more))
     engine = SimulationEngine(built, store, make(built, transforms), built.method.scoring, SEED, transforms)
-    server_users = prototypical_users(built, subject.federation, seed=SEED)
+    server_users = make_prototypical_users(built, subject.federation, seed=SEED)
     for _ in range(rounds):
         state, _ = run_round(
             built, engine, state, list(store.clients), transforms=transforms, server_users=server_users
