@@ -52,7 +52,7 @@ def test_all_wrong_rows_are_reported_at_once(run):
     good = run.vault.private_many(users)
     run.vault.stage({user: {"x": torch.zeros(1)} for user in users})
     try:
-        with pytest.raises(VaultError, match=rf"(?s)2 faults:.*'{users[0]}' is not what.*'{users[1]}' is not what"):
+        with pytest.raises(VaultError, match=rf"(?s)2 faults:.*'{users[0]}' does not fit.*'{users[1]}' does not fit"):
             run.clients.private(users, run.state.broadcast())
     finally:
         run.vault.stage(good)

@@ -39,7 +39,7 @@ def test_a_federation_made_in_python_must_be_given_again(tmp_path):
     made = load_federation("dialects", settings={"users": 5, "examples": 10})
     with train("furl", made, folder=tmp_path / "run", **ONE_ROUND) as run:
         loss = evaluate(run).loss
-    with pytest.raises(RunError, match=r"given in Python, not as a file. Give them again: reopen\(folder, federation="):
+    with pytest.raises(RunError, match=r"given in Python, not as a file. Pass them again: reopen\(folder, federation="):
         reopen(tmp_path / "run")
     with reopen(tmp_path / "run", federation=made) as run:
         assert evaluate(run).loss == loss
@@ -57,7 +57,9 @@ def test_a_moved_or_changed_corpus_is_reported(tmp_path):
     corpus.unlink()
     (tmp_path / "elsewhere").mkdir()
     moved = written(tmp_path / "elsewhere" / "posts.csv")
-    with pytest.raises(RunError, match=r"no such file. The run in .* If it was moved, say where to in settings.json"):
+    with pytest.raises(
+        RunError, match=r"no such file. The run in .* If it was moved, enter its new path in the settings.json"
+    ):
         reopen(folder)
     settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
     settings["data"]["source"] = str(moved)

@@ -218,7 +218,7 @@ def test_a_setting_cannot_belong_to_both_the_method_and_the_run(tmp_path):
     (tmp_path / "own.py").write_text(
         "from homespun.methods import furl\nclass Settings(furl.Settings):\n    cohort: int = 3\nmethod = furl.method\n"
     )
-    with pytest.raises(MethodError, match="cohort would be a setting of both"):
+    with pytest.raises(MethodError, match="cohort is a setting of the run already"):
         train(str(tmp_path / "own.py"), federation(), rounds=1)
 
 

@@ -35,7 +35,6 @@ Deviations and readings, numbered as in docs/methods/fedembed.md, which has the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal
 
@@ -44,7 +43,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from homespun.core.errors import SettingsError
-from homespun.core.messages import Broadcast, ServerState, Update
+from homespun.core.messages import Broadcast
 from homespun.core.method import WHOLE, Adam, Batch, LocalTraining, Method, ModelSpec, Phase, Predict, Sgd, Task
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role, Rules
@@ -55,6 +54,7 @@ from homespun.core.tree import Tree
 from homespun.evaluation.classification import LabelScoring
 from homespun.methods.preference import PreferenceSettings, cross_entropy, embedding_size, encode, new_embedding
 from homespun.models.preference_network import CLASSES, PreferenceNetwork
+from homespun.models.prototypes import PrototypeRule, triplet
 from homespun.models.som import SomRule, nearest, som_statistics
 
 
@@ -144,10 +144,8 @@ def _places(settings: Settings, task: Task) -> dict[str, Tensor]:
     return {"map": nodes, "next": nodes.clone(), "overlap": overlap, "radius": radius}
 
 
-# Which head a client uses: a function of the parameters it sees, with any leading axes
-
-
 def nearest_head(parameters: Tree, batch: Batch, *, places: str) -> Tensor:
+    """The head that a client uses, for each of its examples; any leading axes."""
     head = nearest(parameters["user.embedding"], parameters[places])
     return head[..., None].expand(batch["label"].shape)
 
@@ -174,7 +172,7 @@ def _roles(settings: Settings, *, shared: Iterable[str]) -> Rules:
     ]
 
 
-# Losses
+# Loss; the triplet loss of prototypes, equation 1, is in models/prototypes.py
 
 
 def loss(predict: Predict, parameters: Tree, batch: Batch, *, kinds: int, trained_by: str) -> Tensor:
@@ -187,22 +185,6 @@ def loss(predict: Predict, parameters: Tree, batch: Batch, *, kinds: int, traine
     if kinds:
         total = total + cross_entropy(detached[..., CLASSES : CLASSES + kinds], batch["kind"])
     return total + cross_entropy(common[..., -CLASSES:], batch["label"])
-
-
-def triplet(predict: Predict, parameters: Tree, batch: Batch, *, kinds: int, margin: float) -> Tensor:
-    """Equation 1 as a hinge, for every example that is liked: the mean over the negative prototypes.
-
-    Row r of the prototypes likes kind r mod `kinds`; of several rows of a kind, the nearest one attracts.
-    """
-    embedding, prototypes = parameters["user.embedding"], parameters["places.prototypes"]
-    distance = (embedding[..., None, :] - prototypes).square().sum(dim=-1)  # [..., prototypes]
-    likes = torch.arange(prototypes.shape[-2], device=prototypes.device) % kinds
-    positive = batch["kind"][..., None] == likes  # [..., examples, prototypes]
-    far = distance[..., None, :].expand(positive.shape)
-    attracts = far.masked_fill(~positive, torch.inf).min(dim=-1, keepdim=True).values
-    hinge = (attracts - far + margin).clamp(min=0).masked_fill(positive, 0)
-    mean = hinge.sum(dim=-1) / (~positive).sum(dim=-1).clamp(min=1)
-    return mean * batch["label"]
 
 
 # Local training
@@ -227,25 +209,13 @@ def _private_phases(settings: Settings, *, kinds: int) -> tuple[Phase, ...]:
 
 
 def _embedding_lr(settings: Settings) -> float:
-    """Prototypes move in every round and must not move away from clients that do not; a map needs embeddings that
-    spread."""
+    """Prototypes move in every round and must not outrun clients that do not; a map needs embeddings that spread."""
     if settings.embedding_lr is not None:
         return settings.embedding_lr
     return 0.003 if settings.assignment == "prototype" else 0.05
 
 
 # The server
-
-
-@dataclass(frozen=True)
-class PrototypeRule:
-    """`rule` for all parameters that clients train; the prototypes become the embeddings of the prototypical users."""
-
-    rule: ServerRule
-
-    def __call__(self, state: ServerState, update: Update) -> ServerState:
-        prototypes = update.statistics.get("places.prototypes", state.server["places.prototypes"])
-        return replace(self.rule(state, update), server={"places.prototypes": prototypes})
 
 
 def _statistics(settings: Settings) -> dict[str, Statistic]:
@@ -303,9 +273,7 @@ def method(settings: Settings, task: Task) -> Method:
             head=("head.*",),
             reads="images",
         ),
-        local=LocalTraining(
-            joint_loss, phases=(*first, joint), client_weight=one_each, statistics=_statistics(settings)
-        ),
+        local=LocalTraining(joint_loss, (*first, joint), client_weight=one_each, statistics=_statistics(settings)),
         personalize=GradientSteps((*first, personalization, *first) if settings.personalize_steps else first),
         scoring=LabelScoring(task.classes, "f1"),
         server=_server(settings),
@@ -323,10 +291,8 @@ def _require_consistent(settings: Settings, task: Task) -> None:
         remedy = f"Set heads to {task.population} at most" if fewer else "Use more users"
         raise SettingsError(f"fedembed: {count} sub-populations for {task.population} users. {remedy}.")
     if settings.assignment == "prototype" and count % task.contexts:
-        raise SettingsError(
-            f"fedembed: {count} prototypes for {task.contexts} kinds. Every kind has the same number: set heads to a "
-            f"multiple of {task.contexts}."
-        )
+        remedy = f"Set heads to a multiple of {task.contexts}"
+        raise SettingsError(f"fedembed: {count} prototypes for {task.contexts} kinds. {remedy}.")
     if settings.assignment == "personal" and settings.heads is not None:
         raise SettingsError("fedembed: with assignment personal each user has a private head. Leave heads out.")
     if settings.assignment == "type" and count < task.contexts:
