@@ -357,9 +357,9 @@ def test_inconsistent_numbers_of_heads_are_rejected(federation, settings, said):
 
 def test_a_method_for_images_rejects_texts_and_vice_versa(tmp_path, federation):
     dialects = load_federation("dialects", settings={"users": 12})
-    with pytest.raises(SettingsError, match="reads images, and this corpus has texts"):
+    with pytest.raises(SettingsError, match="reads images, but this corpus has texts"):
         open_run(tmp_path, method="preference", federation=dialects, settings=RunSettings(rounds=1))
-    with pytest.raises(SettingsError, match="reads texts, and this corpus has images"):
+    with pytest.raises(SettingsError, match="reads texts, but this corpus has images"):
         open_run(tmp_path, method="furl", federation=federation, settings=RunSettings(rounds=1))
 
 

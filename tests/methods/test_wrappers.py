@@ -194,7 +194,7 @@ def test_a_base_method_can_be_a_language_model(method, of):
     inner = {"base_method": of, "base_settings": {"length": 8, "batch": 2, "local_steps": 1}}
     extra = {"clusters": 2} if method == "pfedkm" else {}
     if (method, of) == ("pfedme", "fedperc"):  # the personal embedding is private already; a context's can be personal
-        with pytest.raises(SettingsError, match="Set personal to all, or name a part that is shared"):
+        with pytest.raises(SettingsError, match="Set personal to all, or name a shared parameter"):
             load_method(method, inner, task_of(corpus))
         extra = {"head": "context.table"}
     built = build(load_method(method, {**inner, **extra}, task_of(corpus)), seed=0)
