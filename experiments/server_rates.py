@@ -16,7 +16,7 @@ from homespun.core.errors import MessageError
 from homespun.experiments.experiment import Configuration, Experiment, read_experiment
 from homespun.privacy.settings import Privacy, plan_privacy
 from homespun.runs.evaluate import evaluate
-from homespun.runs.training import load, prepare, training
+from homespun.runs.training import load, prepare, train_and_evaluate
 
 RATES = ["fedadam=0.003", "fedadam=0.01", "fedadam=0.03", "fedavg=0.3", "fedavg=1", "fedavg=3"]
 
@@ -70,7 +70,7 @@ def main() -> None:
             begun = process_time()
             try:
                 with prepare(experiment.configurations[name].method, federation, folder=None, settings=settings) as run:
-                    for _ in training(run):
+                    for _ in train_and_evaluate(run):
                         pass
                     shown = f"{evaluate(run, 'eval').f1:.3f}"
             except MessageError:  # every client's update was rejected as not finite

@@ -3,7 +3,7 @@
 from language_models import write_gpt2
 
 from homespun.data.source import DataSettings
-from homespun.runs.training import prepare, training
+from homespun.runs.training import prepare, train_and_evaluate
 from homespun.system.method_loading import method_module
 from homespun.system.trust import named_by_user
 
@@ -36,6 +36,6 @@ def train_small(folder, *, method="fedperc", base=None, rounds=2, corpus=None, *
     small = {name: value for name, value in SMALL.items() if name in known}
     values = {"rounds": rounds, "workers": 0, "cohort": "all", "base_model": str(base), **small, **settings}
     run = prepare(str(method), data.load(), folder=folder / "run", settings=values, data=data)
-    for _ in training(run):
+    for _ in train_and_evaluate(run):
         pass
     return run

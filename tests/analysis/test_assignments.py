@@ -6,12 +6,13 @@ from sklearn.decomposition import PCA
 
 from homespun.analysis.assignments import assignments, purity
 from homespun.analysis.projections import project_users
+from homespun.analysis.user_vectors import collect_user_vectors
 from homespun.data import load_federation
 from homespun.data.splits import sample_users
 from homespun.evaluation.classification import LabelScoring, summarize
 from homespun.evaluation.metrics import macro_f1
 from homespun.report.groups import assignment_table, by_share, confusion_plots, share_table
-from homespun.runs.training import train, user_vectors
+from homespun.runs.training import train
 
 
 def test_f1_by_hand():
@@ -64,7 +65,7 @@ def test_users_without_test_examples_are_left_out():
 def test_a_projection_of_embeddings_excludes_personal_heads(federation):
     with train("fedembed", federation, assignment="personal", rounds=1, cohort=4, workers=0) as run:
         drawn = project_users(run)
-        vectors = user_vectors(run, range(40), only=["user.embedding"])
+        vectors = collect_user_vectors(run, range(40), only=["user.embedding"])
     spread = PCA(n_components=2, random_state=0).fit_transform(vectors)
     order = np.argsort(sample_users(run.federation, at_most=40, seed=0))
     assert np.allclose(np.abs(np.array(drawn["pca"])[order]), np.abs(spread), atol=1e-3)

@@ -11,7 +11,7 @@ from homespun.core.progress import Progress
 from homespun.data import load_federation
 from homespun.methods.furl import SMALL
 from homespun.runs.evaluate import evaluate
-from homespun.runs.training import prepare, training
+from homespun.runs.training import prepare, train_and_evaluate
 
 
 def printed(made, *, width):
@@ -83,7 +83,7 @@ def test_progress_of_a_run_its_evaluations_and_later_tasks(monkeypatch, capsys, 
     federation = load_federation("dialects", settings={"users": 4, "examples": 10})
     with shown, prepare("furl", federation, folder=None, settings=settings, progress=shown.show_progress) as run:
         with shown.following(run, "furl") as show:
-            for event in training(run):
+            for event in train_and_evaluate(run):
                 show(event)
         evaluate(run)
     lines = (written.getvalue() if terminal else capsys.readouterr().out).splitlines()

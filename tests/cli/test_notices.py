@@ -18,7 +18,7 @@ from homespun.privacy.settings import Privacy, noise_to_clip_ratio, plan_privacy
 from homespun.runs.open_run import open_run
 from homespun.runs.run import Run
 from homespun.runs.settings import RunSettings
-from homespun.runs.training import training
+from homespun.runs.training import train_and_evaluate
 
 
 def opened(folder: Path, *, privacy: dict[str, Any] | None = None, cohort: Any = 8, **method_settings: Any) -> Run:
@@ -91,7 +91,7 @@ def test_noise_to_clip_ratio_by_hand(noise: str, ratio: float) -> None:
 def test_the_reporter_prints_notices_to_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reporter = Reporter()
     with opened(tmp_path, privacy={"noise_multiplier": 1.0}, length=2) as run, reporter.following(run, "furl") as show:
-        for event in training(run):
+        for event in train_and_evaluate(run):
             show(event)
     said = capsys.readouterr().err
     assert "furl: 100 % of the texts are longer than length = 2 characters and are truncated\n" in said

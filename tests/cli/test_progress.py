@@ -14,7 +14,7 @@ from homespun.experiments.results import single_results
 from homespun.methods import furl
 from homespun.report.html import write_report
 from homespun.report.prompt_continuations import showcase
-from homespun.runs.evaluate import own_samples
+from homespun.runs.evaluate import sample_count_text
 
 SIZES = {**furl.SMALL, "personalize_epochs": 1, "cohort": 3, "withheld": 0.4, "workers": 0}
 
@@ -54,14 +54,14 @@ def test_training_and_evaluating_from_python(tmp_path, capsys):
     assert ends(seen) == {
         "test part": (6, 6),
         "eval part": (6, 6),
-        **{f"new users with {own_samples(count)}": (8, 8) for count in (0, 1, 5, 20, "all")},
+        **{f"new users with {sample_count_text(count)}": (8, 8) for count in (0, 1, 5, 20, "all")},
         "map of users": (1, 1),
     }
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_language_run_reports_the_progress_of_its_final_evaluation(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("homespun.runs.controls._worked_out", {})  # filled by another test on the same corpus
+    monkeypatch.setattr("homespun.runs.controls._cached_controls", {})  # filled by another test on the same corpus
     seen = []
     corpus = load(write_corpus(tmp_path / "people.csv"))
     settings = {**SMALL, "base": str(write_gpt2(tmp_path / "base")), "withheld": 0.5, "workers": 0}
@@ -73,10 +73,10 @@ def test_a_language_run_reports_the_progress_of_its_final_evaluation(tmp_path, c
             **{f"participants: base model{more}": (2, 2) for more in ("", *contexts())},
             **{f"new users: base model{more}": (2, 2) for more in ("", *contexts())},
             "test part": (2, 2),
-            **{f"participants with {own_samples(count)}": (4, 4) for count in (1, 5, 15, "all")},
+            **{f"participants with {sample_count_text(count)}": (4, 4) for count in (1, 5, 15, "all")},
             **{f"private parameters: {whose}": (2, 2) for whose in ("own", "prior", "another")},
             "eval part": (2, 2),
-            **{f"new users with {own_samples(count)}": (4, 4) for count in (0, 1, 5, 15, "all")},
+            **{f"new users with {sample_count_text(count)}": (4, 4) for count in (0, 1, 5, 15, "all")},
         }
         seen.clear()
         showcase(run, ["We must", "I"], person="kennedy", people=[], max_tokens=2)
@@ -85,7 +85,7 @@ def test_a_language_run_reports_the_progress_of_its_final_evaluation(tmp_path, c
 
 
 def contexts():
-    return [f" with {own_samples(count)}" for count in (1, 5, 15)]
+    return [f" with {sample_count_text(count)}" for count in (1, 5, 15)]
 
 
 def test_a_comparison_reports_the_progress_of_collecting_results(tmp_path):

@@ -161,7 +161,7 @@ def test_a_run_on_rows_is_reopened_with_the_rows(tmp_path: Path) -> None:
     rows = [{"user": user, "text": "x", "label": label} for user in "abc" for label in ("p", "q") for _ in range(3)]
     with homespun.train("furl", rows, folder=tmp_path, **SMALL) as run:
         trained = run.state
-    with pytest.raises(RunError, match=r"Give them again: reopen\(folder, federation=homespun\.load\(rows\)\)"):
+    with pytest.raises(RunError, match=r"Pass them again: reopen\(folder, federation=homespun\.load\(rows\)\)"):
         homespun.reopen(tmp_path)
     with homespun.reopen(tmp_path, federation=homespun.load(pandas.DataFrame(rows))) as run:
         assert run.state.round == trained.round == 1

@@ -26,7 +26,7 @@ from homespun.engines import cohort
 from homespun.runs.open_run import open_run
 from homespun.runs.run import Run
 from homespun.runs.settings import RunSettings
-from homespun.runs.training import training
+from homespun.runs.training import train_and_evaluate
 from homespun.runs.vault import Vault
 
 folder, workers, point, at, rounds = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
@@ -60,7 +60,7 @@ settings = RunSettings(rounds=rounds, cohort=4, workers=workers, evaluate_every=
 federation = load_federation("dialects", settings={"users": 12, "examples": 10})
 with open_run(folder, method=method, federation=federation, settings=settings, method_settings=small) as run:
     POINTS[point]()
-    for event in training(run):
+    for event in train_and_evaluate(run):
         print(event.round, flush=True)
 """
 

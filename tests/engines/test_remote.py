@@ -21,7 +21,7 @@ from homespun.core.roles import Role
 from homespun.engines.protocol import EvaluationProtocol
 from homespun.engines.remote import RemoteEngine, answer, scores_from_tensors, scores_to_tensors
 from homespun.methods.furl import SMALL
-from homespun.runs.prototypes import prototypical_users
+from homespun.runs.prototypes import make_prototypical_users
 from homespun.runs.round import run_round
 from homespun.runs.training import load, prepare
 from homespun.runs.vault import Vault
@@ -151,7 +151,7 @@ def found_in(wire, run):
     population = run.clients.population
     found = set()
     users = list(population.users)
-    for user, private in run.clients.kept(users).items():
+    for user, private in run.clients.stored_private(users).items():
         for name, value in private.items():
             if value.unique().numel() > 3 and value.numpy().tobytes()[:16] in wire:
                 found.add(f"{name} of {user}")
@@ -187,7 +187,7 @@ def test_a_run_over_a_byte_pipe_is_bit_identical(case, pipe, texts, tmp_path):
         pipe.up.clear()
         built = build(load_method(origin, values, Task(**vars(task))), seed=0)
         engine, state = RemoteEngine(pipe.ask), built.start()
-        server_users = prototypical_users(built, federation, seed=0)
+        server_users = make_prototypical_users(built, federation, seed=0)
         for cohort in cohorts:
             state, record = run_round(built, engine, state, cohort, server_users=server_users)
         found = evaluations(engine, built.method.scoring, state, *users_by_set, asked)
@@ -203,7 +203,7 @@ def test_a_run_over_a_byte_pipe_is_bit_identical(case, pipe, texts, tmp_path):
         shared = {**state.federated, **state.keyed}
         assert all(value.numpy().tobytes() in pipe.down for value in shared.values() if value.unique().numel() > 3)
         data = run.clients.encode(run.clients.population, 0, "train")
-        own_values = [*data.values(), *(v for p in run.clients.kept(users).values() for v in p.values())]
+        own_values = [*data.values(), *(v for p in run.clients.stored_private(users).values() for v in p.values())]
         planted = wire + b"".join(value.numpy().tobytes() for value in own_values)
         assert found_in(planted + "".join(texts_of(run, 0)).encode(), run)
     with Vault.open(tmp_path / "node", read_only=True) as vault:  # private parameters are stored with the clients

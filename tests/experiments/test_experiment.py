@@ -11,6 +11,7 @@ from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
 from homespun.analysis.projections import known_attributes, project_users, reduce_dimensions
+from homespun.analysis.user_vectors import collect_user_vectors
 from homespun.core.errors import RunError, SettingsError
 from homespun.data.federation import Examples
 from homespun.data.source import DataSettings
@@ -20,7 +21,7 @@ from homespun.experiments.experiment import Draw, Experiment, collect, run_folde
 from homespun.experiments.results import by_seed, read_results, single_results
 from homespun.methods.furl import SMALL
 from homespun.report.tables import markdown
-from homespun.runs.training import prepare, reopen, training, user_vectors
+from homespun.runs.training import prepare, reopen, train_and_evaluate
 
 
 class Silent:
@@ -127,7 +128,7 @@ def test_similarity_is_spearmans_correlation_of_distances(tmp_path, monkeypatch)
     distances = []
     for name in pair:
         with reopen(run_folder(tmp_path, name, Draw(0))) as run:
-            distances.append(pdist(user_vectors(run, range(len(run.federation.users)))))
+            distances.append(pdist(collect_user_vectors(run, range(len(run.federation.users)))))
     loads = []
     monkeypatch.setattr(DataSettings, "load", lambda own, load=DataSettings.load: loads.append(own) or load(own))
     (found,) = similarities(made, tmp_path)
@@ -251,7 +252,7 @@ def test_a_language_model_from_training_to_report(tmp_path):
         "personalize_steps": 1, "workers": 0, "withheld": 1 / 3,
     }  # fmt: skip
     with prepare("fedperc", data.load(), folder=tmp_path / "run", settings=settings) as run:
-        for _ in training(run):
+        for _ in train_and_evaluate(run):
             pass
         assert project_users(run) is None  # two participants
         found = single_results(run, data, title="fedperc")

@@ -53,7 +53,7 @@ def test_the_inversion_attack_works_on_fedembed_too():
 
 
 def test_noise_of_float32_on_a_sum_of_float32_breaks_the_contract(monkeypatch):
-    """What is told then has the last bits of the sum."""
+    """The released value then has the last bits of the sum."""
 
     def in_float32(values, normal, *, deviation):
         return (
@@ -65,7 +65,7 @@ def test_noise_of_float32_on_a_sum_of_float32_breaks_the_contract(monkeypatch):
         check_method("furl")
 
 
-# A method of one's own, in a file of one's own, that can be spoilt in several ways.
+# A user-defined method in its own file, which can be broken in several ways.
 OWN = """
 from dataclasses import replace
 import torch
@@ -90,7 +90,7 @@ def own(folder: Path, change: str = "pass") -> str:
     return str(path)
 
 
-def test_a_method_in_a_file_of_ones_own(tmp_path):
+def test_a_user_defined_method_keeps_the_contract(tmp_path):
     assert check_method(own(tmp_path)).passed == ALL
 
 
@@ -119,12 +119,12 @@ def test_a_method_in_a_file_of_ones_own(tmp_path):
         ),
     ],
 )
-def test_the_check_notices(tmp_path, change, broken):
+def test_the_check_finds_a_broken_contract(tmp_path, change, broken):
     with pytest.raises(MethodError, match=f"- {broken}:"):
         check_method(own(tmp_path, change))
 
 
-def test_a_private_parameter_called_federated_is_noticed(tmp_path):
+def test_a_private_parameter_with_the_role_federated_is_found(tmp_path):
     change = "model = replace(model, roles=[('user.*', Role.FEDERATED), *model.roles[1:]])"
     with pytest.raises(
         MethodError, match=r"new_private returned \['user.embedding'\], but the private parameters are \[\]"
@@ -132,7 +132,7 @@ def test_a_private_parameter_called_federated_is_noticed(tmp_path):
         check_method(own(tmp_path, change))
 
 
-def test_a_rule_that_covers_nothing_is_found_when_the_method_is_built(tmp_path):
+def test_a_rule_that_matches_no_parameter_is_rejected_when_the_method_is_built(tmp_path):
     change = "model = replace(model, roles=[('usr.*', Role.PRIVATE), *model.roles])"
     made = load_method(own(tmp_path, change), {}, Task(classes=2))
     with pytest.raises(PartitionError, match=r"rule 'usr.\*' matches nothing"):
@@ -154,7 +154,7 @@ def test_contradictions_are_found_before_training(tmp_path, change, message):
         build(load_method(own(tmp_path, change), {}, Task(classes=2)), seed=0)
 
 
-def test_a_file_without_a_method(tmp_path):
+def test_a_file_without_a_method_is_rejected(tmp_path):
     (tmp_path / "empty.py").write_text("x = 1")
     with pytest.raises(MethodError, match="Settings, method missing"):
         load_method(str(tmp_path / "empty.py"), {}, Task())

@@ -1,4 +1,4 @@
-"""The wire check compares whole names: `bias` at home is not the `net.output.bias` that everybody shares."""
+"""The wire check compares whole names: a private `bias` is not the shared `net.output.bias`."""
 
 import pytest
 
@@ -64,7 +64,7 @@ def write(folder, *, server):
     return str(path)
 
 
-def test_a_private_name_that_ends_a_federated_one_is_no_leak(tmp_path):
+def test_a_private_name_that_is_the_suffix_of_a_federated_one_is_not_a_leak(tmp_path):
     assert "wire" in check_method(write(tmp_path, server="moved")).passed
 
 

@@ -1,4 +1,4 @@
-"""FedPerC: what stands before an utterance, who holds it, and where somebody new begins."""
+"""FedPerC: what precedes an utterance, who holds it, and where a new user starts."""
 
 import copy
 from dataclasses import replace
@@ -43,12 +43,12 @@ def made(base, method="fedperc", contexts=3, **settings):
     return build(load_method(method, {**small, **more, **settings}, Task(contexts=contexts)), seed=0)
 
 
-def home(built, user="ada", examples=EXAMPLES, **private):
+def make_client(built, user="ada", examples=EXAMPLES, **private):
     data = built.method.model.encode(examples)
     return Client(user, private={**built.new_private(user, seed=0), **private}, data=data)
 
 
-def losses_behind_bos(base, data):
+def losses_after_bos(base, data):
     pretrained = load_pretrained(base)
     rows, tokens = len(data["length"]), data["tokens"].long()
     ids = torch.cat((torch.full((rows, 1), pretrained.bos), tokens), dim=1)
@@ -61,18 +61,18 @@ def losses_behind_bos(base, data):
 
 
 @pytest.mark.parametrize("kind", ["personal x context", "context", "shared", "personal"])
-def test_before_training_it_is_the_base_model_behind_bos(gpt2, kind):
+def test_untrained_it_equals_the_base_model_after_bos(gpt2, kind):
     built = made(gpt2, prefix=kind)
-    client = home(built)
-    expected = losses_behind_bos(gpt2, client.data)
+    client = make_client(built)
+    expected = losses_after_bos(gpt2, client.data)
     torch.testing.assert_close(predict_client(built, built.start().broadcast(), client), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_generators_begin_there_too_with_and_without_evidence(gpt2):
+def test_untrained_generators_equal_the_base_model_with_and_without_evidence(gpt2):
     built = made(gpt2, "fedperc_generated")
-    client = home(built)
+    client = make_client(built)
     broadcast = built.start().broadcast()
-    expected = losses_behind_bos(gpt2, client.data)
+    expected = losses_after_bos(gpt2, client.data)
     outcome = LoopTrainer(built, 0).train(broadcast, [client], mode="personalize")
     later = Client("ada", private=outcome.private["ada"], data=client.data)
     torch.testing.assert_close(predict_client(built, broadcast, later), expected, rtol=1e-5, atol=1e-5)
@@ -82,34 +82,34 @@ def test_the_generators_begin_there_too_with_and_without_evidence(gpt2):
     torch.testing.assert_close(trained, expected.sum(1) / client.data["length"], rtol=1e-5, atol=1e-5)
 
 
-def test_llama_reads_the_prefix_as_one_more_word(llama):
+def test_llama_reads_the_prefix_as_one_more_token(llama):
     built = made(llama)
-    client = home(built)
-    expected = losses_behind_bos(llama, client.data)
+    client = make_client(built)
+    expected = losses_after_bos(llama, client.data)
     torch.testing.assert_close(predict_client(built, built.start().broadcast(), client), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_prefix_is_the_product_of_person_and_context(gpt2):
+def test_the_prefix_is_the_product_of_personal_and_context_embedding(gpt2):
     built = made(gpt2, virtual_tokens=2)
     personal, table = torch.randn(2, 16), torch.randn(3, 2, 16)
     parameters = {**built.initial, "personal.embedding": personal, "context.table": table}
-    data = home(built).data
+    data = make_client(built).data
     expected = padded_losses(
         load_pretrained(gpt2).model, personal * table[data["context"]], tokens=data["tokens"], length=data["length"]
     )
     torch.testing.assert_close(model_output(built, parameters, data), expected)
 
 
-def test_a_home_sends_the_contexts_it_used_and_keeps_what_is_personal(gpt2):
+def test_a_client_uploads_the_contexts_it_used_and_keeps_its_personal_embedding(gpt2):
     built = made(gpt2)
-    outcome = LoopTrainer(built, 0).train(built.start().broadcast(), [home(built)])
+    outcome = LoopTrainer(built, 0).train(built.start().broadcast(), [make_client(built)])
     assert outcome.update.keyed["context.table"].index.tolist() == [0, 1]
     assert set(outcome.update.federated) == {"prior.embedding"}
     assert set(outcome.private["ada"]) == {"personal.embedding"}
     assert not torch.equal(outcome.private["ada"]["personal.embedding"], torch.ones(1, 16))
 
 
-def test_a_round_counts_the_bytes_that_its_homes_would_send(tmp_path):
+def test_a_round_counts_the_bytes_that_its_clients_would_upload(tmp_path):
     with train_small(tmp_path, rounds=1) as run:
         (recorded,) = [entry["up_bytes"] for entry in run.history() if entry["kind"] == "round"]
         engine, start = LoopTrainer(run.built, 0), run.built.start().broadcast()
@@ -121,40 +121,47 @@ def test_a_round_counts_the_bytes_that_its_homes_would_send(tmp_path):
         assert recorded[role] == sum(
             tensor.nbytes for message in sent for name, tensor in message.items() if name.startswith(f"{role}/")
         )
-    assert recorded["keyed"] == 7 * (16 + 16 * 4)  # three people write and speak, one writes
+    assert recorded["keyed"] == 7 * (16 + 16 * 4)  # three users write and speak, one writes
 
 
-def test_somebody_new_begins_where_the_prior_is(gpt2):
+def test_a_new_user_starts_from_the_prior(gpt2):
     built = made(gpt2)
     state = built.method.server(
-        built.start(), LoopTrainer(built, 0).train(built.start().broadcast(), [home(built)]).update
+        built.start(), LoopTrainer(built, 0).train(built.start().broadcast(), [make_client(built)]).update
     )
     prior = state.federated["prior.embedding"]
     assert not torch.equal(prior, torch.ones(1, 16))
     assert torch.equal(built.new_private("eve", seed=0, broadcast=state.broadcast())["personal.embedding"], prior)
 
 
-def test_the_noisy_average_is_told_only_if_asked_for_and_clipped(gpt2):
+def test_the_noisy_average_is_optional_and_clipped(gpt2):
     built = made(gpt2, prior="average", average_clip=0.5, average_noise=0.0)
     assert [one.label for one in built.method.local.statistics.values()] == ["personal embedding, clipped and noised"]
     assert not made(gpt2).method.local.statistics and "prior.embedding" not in built.start().federated
     near, far = torch.ones(1, 16) + 0.01, torch.ones(1, 16) * 3
     still = {"lr": 0.0, "personal_lr": 0.0}
     built = made(gpt2, prior="average", average_clip=0.5, average_noise=0.0, **still)
-    clients = [home(built, "ada", **{"personal.embedding": near}), home(built, "bob", **{"personal.embedding": far})]
+    clients = [
+        make_client(built, "ada", **{"personal.embedding": near}),
+        make_client(built, "bob", **{"personal.embedding": far}),
+    ]
     state = built.method.server(built.start(), LoopTrainer(built, 0).train(built.start().broadcast(), clients).update)
-    # ada is 0.04 away and tells all of it, 0.01 everywhere; bob is 8 away and tells 0.5, 0.125 everywhere
+    # ada is 0.04 away and uploads all of it, 0.01 everywhere; bob is 8 away and uploads 0.5, 0.125 everywhere
     expected = torch.full((1, 16), 1 + (0.01 + 0.125) / 2)
     torch.testing.assert_close(state.server["prior.embedding"], expected)
     noisy = made(gpt2, prior="average", average_noise=0.2, **still)
-    told = LoopTrainer(noisy, 0).train(noisy.start().broadcast(), [home(noisy)]).update.statistics["prior.embedding"]
-    assert 0.1 < float(told.std()) < 0.3
+    step = (
+        LoopTrainer(noisy, 0)
+        .train(noisy.start().broadcast(), [make_client(noisy)])
+        .update.statistics["prior.embedding"]
+    )
+    assert 0.1 < float(step.std()) < 0.3
 
 
-def test_every_client_counts_the_same_and_a_long_utterance_more_than_a_short_one(gpt2):
+def test_clients_have_equal_weight_and_utterances_are_weighted_by_tokens(gpt2):
     built = made(gpt2)
     assert [built.method.local.client_weight(count) for count in (0, 1, 500)] == [0, 1, 1]
-    client = home(built, examples=EXAMPLES.take([0, 2]))  # twelve tokens and fewer
+    client = make_client(built, examples=EXAMPLES.take([0, 2]))  # twelve tokens and fewer
     losses = built.method.local.loss(
         lambda given, batch: model_output(built, given, batch),
         built.parameters(built.start().broadcast(), client.private),
@@ -166,21 +173,21 @@ def test_every_client_counts_the_same_and_a_long_utterance_more_than_a_short_one
     assert float((losses * tokens).sum() / tokens.sum()) == pytest.approx(float(per_token))
 
 
-def test_personalizing_sends_nothing_and_copies_only_what_it_changed(gpt2):
+def test_personalization_uploads_nothing_and_copies_only_what_it_changed(gpt2):
     built = made(gpt2)
-    outcome = LoopTrainer(built, 0).train(built.start().broadcast(), [home(built)], mode="personalize")
+    outcome = LoopTrainer(built, 0).train(built.start().broadcast(), [make_client(built)], mode="personalize")
     assert outcome.update.clients == 0 and not len(outcome.update.keyed["context.table"].index)
     assert set(outcome.private["ada"]) == {"personal.embedding", "context.table"}
 
 
-def test_only_utterances_of_four_tokens_are_read(gpt2):
+def test_utterances_of_fewer_than_four_tokens_are_skipped(gpt2):
     built = made(gpt2)
     data = built.method.model.encode(Examples(["I", TEXT[0], ""], contexts=np.array([0, 2, 1])))
     assert data["context"].tolist() == [2] and data["length"].tolist() == [12]
     assert len(built.method.model.encode(Examples([]))["length"]) == 0
 
 
-def test_what_is_scored_never_depends_on_later_tokens(gpt2):
+def test_losses_do_not_depend_on_later_tokens(gpt2):
     """Change one token: the losses before it stay, with generated embeddings too."""
     built = made(gpt2, "fedperc_generated")
     parameters = {name: value + 0.05 * torch.randn(value.shape) for name, value in built.initial.items()}
@@ -202,7 +209,7 @@ def test_what_is_scored_never_depends_on_later_tokens(gpt2):
     assert not torch.equal(seen[0][row, place:], seen[1][row, place:])
 
 
-def test_fedprox_pulls_what_is_shared_and_not_what_is_ones_own(gpt2):
+def test_fedprox_applies_to_shared_and_not_to_private_parameters(gpt2):
     """Without a gradient of the loss the pull alone moves; plain steps of 0.1 at mu 1 bring a tenth back."""
     built = made(gpt2, prefix="personal x context", local_steps=1, mu=1.0)
     (joint, _) = built.method.local.phases
@@ -210,7 +217,7 @@ def test_fedprox_pulls_what_is_shared_and_not_what_is_ones_own(gpt2):
         0.0 * given[name].sum() for name in ("personal.embedding", "context.table")
     ).expand(len(batch["length"])))  # fmt: skip
     start = built.start().broadcast()
-    client = home(built)
+    client = make_client(built)
     anchor = built.parameters(start, client.private)
     moved = {**anchor, **{name: anchor[name] + 1 for name in ("personal.embedding", "context.table")}}
     found, _ = train_phase(built, still, moved, anchor=anchor, batches=[client.data])
@@ -218,7 +225,7 @@ def test_fedprox_pulls_what_is_shared_and_not_what_is_ones_own(gpt2):
     torch.testing.assert_close(found["context.table"], moved["context.table"] - 0.1)
 
 
-def test_evidence_is_earlier_utterances_of_the_same_person():
+def test_evidence_is_earlier_utterances_of_the_same_user():
     tokens = torch.arange(1, 41, dtype=torch.int32).view(10, 4)
     data = {"tokens": tokens, "length": torch.tensor([4, 3] * 5), "context": torch.arange(10)}
     found = with_evidence(data, counts=(2,), words=6)
@@ -232,7 +239,7 @@ def test_evidence_is_earlier_utterances_of_the_same_person():
     assert int(found["length"][1]) == 3 and 8 not in found["evidence"]  # padding is not evidence
 
 
-def test_more_evidence_makes_having_seen_nothing_weigh_less(gpt2):
+def test_more_evidence_lowers_the_weight_of_the_no_evidence_key(gpt2):
     built = made(gpt2, "fedperc_generated")
     parameters = {
         name: value + 0.3 * torch.randn(value.shape) if name.startswith("generators") else value
@@ -246,7 +253,7 @@ def test_more_evidence_makes_having_seen_nothing_weigh_less(gpt2):
     assert (many - nothing).norm() > (one - nothing).norm() > 0
 
 
-def test_chosen_layers_or_an_adapter_can_be_trained_by_everybody(gpt2):
+def test_chosen_layers_or_an_adapter_can_be_federated(gpt2):
     layers = made(gpt2, layers="transformer.h.1.mlp.*")
     assert set(layers.partition.names(Role.FEDERATED)) == {
         "prior.embedding",
@@ -259,22 +266,22 @@ def test_chosen_layers_or_an_adapter_can_be_trained_by_everybody(gpt2):
     names = adapter.partition.names(Role.FEDERATED)
     assert len(names) == 1 + 2 * 2 and sum("lora_" in name for name in names) == 2 * 2
     for built in (layers, adapter):
-        client = home(built)
+        client = make_client(built)
         before = predict_client(built, built.start().broadcast(), client)
-        torch.testing.assert_close(before, losses_behind_bos(gpt2, client.data), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(before, losses_after_bos(gpt2, client.data), rtol=1e-5, atol=1e-5)
         update = LoopTrainer(built, 0).train(built.start().broadcast(), [client]).update
         assert any(bool(delta.abs().max() > 0) for name, delta in update.federated.items() if "backbone" in name)
 
 
-def test_layers_that_the_model_does_not_have_are_told_by_their_kinds(gpt2):
+def test_unknown_layers_are_rejected_with_the_kinds_of_layers_there_are(gpt2):
     with pytest.raises(SettingsError, match=r"'lm_head\*' matches no parameter of .*transformer\.h\.N\.mlp") as error:
         made(gpt2, layers="lm_head*")
     assert "h.0" not in str(error.value) and "Its head is tied to its word embeddings" in str(error.value)
 
 
-def test_trained_layers_are_read_as_they_are_now(gpt2):
+def test_predictions_use_the_current_values_of_trained_layers(gpt2):
     built = made(gpt2, layers="transformer.h.*", lr=0.05)
-    client = home(built)
+    client = make_client(built)
     broadcast = built.start().broadcast()
     update = LoopTrainer(built, 0).train(broadcast, [client]).update
     trained = replace(
@@ -293,7 +300,7 @@ def test_trained_layers_are_read_as_they_are_now(gpt2):
     assert (found - predict_client(built, broadcast, client)).abs().max() > 1e-2
 
 
-def test_a_base_model_that_is_not_there_says_how_to_get_one(tmp_path, monkeypatch):
+def test_the_error_for_a_missing_base_model_says_how_to_get_one(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # or it tries for most of a minute
     with named_by_user(), pytest.raises(InputError, match=r"no such folder.*make smollm2"):
         load_pretrained("no/such-model")
@@ -301,7 +308,7 @@ def test_a_base_model_that_is_not_there_says_how_to_get_one(tmp_path, monkeypatc
         load_pretrained(str(tmp_path))
 
 
-def test_a_text_longer_than_the_model_can_read_is_refused(gpt2):
+def test_a_length_beyond_the_models_positions_is_rejected(gpt2):
     with pytest.raises(SettingsError, match="Use at most 63"):
         made(gpt2, length=64).method.model.encode(EXAMPLES)
 

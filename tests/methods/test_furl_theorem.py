@@ -1,4 +1,4 @@
-"""FURL's theorem: it makes no difference whether a user's embedding is kept at home or in the server's table.
+"""FURL's theorem: private embeddings and rows of the server's table give the same result.
 
 Section 3 of the paper: with the loss of user i independent of other users' private parameters (Eq. 1) and
 averaging that has no interaction terms (Eqs. 2 and 3), both ways give the same numbers, if both scale the
@@ -33,19 +33,19 @@ FEDERATION = Dialects(DialectSettings(users=USERS, examples=10, ragged=0.9, clas
 TASK = Task(classes=4, population=USERS)
 
 
-def kept(settings, *, loss=furl.loss):
+def built_furl(settings, *, loss=furl.loss):
     method = furl.method(furl.Settings(**SMALL, **settings), TASK)
     method = replace(method, local=replace(method.local, loss=loss))
     return build(method, seed=0)
 
 
-def start_table(built_home):
-    return torch.stack([built_home.new_private(user, seed=0)["user.embedding"] for user in FEDERATION.users])
+def start_table(built):
+    return torch.stack([built.new_private(user, seed=0)["user.embedding"] for user in FEDERATION.users])
 
 
-def at_home(keeps, *, loss=furl.loss):
-    """Federated parameters and everybody's embedding after some rounds, embeddings at home."""
-    built = kept({"users": "private", "private_update": keeps}, loss=loss)
+def train_private(keeps, *, loss=furl.loss):
+    """Federated parameters and all users' embeddings after some rounds, with private embeddings."""
+    built = built_furl({"users": "private", "private_update": keeps}, loss=loss)
     state, engine = built.start(), LoopTrainer(built, 0)
     private = {user: built.new_private(user, seed=0) for user in FEDERATION.users}
     for round in range(ROUNDS):
@@ -63,11 +63,11 @@ def at_home(keeps, *, loss=furl.loss):
     return state.federated, torch.stack([private[user]["user.embedding"] for user in FEDERATION.users])
 
 
-def at_the_server(keeps, *, loss=furl.loss):
+def train_table(keeps, *, loss=furl.loss):
     """The same with every embedding a row of the server's table."""
-    built = kept({"users": "table", "private_update": keeps}, loss=loss)
-    home = kept({"users": "private"})
-    state = replace(built.start(), federated=home.start().federated, keyed={"user.table": start_table(home)})
+    built = built_furl({"users": "table", "private_update": keeps}, loss=loss)
+    private = built_furl({"users": "private"})
+    state = replace(built.start(), federated=private.start().federated, keyed={"user.table": start_table(private)})
     engine = LoopTrainer(built, 0)
     for round in range(ROUNDS):
         clients = [
@@ -91,16 +91,16 @@ def difference(left, right):
 
 
 @pytest.mark.parametrize("keeps", ["all", "share"])
-def test_home_and_table_agree(keeps):
-    home = at_home(keeps)
-    moved = float((home[1] - start_table(kept({"users": "private"}))).abs().max())
+def test_private_embeddings_and_table_agree(keeps):
+    private = train_private(keeps)
+    moved = float((private[1] - start_table(built_furl({"users": "private"}))).abs().max())
     assert moved > 0.01  # there is something to agree about
-    assert difference(home, at_the_server(keeps)) < 1e-5
+    assert difference(private, train_table(keeps)) < 1e-5
 
 
-@pytest.mark.parametrize(("home", "server"), [("all", "share"), ("share", "all")])
-def test_mixed_scalings_differ(home, server):
-    assert difference(at_home(home), at_the_server(server)) > 0.01
+@pytest.mark.parametrize(("private", "server"), [("all", "share"), ("share", "all")])
+def test_mixed_scalings_differ(private, server):
+    assert difference(train_private(private), train_table(server)) > 0.01
 
 
 def coupled_loss(predict, parameters, batch):
@@ -116,12 +116,12 @@ def own_norm_loss(predict, parameters, batch):
 
 
 def test_a_loss_that_couples_users_breaks_the_agreement():
-    assert difference(at_home("all", loss=own_norm_loss), at_the_server("all", loss=own_norm_loss)) < 1e-5
-    assert difference(at_home("all", loss=coupled_loss), at_the_server("all", loss=coupled_loss)) > 0.01
+    assert difference(train_private("all", loss=own_norm_loss), train_table("all", loss=own_norm_loss)) < 1e-5
+    assert difference(train_private("all", loss=coupled_loss), train_table("all", loss=coupled_loss)) > 0.01
 
 
-def test_run_scales_what_a_home_keeps(tmp_path):
-    """`keeps` is carried out by the run: one round by hand, z_i = c_i / sum c."""
+def test_run_scales_the_private_delta(tmp_path):
+    """`private_update` is applied by the run: one round, computed by hand, z_i = c_i / sum c."""
     from homespun.runs.open_run import open_run
     from homespun.runs.settings import RunSettings
 

@@ -1,4 +1,4 @@
-"""Meta-Learning: one head for everybody, and a copy of it at home."""
+"""Meta-Learning: one head for all users, and a fine-tuned copy on each client."""
 
 import pytest
 import torch
@@ -26,12 +26,12 @@ def client(built, user="ada", texts=TEXTS):
     return Client(user, private={}, data=built.method.model.encode(Examples(list(texts), labels=None)))
 
 
-def test_the_head_is_all_that_is_shared_and_nothing_is_private(built):
+def test_only_the_head_is_shared_and_nothing_is_private(built):
     assert built.partition.names(Role.FEDERATED) == ("head.weight",)
     assert built.partition.names(Role.PRIVATE) == built.partition.names(Role.KEYED) == ()
 
 
-def test_everybody_counts_alike(built):
+def test_clients_have_equal_weight(built):
     engine, start = CohortTrainer(built, 0, workers=0), built.start()
     ada, ben = client(built), client(built, "ben", TEXTS[:1])
     alone = [engine.train(start.broadcast(), [one]).update.federated["head.weight"] for one in (ada, ben)]
@@ -40,7 +40,7 @@ def test_everybody_counts_alike(built):
     assert alone[0].any() and alone[1].any()
 
 
-def test_fine_tuning_at_home_helps_there_and_changes_nothing_shared(built):
+def test_fine_tuning_lowers_the_clients_loss_and_changes_nothing_shared(built):
     engine, state, ada = CohortTrainer(built, 0, workers=0), built.start(), client(built)
     before = state_to_bytes(state)
     outcome = engine.train(state.broadcast(), [ada], mode="personalize")

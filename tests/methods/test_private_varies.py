@@ -8,16 +8,16 @@ import torch
 from homespun.core.messages import state_to_bytes
 from homespun.runs.training import load, train
 
-WORDS = str(Path(__file__).parent / "words_of_ones_own.py")
+LEXICON = str(Path(__file__).parent / "private_lexicon.py")
 CORPUS = load("dialects", users=8, examples=10)
 SIZES = {"length": 24, "character_dim": 8, "lstm_dim": 8, "hidden_dim": 8, "user_dim": 4}
 
 
 def trained(**settings):
-    with train(WORDS, CORPUS, rounds=2, cohort="all", **{"workers": 0, **SIZES, **settings}) as run:
+    with train(LEXICON, CORPUS, rounds=2, cohort="all", **{"workers": 0, **SIZES, **settings}) as run:
         users = list(run.federation.users)
         new = {user: run.clients.new_private(user, run.built.start().broadcast()) for user in users}
-        return new, run.clients.kept(users), state_to_bytes(run.state)
+        return new, run.clients.stored_private(users), state_to_bytes(run.state)
 
 
 @pytest.mark.parametrize("keeps", ["all", "share"])
@@ -27,7 +27,7 @@ def trained(**settings):
     [{"engine": "loop"}, {"engine": "cohort"}, pytest.param({"workers": 2}, marks=pytest.mark.system)],
     ids=["loop", "cohort", "workers"],
 )
-def test_words_are_kept_as_they_are_and_embeddings_are_trained(engine, alike, keeps):
+def test_private_integers_are_stored_unchanged_and_embeddings_are_trained(engine, alike, keeps):
     new, kept, _ = trained(alike=alike, private_update=keeps, **engine)
     counts = {len(private["lexicon.words"]) for private in kept.values()}
     assert len(kept) == 8 and (len(counts) == 1) is alike
@@ -37,7 +37,7 @@ def test_words_are_kept_as_they_are_and_embeddings_are_trained(engine, alike, ke
         assert not torch.equal(private["user.embedding"], new[user]["user.embedding"])
 
 
-def test_clients_that_can_be_stacked_have_the_numbers_of_those_that_cannot():
+def test_stacked_clients_equal_sequential_ones():
     _, alike, _ = trained(alike=True)
     _, loop, _ = trained(alike=True, engine="loop")
     for user, private in alike.items():

@@ -1,4 +1,4 @@
-"""Split-Learning: whose head moves, what stays at home, and where it all starts."""
+"""Split-Learning: which heads are trained, which are private, and where they start."""
 
 from dataclasses import replace
 
@@ -70,7 +70,7 @@ def test_the_two_engines_agree(built):
         assert slow.update.metrics == pytest.approx(fast.update.metrics, rel=1e-5)
 
 
-def test_a_head_of_ones_own_is_in_no_message(built):
+def test_a_private_head_is_in_no_message(built):
     start = built.start()
     ada = client(built)
     own = ada.private["personal.head"] + 0.01 * torch.randn(300, 16, generator=torch.Generator().manual_seed(0))
@@ -83,20 +83,20 @@ def test_a_head_of_ones_own_is_in_no_message(built):
         assert all(row.numpy().tobytes() not in message for head in (own, kept) for row in head)
 
 
-def test_adapting_at_home_changes_nothing_shared(built):
+def test_personalization_changes_nothing_shared(built):
     state = built.start()
     before = state_to_bytes(state)
     outcome = CohortTrainer(built, 0, workers=0).train(state.broadcast(), [client(built)], mode="personalize")
     assert state_to_bytes(state) == before
     assert outcome.update.clients == 0 and not len(outcome.update.keyed["context.heads"].index)
     mine = outcome.private["ada"]
-    assert set(mine) == {"personal.head", "context.heads"}  # a copy of the context heads, with one's own changed
+    assert set(mine) == {"personal.head", "context.heads"}  # a copy of the context heads, with the used one changed
     changed = [not torch.equal(mine["context.heads"][row], state.keyed["context.heads"][row]) for row in range(3)]
     assert changed == [False, True, False]
 
 
 @pytest.mark.parametrize("method", ["split_learning", "meta_learning"])
-def test_before_training_all_methods_are_the_untouched_base(base, built, method):
+def test_untrained_methods_equal_the_base_model(base, built, method):
     settings, task = {"base_model": base, "length": 12}, Task(contexts=3)
     losses = []
     for name in ("fedperc", method):
@@ -107,7 +107,7 @@ def test_before_training_all_methods_are_the_untouched_base(base, built, method)
     assert float(losses[0].max()) > 1  # there is something to agree about
 
 
-def test_both_heads_learn_at_their_own_rates(base):
+def test_both_heads_have_their_own_learning_rates(base):
     settings = {**SMALL, "base_model": base, "lr": 0.0, "personal_lr": 0.01}
     built = build(load_method("split_learning", settings, Task(contexts=3)), seed=0)
     outcome = LoopTrainer(built, 0).train(built.start().broadcast(), [client(built)])

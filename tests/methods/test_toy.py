@@ -31,9 +31,9 @@ def test_it_keeps_its_contract():
     assert {"engines", "resume", "newcomer", "wire", "transforms"} <= set(report.passed)
 
 
-def test_every_user_has_a_shape_of_their_own(corpus, tmp_path):
+def test_private_shapes_differ_between_users(corpus, tmp_path):
     with train(TOY, corpus, folder=tmp_path / "run", workers=0, **SETTINGS) as run:
-        rows = run.clients.kept(list(run.federation.users))
+        rows = run.clients.stored_private(list(run.federation.users))
         widths = {len(row["own.adapter"]) for row in rows.values()}
         assert len(rows) == 8 and len(widths) > 1 and widths <= set(WIDTHS)
         assert evaluate(run).headline[0] == "top two" and 0.2 < evaluate(run).value <= 1
@@ -41,15 +41,17 @@ def test_every_user_has_a_shape_of_their_own(corpus, tmp_path):
         ada = personalize(run, "ada", ["mepu basi", "tolo rani"] * 8, ["label-0", "label-3"] * 8)
         assert ada.private.keys() == {"own.adapter"} and len(ada.predict(["mepu"])) == 1
     with reopen(tmp_path / "run", federation=corpus, trust=[TOY]) as again:
-        assert again.state.round == 3 and again.clients.kept(list(again.federation.users)).keys() == rows.keys()
+        assert (
+            again.state.round == 3 and again.clients.stored_private(list(again.federation.users)).keys() == rows.keys()
+        )
 
 
 @pytest.mark.system
-def test_workers_and_the_loop_give_the_same(corpus):
+def test_workers_and_the_loop_agree(corpus):
     def final(**settings):
         with train(TOY, corpus, **{**SETTINGS, **settings}) as run:
             new = {k: found.to_dict() for k, found in evaluate_newcomers(run).items()}
-            return run.state, run.clients.kept(list(run.federation.users)), str(new)
+            return run.state, run.clients.stored_private(list(run.federation.users)), str(new)
 
     here, there = final(workers=0), final(workers=2)
     assert state_to_bytes(here[0]) == state_to_bytes(there[0]) and here[2] == there[2]
@@ -58,7 +60,7 @@ def test_workers_and_the_loop_give_the_same(corpus):
         torch.testing.assert_close(here[0].federated[name], value, atol=1e-5, rtol=1e-4)
 
 
-def test_a_mask_hides_each_update_and_leaves_the_sum(corpus):
+def test_a_mask_hides_each_update_and_cancels_in_the_sum(corpus):
     with train(TOY, corpus, workers=0, **{**SETTINGS, "rounds": 1}) as run:
         broadcast = run.built.start().broadcast()
         users = list(run.federation.users)[:2]
@@ -70,17 +72,20 @@ def test_a_mask_hides_each_update_and_leaves_the_sum(corpus):
         torch.testing.assert_close(unmasked.federated, dict(plain.federated), atol=1e-5, rtol=1e-4)
 
 
-def test_it_starts_from_an_artefact_that_is_part_of_the_run(corpus, tmp_path):
+def test_it_starts_from_an_artefact_of_the_run(corpus, tmp_path):
     start = tmp_path / "start.safetensors"
     save_file({"words.weight": torch.ones(8, 24), "words.bias": torch.zeros(8)}, start)
     with train(TOY, corpus, folder=tmp_path / "run", workers=0, start=str(start), **SETTINGS) as run:
         assert torch.equal(run.built.start().federated["words.weight"], torch.ones(8, 24))
     save_file({"words.weight": torch.zeros(8, 24), "words.bias": torch.zeros(8)}, start)
-    with pytest.raises(RunError, match=r"the start under the name .* is another one"), vouched_for([TOY]):
+    with (
+        pytest.raises(RunError, match=r"the start '.*' is not the one that this run was trained with"),
+        vouched_for([TOY]),
+    ):
         train(TOY, corpus, folder=tmp_path / "run", workers=0, start=str(start), **{**SETTINGS, "rounds": 5})
 
 
-def test_the_commands_work_with_a_scoring_they_do_not_know(tmp_path, capsys):
+def test_the_commands_work_with_an_unknown_scoring(tmp_path, capsys):
     def call(*arguments):
         app(list(arguments), standalone_mode=False)
         return capsys.readouterr().out

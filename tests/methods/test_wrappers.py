@@ -31,52 +31,52 @@ def made(method, federation, **settings):
     return built, Client(user, built.new_private(user, seed=3), built.method.model.encode(federation.examples(0)))
 
 
-def test_fedrep_keeps_the_head_and_sends_the_representation(federation):
-    built, somebody = made("fedrep", federation)
+def test_fedrep_keeps_the_head_and_uploads_the_representation(federation):
+    built, client = made("fedrep", federation)
     assert built.partition.names(Role.PRIVATE) == ("head.weight", "head.bias")
-    sent = LoopTrainer(built, 0).train(built.start().broadcast(), [somebody])
+    sent = LoopTrainer(built, 0).train(built.start().broadcast(), [client])
     assert set(sent.update.federated) == {name for name in built.initial if name.startswith("encoder.")}
-    assert not torch.equal(sent.private[somebody.user]["head.weight"], somebody.private["head.weight"])
+    assert not torch.equal(sent.private[client.user]["head.weight"], client.private["head.weight"])
 
 
-def test_fedrep_alternates_the_representation_sees_the_trained_head(federation):
-    built, somebody = made("fedrep", federation, head_steps=4)
+def test_fedrep_trains_the_representation_with_the_trained_head(federation):
+    built, client = made("fedrep", federation, head_steps=4)
     start = built.start().broadcast()
-    both, _ = train_client(built, start, somebody, mode="round", seed=0)
-    ready = Client(somebody.user, {name: both[name] for name in somebody.private}, somebody.data)
+    both, _ = train_client(built, start, client, mode="round", seed=0)
+    ready = Client(client.user, {name: both[name] for name in client.private}, client.data)
     still = load_method("fedrep", {"head_steps": 4, "head_lr": 0.0}, task_of(federation))
     again, _ = train_client(build(still, seed=3), start, ready, mode="round", seed=0)
     for name in start.federated:
         torch.testing.assert_close(again[name], both[name], atol=1e-7, rtol=1e-5)
 
 
-def test_pfedme_moves_the_common_head_towards_ones_own(federation):
+def test_pfedme_moves_the_common_head_towards_the_personal_one(federation):
     """w - eta lambda (w - theta), with theta as it is after the personal steps."""
-    built, somebody = made("pfedme", federation, tie=0.5, common_lr=0.4)
+    built, client = made("pfedme", federation, tie=0.5, common_lr=0.4)
     start = built.start().broadcast()
-    trained, _ = train_client(built, start, somebody, mode="round", seed=0)
+    trained, _ = train_client(built, start, client, mode="round", seed=0)
     for name in ("head.weight", "head.bias"):
         common, own = start.federated[f"model.{name}"], trained[f"own.{name.replace('.', '/')}"]
         torch.testing.assert_close(trained[f"model.{name}"], common - 0.4 * 0.5 * (common - own))
         assert not torch.equal(own, common)
 
 
-def test_a_stronger_tie_keeps_ones_own_closer(federation):
+def test_a_stronger_tie_keeps_personal_parameters_closer(federation):
     def distance(tie):
-        built, somebody = made("pfedme", federation, tie=tie, own_steps=20)
+        built, client = made("pfedme", federation, tie=tie, own_steps=20)
         start = built.start().broadcast()
-        trained, _ = train_client(built, start, somebody, mode="round", seed=0)
+        trained, _ = train_client(built, start, client, mode="round", seed=0)
         return float((trained["own.head/weight"] - start.federated["model.head.weight"]).norm())
 
     assert distance(10.0) < distance(0.1) < distance(0.0)
 
 
 def test_the_full_moreau_envelope_averages_nothing_but_common_parameters(federation):
-    built, somebody = made("pfedme", federation, personal="all", local_rounds=2)
+    built, client = made("pfedme", federation, personal="all", local_rounds=2)
     private = set(built.partition.names(Role.PRIVATE))
     assert len(private) == len(built.initial) // 2 and all(name.startswith("own.") for name in private)
     start = built.start().broadcast()
-    trained, _ = train_client(built, start, somebody, mode="round", seed=0)
+    trained, _ = train_client(built, start, client, mode="round", seed=0)
     assert all(not torch.equal(trained[name], value) for name, value in start.federated.items() if "bias" not in name)
 
 
@@ -98,7 +98,7 @@ def lloyd(rows, centroids, heads, noise=0.0):
     return LloydRule(FedAvg())(ServerState(0, {}, {"heads.w": heads}, server=server), update)
 
 
-def test_a_round_of_pfedkm_is_lloyds_step():
+def test_a_round_of_pfedkm_is_a_lloyd_step():
     """Two members at 1 and 3 make centroid 0 their mean; one at 8 moves centroid 1 there."""
     centroids, heads = torch.tensor([[0.0], [10.0]]), torch.tensor([[1.0], [2.0]])
     rows = Rows(
@@ -126,18 +126,18 @@ def test_an_empty_cluster_takes_half_of_the_largest():
     assert after.server["members"].tolist() == [2.5, 1.0, 2.5]
 
 
-def test_a_cluster_is_not_deserted_for_being_absent_once():
+def test_a_cluster_is_not_deserted_after_one_round_without_members():
     assert split(torch.tensor([5.0, 4.0, 0.8])).tolist() == [0, 1, 2]  # one of them came in the round before
     assert split(torch.tensor([7.0, 1.0, 0.0])).tolist() == [0, 1, 0]
-    assert split(torch.tensor([3.0, 3.0, 0.0])).tolist() == [0, 1, 2]  # nobody has twice their share
+    assert split(torch.tensor([3.0, 3.0, 0.0])).tolist() == [0, 1, 2]  # none has twice the mean
 
 
 @pytest.mark.parametrize("gradient", ["at zero", "at heads"])
 def test_a_users_direction_is_that_of_the_gradient_of_the_reference_head(federation, gradient):
-    built, somebody = made("pfedkm", federation, gradient=gradient)
+    built, client = made("pfedkm", federation, gradient=gradient)
     share = 0.0 if gradient == "at zero" else 1.0
     start = built.start().broadcast()
-    trained, _ = train_client(built, start, somebody, mode="round", seed=0)
+    trained, _ = train_client(built, start, client, mode="round", seed=0)
     head = {
         name: (share * start.keyed[f"heads.{name}"].mean(dim=0)).requires_grad_()
         for name in ("head/weight", "head/bias")
@@ -147,22 +147,22 @@ def test_a_users_direction_is_that_of_the_gradient_of_the_reference_head(federat
     }
     plain, _ = made("preference", federation)
     given = {**model, "head.weight": head["head/weight"], "head.bias": head["head/bias"]}
-    logits = torch.func.functional_call(plain.model, given, (somebody.data,))
-    torch.nn.functional.cross_entropy(logits, somebody.data["label"]).backward()
+    logits = torch.func.functional_call(plain.model, given, (client.data,))
+    torch.nn.functional.cross_entropy(logits, client.data["label"]).backward()
     gradient = torch.cat([head[name].grad.flatten() for name in ("head/weight", "head/bias")])
-    torch.testing.assert_close(trained["user.direction"], gradient / gradient.norm(), atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(trained["user.gradient"], gradient, atol=1e-6, rtol=1e-4)
 
 
 def test_a_user_of_pfedkm_is_in_the_cluster_that_its_gradient_is_nearest_to(federation):
-    built, somebody = made("pfedkm", federation)
+    built, client = made("pfedkm", federation)
     start = built.start().broadcast()
-    trained, _ = train_client(built, start, somebody, mode="round", seed=0)
-    own = trained["user.direction"]
+    trained, _ = train_client(built, start, client, mode="round", seed=0)
+    own = trained["user.gradient"] / trained["user.gradient"].norm()
     for cluster in (3, 8):
         centroids = torch.zeros_like(start.server["centroids"])
         centroids[cluster] = 0.5 * own  # the others are twice as far
         there = replace(start, server={**start.server, "centroids": centroids})
-        sent = LoopTrainer(built, 0).train(there, [somebody]).update
+        sent = LoopTrainer(built, 0).train(there, [client]).update
         assert sent.keyed["heads.head/weight"].index.tolist() == [cluster]
         assert sent.statistics["members"].nonzero().flatten().tolist() == [cluster]
         torch.testing.assert_close(sent.statistics["centroids"][cluster], 0.5 * own, atol=1e-5, rtol=1e-4)
@@ -183,18 +183,18 @@ def test_a_user_of_pfedkm_is_in_the_cluster_that_its_gradient_is_nearest_to(fede
         ("fedembed", {"assignment": "type", "trained_by": "common", "kinds_head": False}),
     ],
 )
-def test_they_keep_the_contract_over_other_networks(method, settings):
+def test_wrappers_keep_the_contract_over_other_networks(method, settings):
     assert check_method(method, settings).largest_difference < 1e-5
 
 
 @pytest.mark.parametrize("of", ["meta_learning", "fedperc"])
 @pytest.mark.parametrize("method", ["fedrep", "pfedme", "pfedkm"])
-def test_language_models_can_be_put_underneath(method, of):
+def test_a_base_method_can_be_a_language_model(method, of):
     corpus = load_federation("sotu", settings={"since": 2000})
     inner = {"base_method": of, "base_settings": {"length": 8, "batch": 2, "local_steps": 1}}
     extra = {"clusters": 2} if method == "pfedkm" else {}
-    if (method, of) == ("pfedme", "fedperc"):  # the personal embedding is private already; a setting can be one's own
-        with pytest.raises(SettingsError, match="Set personal to all, or name a part that is shared"):
+    if (method, of) == ("pfedme", "fedperc"):  # the personal embedding is private already; a context's can be personal
+        with pytest.raises(SettingsError, match="Set personal to all, or name a shared parameter"):
             load_method(method, inner, task_of(corpus))
         extra = {"head": "context.table"}
     built = build(load_method(method, {**inner, **extra}, task_of(corpus)), seed=0)
@@ -216,23 +216,23 @@ def test_language_models_can_be_put_underneath(method, of):
     [
         ({"base_method": "prefrence"}, "Did you mean 'preference'"),
         ({"head": ("headd.*",)}, "matches no parameter"),
-        ({"base_method": "fedembed"}, "more than a network"),
+        ({"base_method": "fedembed"}, "is not a plain network"),
         ({"base_settings": {"embeding": True}}, "embeding"),
     ],
 )
-def test_what_cannot_be_put_onto_is_named(federation, settings, said):
+def test_an_unsuitable_base_method_is_rejected(federation, settings, said):
     with pytest.raises(HomespunError, match=said):
         load_method("fedrep", settings, task_of(federation))
 
 
 @pytest.mark.parametrize("name", ["fedrep", "pfedme", "pfedkm"])
-def test_a_network_for_images_is_not_taken_for_texts(federation, name):
-    said = "the network of 'preference' reads images, and this corpus has texts. Set base_method to furl"
+def test_a_network_for_images_is_rejected_for_texts(federation, name):
+    said = "the network of 'preference' reads images, but this corpus has texts. Set base_method to furl"
     with pytest.raises(SettingsError, match=said):
         load_method(name, {}, replace(task_of(federation), image=None))
 
 
-def test_pfedkm_refuses_more_clusters_than_users(federation):
+def test_pfedkm_rejects_more_clusters_than_users(federation):
     with pytest.raises(SettingsError, match="21 clusters for 20 users"):
         load_method("pfedkm", {"clusters": 21}, task_of(federation))
 
@@ -240,9 +240,9 @@ def test_pfedkm_refuses_more_clusters_than_users(federation):
 @pytest.mark.parametrize(
     ("method", "settings"), [("fedrep", {}), ("pfedme", {}), ("pfedme", {"personal": "all"}), ("pfedkm", {})]
 )
-def test_what_is_private_underneath_is_trained_too_with_others_and_alone(federation, method, settings):
-    built, somebody = made(method, federation, base_settings={"embedding": True}, **settings)
-    (name,) = [name for name in somebody.private if name.endswith("user.embedding")]
+def test_private_parameters_of_the_base_method_are_trained_in_rounds_and_personalization(federation, method, settings):
+    built, client = made(method, federation, base_settings={"embedding": True}, **settings)
+    (name,) = [name for name in client.private if name.endswith("user.embedding")]
     for mode in ("round", "personalize"):
-        kept = LoopTrainer(built, 0).train(built.start().broadcast(), [somebody], mode=mode).private[somebody.user]
-        assert not torch.equal(kept[name], somebody.private[name]), mode
+        kept = LoopTrainer(built, 0).train(built.start().broadcast(), [client], mode=mode).private[client.user]
+        assert not torch.equal(kept[name], client.private[name]), mode

@@ -1,8 +1,8 @@
-"""A method that needs everything a method may bring, in one file: nothing in `homespun` knows of it.
+"""A method that uses every extension point, in one file: nothing in `homespun` knows of it.
 
-A linear reader of characters behind a dropout, and an adapter of each user's own whose width the user finds by a
-search at home. Its updates travel under a mask, its weights start from an artefact, and it is scored by whether the
-right label is among the best two.
+A linear reader of characters behind a dropout, and a private adapter whose width each client finds by a search. Its
+updates are masked, its weights start from an artefact, and it is scored by whether the right label is among the best
+two.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Settings(core_settings.Settings):
     p: float = 0.2
     """Dropout."""
     patience: int = 2
-    """Steps without improvement until a search stops."""
+    """Steps without improvement after which a search stops."""
 
 
 class Reader(nn.Module):
@@ -57,7 +57,7 @@ class Reader(nn.Module):
 
 @dataclass(frozen=True)
 class Search(Personalization):
-    """Widths in turn; each is trained step by step until examples that were held out stop improving."""
+    """Tries several widths; each is trained step by step until the loss of held-out examples stops improving."""
 
     patience: int
 
@@ -84,7 +84,7 @@ class Search(Personalization):
 
 @dataclass(frozen=True)
 class Mask(UpdateTransform):
-    """Every client adds the same secret of the round; the server takes it off the sum."""
+    """Every client adds the same secret of the round; the server subtracts it from the sum."""
 
     def on_client(self, update: Update, broadcast: Broadcast, user: str) -> Update:
         return self._moved(update, broadcast, times=1.0)

@@ -66,9 +66,7 @@ def test_another_model_under_the_same_name(tmp_path, width):
     weights["transformer.ln_f.bias"] = weights["transformer.ln_f.bias"] + torch.tensor(0.5)
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
     load_pretrained.cache_clear()
-    with pytest.raises(
-        RunError, match=r"the base model under the name '.*base' is another one than this run was trained"
-    ):
+    with pytest.raises(RunError, match=r"the base model '.*base' is not the one that this run was trained with"):
         reopen(tmp_path / "run")
 
 
@@ -86,7 +84,7 @@ def test_a_context_that_only_withheld_users_have(tmp_path):
             trained += 1
         except DataError as error:
             refused += 1
-            assert "context 'sung' is in no user's training part, but 1 would be tested in it." in str(error)
+            assert "context 'sung' is in no user's training part, but 1 user would be tested in it." in str(error)
             assert not (tmp_path / str(fold) / "run").exists()
     assert (refused, trained) == (1, 4)  # the fold with the user who sings
 

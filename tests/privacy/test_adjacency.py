@@ -16,7 +16,7 @@ from homespun.data.table import Filters
 from homespun.privacy.settings import Privacy, plan_privacy
 from homespun.runs.open_run import open_run
 from homespun.runs.settings import RunSettings
-from homespun.runs.training import privacy_of
+from homespun.runs.training import summarize_privacy
 
 CLIP = 0.5
 
@@ -69,7 +69,7 @@ def test_fixed_cohorts_and_local_noise_have_a_sensitivity_of_two():
 def test_ledger_and_results_name_the_adjacency(tmp_path, data):
     with opened(tmp_path / "run", data) as run:
         run.step()
-        found = privacy_of(run)
+        found = summarize_privacy(run)
     assert (found["adjacency"], found["public_filters"], found["counted_noise"]) == ("zero-out", [], 2.0)
     assert found["epsilon"] == min(found["epsilon_pld"], found["epsilon_rdp"])
     line = json.loads((tmp_path / "notes.csv.privacy.jsonl").read_text().splitlines()[-1])
@@ -95,7 +95,7 @@ def test_public_filters_are_in_the_ledger_and_the_results(tmp_path):
     with opened(tmp_path / "run", data, filters=filters, public_filters=True) as run:
         run.step()
         run.commit()
-        assert privacy_of(run)["public_filters"] == ["most_frequent_labels"]
+        assert summarize_privacy(run)["public_filters"] == ["most_frequent_labels"]
     line = json.loads((tmp_path / "three.csv.privacy.jsonl").read_text().splitlines()[-1])
     assert line["public_filters"] == ["most_frequent_labels"]
     with opened(tmp_path / "run", data, filters=filters, public_filters=True, ledger=None) as run:

@@ -29,7 +29,7 @@ from homespun.privacy.noise import secure_normal, seeded_normal
 from homespun.privacy.settings import Privacy, plan_privacy
 from homespun.runs.open_run import open_run
 from homespun.runs.settings import RunSettings
-from homespun.runs.training import privacy_of
+from homespun.runs.training import summarize_privacy
 from homespun.system.method_loading import available_methods, method_module
 
 PRIVATE = {"noise_multiplier": 1.5, "clip": 0.05, "insecure": True, "delta": 0.01}
@@ -308,7 +308,7 @@ def test_statistics_add_a_twentieth_of_noise_to_parameters_and_no_epsilon(tmp_pa
     for clip in (None, 4.0):
         with opened(tmp_path, name=f"statistics {clip}", privacy={"metrics_clip": clip}) as run:
             list(run.rounds())
-            costs[clip] = privacy_of(run)
+            costs[clip] = summarize_privacy(run)
     assert costs[None]["epsilon"] == costs[4.0]["epsilon"]
     assert costs[None]["noise_norms"]["parameters"] == 1.5
     assert costs[4.0]["noise_norms"] == pytest.approx({"parameters": 1.581139, "statistics": 4.743416})

@@ -11,7 +11,7 @@ from homespun.core.errors import SettingsError, UnknownNameError
 from homespun.core.settings import parse
 from homespun.experiments.experiment import Experiment, with_settings
 from homespun.report.prompt_continuations import check_showcase, print_showcase, showcase, showcase_markdown
-from homespun.runs.evaluate import adapted_from, evaluate, evaluate_adapted
+from homespun.runs.evaluate import evaluate, evaluate_adapted, evaluate_adapted_reusing
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +91,6 @@ def test_settings_of_every_run_override_those_of_a_configuration(tmp_path):
 
 def test_adapting_to_zero_examples_equals_the_test_as_trained(run):
     test = evaluate(run, "scored")
-    found = {count: one.to_dict() for count, one in adapted_from(run, test).items()}
+    found = {count: one.to_dict() for count, one in evaluate_adapted_reusing(run, test).items()}
     assert found == {count: one.to_dict() for count, one in evaluate_adapted(run).items()}
     assert list(found) == ["0", "1", "5", "15", "all"]

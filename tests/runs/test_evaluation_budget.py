@@ -18,14 +18,14 @@ def run_settings(method, values):
 
 
 @pytest.mark.parametrize("method", LANGUAGE)
-def test_a_language_run_ends_soon_after_its_last_round(method):
+def test_language_runs_evaluate_few_users_and_examples_by_default(method):
     usual = run_settings(method, {"rounds": 2})
     assert (usual.evaluate_users, usual.evaluate_examples) == (25, 25)
     asked = run_settings(method, {"rounds": 2, "evaluate_users": 1000, "evaluate_examples": "all"})
     assert (asked.evaluate_users, asked.evaluate_examples) == (1000, None)
 
 
-def test_labels_are_quick_to_evaluate():
+def test_label_runs_evaluate_all_examples_by_default():
     usual = run_settings("furl", {"rounds": 2})
     assert (usual.evaluate_users, usual.evaluate_examples) == (1000, None)
 
@@ -35,7 +35,7 @@ def experiments():
 
 
 @pytest.mark.parametrize("path", experiments(), ids=lambda path: path.stem)
-def test_experiments_on_language_do_not_depend_on_the_default(path):
+def test_language_experiments_set_their_evaluation(path):
     experiment = read_experiment(path)
     for configuration in experiment.configurations.values():
         if configuration.method in LANGUAGE:
@@ -43,7 +43,7 @@ def test_experiments_on_language_do_not_depend_on_the_default(path):
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "results").glob("*")), ids=lambda path: path.stem)
-def test_experiments_evaluate_as_their_records_did(path, monkeypatch):
+def test_experiments_evaluate_as_in_their_records(path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs")
     from record_file import read_record
 

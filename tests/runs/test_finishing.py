@@ -47,7 +47,7 @@ def failing(monkeypatch, name):
 
 
 @pytest.mark.parametrize("name", ["settings.json", "results.json", "report.md", "report.html"])
-def test_the_same_command_writes_what_a_full_disk_left_out(tmp_path, monkeypatch, name):
+def test_the_same_command_writes_files_that_a_full_disk_prevented(tmp_path, monkeypatch, name):
     with monkeypatch.context() as patched:
         failing(patched, name)
         assert isinstance(train(tmp_path / "run").exception, DiskError)
@@ -59,7 +59,7 @@ def test_the_same_command_writes_what_a_full_disk_left_out(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["report.md", "report.html"])
-def test_a_finished_run_without_its_report_gets_one(tmp_path, name):
+def test_a_missing_file_of_a_finished_run_is_written_again(tmp_path, name):
     assert train(tmp_path / "run").exit_code == 0
     report, results = tmp_path / "run" / name, (tmp_path / "run" / "results.json").read_bytes()
     before = report.read_bytes()
@@ -70,7 +70,7 @@ def test_a_finished_run_without_its_report_gets_one(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["results.json", "report.html"])
-def test_results_of_fewer_rounds_do_not_pass_for_those_of_a_longer_run(tmp_path, monkeypatch, name):
+def test_results_of_fewer_rounds_are_not_reused_for_a_longer_run(tmp_path, monkeypatch, name):
     assert train(tmp_path / "run").exit_code == 0
     with monkeypatch.context() as patched:
         failing(patched, name)
@@ -81,7 +81,7 @@ def test_results_of_fewer_rounds_do_not_pass_for_those_of_a_longer_run(tmp_path,
     assert "| run.rounds | 2 |" in (tmp_path / "run" / "report.md").read_text()
 
 
-def test_a_comparison_does_not_take_results_of_fewer_rounds_either(tmp_path, monkeypatch):
+def test_a_comparison_does_not_reuse_results_of_fewer_rounds(tmp_path, monkeypatch):
     def compare(rounds):
         experiment = Experiment(
             name="e", data=CORPUS, settings={**TINY, "rounds": rounds}, configurations={"furl": {"method": "furl"}}

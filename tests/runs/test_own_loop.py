@@ -1,4 +1,4 @@
-"""A loop of one's own over `run.rounds()`: what it leaves can be opened again, however early it ends."""
+"""A user's loop over `run.rounds()`: the run can be reopened, however early the loop ends."""
 
 import json
 
@@ -48,7 +48,7 @@ def test_a_run_reopens_before_its_first_round(tmp_path):
             assert (run.state.round, run.total_rounds) == (0, rounds)
 
 
-def test_a_run_asked_for_more_rounds_says_so(tmp_path):
+def test_the_settings_of_a_run_with_more_rounds_are_updated(tmp_path):
     for rounds in (1, 3):
         with made(tmp_path / "run", rounds=rounds) as run:
             list(run.rounds())
@@ -58,7 +58,7 @@ def test_a_run_asked_for_more_rounds_says_so(tmp_path):
     assert kept(tmp_path / "run")["run"]["rounds"] == 3
 
 
-def test_a_refused_run_leaves_no_settings(tmp_path):
+def test_a_rejected_run_writes_no_settings(tmp_path):
     too_little_noise = {"noise_multiplier": 0.01, "clip": 1.0, "delta": 1e-5, "noise": "local"}
     refused = [{"cohort": 0}, {"raet": 1.0}, {"privacy": too_little_noise}]
     for settings in refused:

@@ -28,7 +28,7 @@ def run(tmp_path_factory):
         ({ROW: torch.zeros(6, dtype=torch.float64)}, r"expected torch.float32, got torch.float64"),
     ],
 )
-def test_a_row_of_another_method_is_refused(run, row, said):
+def test_a_row_of_another_method_is_rejected(run, row, said):
     user = run.federation.users[0]
     good = run.vault.private(user)
     run.vault.stage({user: row})  # commits as a forger's own program would, with the right checksum
@@ -39,7 +39,7 @@ def test_a_row_of_another_method_is_refused(run, row, said):
             lambda: run.step(),
             lambda: load_user_model(run, user),
         ):
-            with pytest.raises(VaultError, match=rf"the entry of user '{user}' is not what this run keeps: .*{said}"):
+            with pytest.raises(VaultError, match=rf"the entry of user '{user}' does not fit this run: .*{said}"):
                 use()
     finally:
         run.vault.stage({user: good})
@@ -47,12 +47,12 @@ def test_a_row_of_another_method_is_refused(run, row, said):
     assert torch.equal(run.clients.private([user], run.state.broadcast())[user][ROW], good[ROW])
 
 
-def test_all_of_them_are_named_at_once(run):
+def test_all_wrong_rows_are_reported_at_once(run):
     users = run.federation.users[:2]
     good = run.vault.private_many(users)
     run.vault.stage({user: {"x": torch.zeros(1)} for user in users})
     try:
-        with pytest.raises(VaultError, match=rf"(?s)2 faults:.*'{users[0]}' is not what.*'{users[1]}' is not what"):
+        with pytest.raises(VaultError, match=rf"(?s)2 faults:.*'{users[0]}' does not fit.*'{users[1]}' does not fit"):
             run.clients.private(users, run.state.broadcast())
     finally:
         run.vault.stage(good)

@@ -16,7 +16,7 @@ ONE_ROUND = {"rounds": 1, "workers": 0, **SMALL}
 
 
 def written(path, *, more=""):
-    rows = [f"{person},good day number {day},{'abc'[day % 3]}" for person in ("ann", "bob", "cem") for day in range(10)]
+    rows = [f"{user},good day number {day},{'abc'[day % 3]}" for user in ("ann", "bob", "cem") for day in range(10)]
     path.write_text("\n".join(["who,text,label", *rows, *([more] if more else [])]) + "\n", encoding="utf-8")
     return path
 
@@ -26,7 +26,7 @@ def trained(folder, corpus):
         return evaluate(run).loss
 
 
-def test_a_run_from_python_is_opened_by_its_folder_and_has_a_report(tmp_path):
+def test_a_run_from_python_is_reopened_by_its_folder_and_has_a_report(tmp_path):
     loss = trained(tmp_path / "run", written(tmp_path / "posts.csv"))
     with reopen(tmp_path / "run") as run:
         assert evaluate(run).loss == loss
@@ -35,11 +35,11 @@ def test_a_run_from_python_is_opened_by_its_folder_and_has_a_report(tmp_path):
     assert (tmp_path / "run" / "report.html").exists() and (tmp_path / "run" / "results.json").exists()
 
 
-def test_a_federation_made_in_python_is_given_again(tmp_path):
+def test_a_federation_made_in_python_must_be_given_again(tmp_path):
     made = load_federation("dialects", settings={"users": 5, "examples": 10})
     with train("furl", made, folder=tmp_path / "run", **ONE_ROUND) as run:
         loss = evaluate(run).loss
-    with pytest.raises(RunError, match=r"given in Python, not as a file. Give them again: reopen\(folder, federation="):
+    with pytest.raises(RunError, match=r"given in Python, not as a file. Pass them again: reopen\(folder, federation="):
         reopen(tmp_path / "run")
     with reopen(tmp_path / "run", federation=made) as run:
         assert evaluate(run).loss == loss
@@ -48,7 +48,7 @@ def test_a_federation_made_in_python_is_given_again(tmp_path):
         reopen(tmp_path / "run", federation=other)
 
 
-def test_a_corpus_that_moved_or_changed_is_named(tmp_path):
+def test_a_moved_or_changed_corpus_is_reported(tmp_path):
     corpus, folder = written(tmp_path / "posts.csv"), tmp_path / "run"
     loss = trained(folder, corpus)
     written(corpus, more="ann,one more,a")
@@ -57,7 +57,9 @@ def test_a_corpus_that_moved_or_changed_is_named(tmp_path):
     corpus.unlink()
     (tmp_path / "elsewhere").mkdir()
     moved = written(tmp_path / "elsewhere" / "posts.csv")
-    with pytest.raises(RunError, match=r"no such file. The run in .* If it was moved, say where to in settings.json"):
+    with pytest.raises(
+        RunError, match=r"no such file. The run in .* If it was moved, enter its new path in the settings.json"
+    ):
         reopen(folder)
     settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
     settings["data"]["source"] = str(moved)
@@ -66,7 +68,7 @@ def test_a_corpus_that_moved_or_changed_is_named(tmp_path):
         assert evaluate(run).loss == loss
 
 
-def test_a_comparison_names_its_runs(tmp_path):
+def test_the_error_for_a_comparison_folder_lists_its_runs(tmp_path):
     inner = tmp_path / "runs" / "furl" / "seed-0"
     trained(inner, written(tmp_path / "posts.csv"))
     with pytest.raises(RunError, match=r"no run here .* It is a comparison; its runs are .*furl/seed-0\."):

@@ -38,7 +38,7 @@ class Failing(UpdateTransform):
         raise RuntimeError("no record")
 
 
-def test_a_round_that_fails_at_its_end_leaves_private_parameters_as_they_were(tmp_path):
+def test_a_round_that_fails_at_its_end_leaves_private_parameters_unchanged(tmp_path):
     with opened(tmp_path / "run") as run:
         run.step()
         users = list(run.federation.users)
@@ -62,7 +62,7 @@ class Breaks(UpdateTransform):
 
 
 @pytest.mark.parametrize("private", [False, True])
-def test_a_transform_that_breaks_an_update_costs_that_update_alone(tmp_path, private):
+def test_a_transform_that_breaks_one_update_loses_only_that_update(tmp_path, private):
     dp = DpMechanism(Clip({"*": 1.0}), expected=8.0, insecure_seed=0)
     with opened(tmp_path / "run") as run:
         clients = clients_of(run, range(8))
@@ -73,7 +73,7 @@ def test_a_transform_that_breaks_an_update_costs_that_update_alone(tmp_path, pri
     assert found.update.clients == (8 if private else 7)  # or as zeros
 
 
-def test_a_refused_update_was_sent_all_the_same(tmp_path):
+def test_bytes_include_refused_updates(tmp_path):
     with opened(tmp_path / "run") as run:
         clients = clients_of(run, range(8))
         whole = LoopTrainer(run.built, 0).train(run.state.broadcast(), clients).sent_bytes
@@ -84,7 +84,7 @@ def test_a_refused_update_was_sent_all_the_same(tmp_path):
     assert len(found.rejected) == 1 and found.sent_bytes == whole
 
 
-def test_a_methods_mask_is_around_the_clipping_and_the_noise():
+def test_a_mask_of_the_method_wraps_clipping_and_noise():
     """The server takes the mask off before it adds noise. A mask that stayed on the sum would be longer than 1."""
     noise = {"noise_multiplier": 0.2, "clip": 0.5, "delta": 0.01, "insecure": True, "amplification": False}
     corpus = load("dialects", users=12, examples=20)
@@ -94,12 +94,12 @@ def test_a_methods_mask_is_around_the_clipping_and_the_noise():
     assert 0 < moved < 0.2
 
 
-def test_an_engine_does_not_know_every_name(tmp_path):
+def test_an_unknown_user_is_rejected(tmp_path):
     with opened(tmp_path / "run") as run, pytest.raises(UnknownNameError, match="no user 'nobody'"):
         run.engine.train(run.state.broadcast(), ["nobody"])
 
 
-def test_a_reply_of_more_clients_than_were_asked_is_refused(tmp_path):
+def test_a_reply_with_more_clients_than_the_cohort_is_rejected(tmp_path):
     class Many:
         def __init__(self, engine):
             self.engine = engine
@@ -112,7 +112,7 @@ def test_a_reply_of_more_clients_than_were_asked_is_refused(tmp_path):
         run_round(run.built, Many(run.engine), run.state, list(run.federation.users))
 
 
-def test_bytes_are_those_after_the_transforms_in_every_engine(tmp_path):
+def test_bytes_are_counted_after_the_transforms_in_every_engine(tmp_path):
     @dataclass(frozen=True)
     class Half(UpdateTransform):
         def bytes_sent(self, update, sent):
@@ -133,7 +133,7 @@ def test_bytes_are_those_after_the_transforms_in_every_engine(tmp_path):
     assert plain[0] == plain[1] and halved[0] == halved[1] and 2 * halved[0]["federated"] == plain[0]["federated"]
 
 
-def test_a_run_of_so_many_rounds_counts_no_examples_when_it_is_opened(tmp_path, monkeypatch):
+def test_opening_a_run_with_rounds_counts_no_examples(tmp_path, monkeypatch):
     asked = []
     federation = load_federation("digits", settings={"users": 20})
     kind = type(federation)

@@ -16,12 +16,12 @@ from homespun.data import load_federation
 from homespun.data.federation import Examples
 from homespun.engines.simulation import k_shot
 from homespun.methods.furl import SMALL
-from homespun.runs.clients import EncodedBatches, spaced
+from homespun.runs.clients import EncodedBatches, take_evenly_spaced
 from homespun.runs.controls import evaluate_controls
 from homespun.runs.evaluate import evaluate, evaluate_newcomers
 from homespun.runs.open_run import open_run
 from homespun.runs.settings import RunSettings
-from homespun.runs.training import Evaluated, separate_settings, train, training
+from homespun.runs.training import CurvePoint, separate_settings, train, train_and_evaluate
 
 
 def federation(users=11, **settings):
@@ -45,7 +45,7 @@ def finished(folder, **settings):
         return state_to_bytes(run.state), {user: run.vault.export(user) for user in run.vault.users()}
 
 
-def test_an_epoch_goes_through_everybody_once(tmp_path):
+def test_a_pass_has_every_user_once(tmp_path):
     with opened(tmp_path / "run") as run:
         cohorts = [run.schedule.cohorts.of(round) for round in range(6)]
     assert [len(cohort) for cohort in cohorts] == [4, 4, 3, 4, 4, 3]
@@ -54,14 +54,14 @@ def test_an_epoch_goes_through_everybody_once(tmp_path):
     assert cohorts[:3] != cohorts[3:]
 
 
-def test_uniform_draws_are_without_repeats_and_differ(tmp_path):
+def test_uniform_cohorts_have_no_repeats_and_differ(tmp_path):
     with opened(tmp_path / "run", sampler="uniform") as run:
         cohorts = [run.schedule.cohorts.of(round) for round in range(30)]
     assert all(len(set(cohort)) == 4 for cohort in cohorts)
     assert len({tuple(cohort) for cohort in cohorts}) > 20
 
 
-def test_examples_are_kept_as_tensors(tmp_path):
+def test_encoded_examples_are_cached(tmp_path):
     with opened(tmp_path / "run") as run:
         first = run.clients.encode(run.clients.population, 0, "train")
         assert run.clients.encode(run.clients.population, 0, "train") is first
@@ -69,7 +69,7 @@ def test_examples_are_kept_as_tensors(tmp_path):
     assert again is not first
 
 
-def test_the_least_recently_used_batches_make_room():
+def test_the_least_recently_used_batches_are_evicted():
     kept, made = EncodedBatches(limit_bytes=80), []
 
     def batch(size):
@@ -91,9 +91,9 @@ def test_the_least_recently_used_batches_make_room():
     assert kept.bytes == 100
 
 
-def test_epochs_are_turned_into_rounds(tmp_path):
+def test_epochs_are_converted_to_rounds(tmp_path):
     with opened(tmp_path / "a", rounds=None, epochs=2.0) as run:
-        assert (run.total_rounds, run.schedule.rounds_per_epoch) == (6, 3)  # 4 + 4 + 3 of 11 users: nobody is left out
+        assert (run.total_rounds, run.schedule.rounds_per_epoch) == (6, 3)  # 4 + 4 + 3 of 11 users: none is left out
     with opened(tmp_path / "d", rounds=None, epochs=2.0, sampler="uniform") as run:
         assert (run.total_rounds, run.schedule.rounds_per_epoch) == (6, 11 / 4)
     with opened(tmp_path / "b", method="central", rounds=None, epochs=2.0) as run:
@@ -104,7 +104,7 @@ def test_epochs_are_turned_into_rounds(tmp_path):
 
 @pytest.mark.parametrize("wrong", [{}, {"rounds": 1, "epochs": 1}, {"rounds": 0}, {"rounds": 1, "withheld": 1.0},
                                    {"rounds": 1, "fractions": (0.8, 0.1, 0.2)}])  # fmt: skip
-def test_settings_that_make_no_sense(wrong):
+def test_invalid_settings_are_rejected(wrong):
     with pytest.raises(SettingsError):
         parse(RunSettings, wrong, where="run")
 
@@ -120,7 +120,7 @@ def test_a_round_is_recorded_with_its_traffic(tmp_path):
     assert 1.0 < record.loss < 4.0
 
 
-def test_bytes_are_those_of_what_is_sent():
+def test_bytes_of_messages():
     rows = Rows(torch.tensor([0, 2]), torch.zeros(2, 5), torch.ones(2, dtype=torch.float64))
     update = Update(0, {"w": torch.zeros(3)}, {"table": rows}, {"loss": 1.0, "examples": 2.0}, weight=1.0, clients=1)
     # 3 floats; 2 rows of an index, a weight and 5 floats; a weight and two statistics
@@ -153,11 +153,11 @@ def test_resumed_equals_uninterrupted(tmp_path, settings):
     assert finished(tmp_path / "parts", rounds=5, **settings) == whole
 
 
-def test_the_commit_cadence_changes_nothing_but_when(tmp_path):
+def test_commit_every_does_not_change_results(tmp_path):
     assert finished(tmp_path / "every") == finished(tmp_path / "third", commit_every=3)
 
 
-def test_an_abandoned_round_is_as_if_it_had_not_been(tmp_path):
+def test_an_uncommitted_round_leaves_no_trace(tmp_path):
     whole = finished(tmp_path / "whole")
     with opened(tmp_path / "run", commit_every=3) as run:
         run.step()
@@ -165,7 +165,7 @@ def test_an_abandoned_round_is_as_if_it_had_not_been(tmp_path):
     assert finished(tmp_path / "run") == whole
 
 
-def test_another_run_in_the_folder_is_refused(tmp_path):
+def test_another_run_in_the_folder_is_rejected(tmp_path):
     finished(tmp_path / "run")
     with pytest.raises(RunError, match="different run"):
         opened(tmp_path / "run", seed=1)
@@ -189,14 +189,14 @@ def test_newcomers_never_take_part(tmp_path):
         assert run.vault.state == before and set(run.vault.users()) == trained
 
 
-def test_each_evaluation_is_of_its_own_part(tmp_path):
+def test_evaluations_use_their_own_part(tmp_path):
     with opened(tmp_path / "run", rounds=1, evaluate_every=1) as run:
         sizes = {
             name: sum(len(getattr(run.clients.split(run.federation, position), name)) for position in range(11))
             for name in ("train", "eval", "test")
         }
         assert {name: evaluate(run, name).examples for name in sizes} == sizes
-        points = [event for event in training(run) if isinstance(event, Evaluated)]
+        points = [event for event in train_and_evaluate(run) if isinstance(event, CurvePoint)]
         assert points[0].evaluation == evaluate_before(run, tmp_path)
         assert evaluate_controls(run)["majority"].examples == sizes["test"]
 
@@ -207,7 +207,7 @@ def evaluate_before(run, folder):
         return evaluate(fresh, "eval")
 
 
-def test_nobody_has_enough_examples_to_be_evaluated(tmp_path):
+def test_no_user_has_enough_examples_to_be_evaluated(tmp_path):
     few = load_federation("dialects", settings={"users": 6, "examples": 1, "ragged": 0.0})
     with train("furl", few, folder=tmp_path / "run", rounds=2, cohort=4, workers=0, **SMALL) as run:
         assert evaluate(run).users == 0 and np.isnan(evaluate(run).accuracy)
@@ -218,12 +218,12 @@ def test_a_setting_cannot_belong_to_both_the_method_and_the_run(tmp_path):
     (tmp_path / "own.py").write_text(
         "from homespun.methods import furl\nclass Settings(furl.Settings):\n    cohort: int = 3\nmethod = furl.method\n"
     )
-    with pytest.raises(MethodError, match="cohort would be a setting of both"):
+    with pytest.raises(MethodError, match="cohort is a setting of the run already"):
         train(str(tmp_path / "own.py"), federation(), rounds=1)
 
 
 @pytest.mark.parametrize("method", ["fedperc", "fedperc_generated", "split_learning", "meta_learning"])
-def test_the_papers_epochs_are_what_a_run_has_unless_told_otherwise(method):
+def test_the_papers_epochs_are_the_default(method):
     assert separate_settings(method, {})[0]["epochs"] == 55
     assert separate_settings(method, {"epochs": 2})[0]["epochs"] == 2
     short = separate_settings(method, {"rounds": 7})[0]
@@ -241,7 +241,7 @@ def test_the_papers_epochs_are_what_a_run_has_unless_told_otherwise(method):
         (["furl", "--epochs", "2"], {"epochs": 2}),
     ],
 )
-def test_the_command_asks_for_the_papers_epochs_too(monkeypatch, command, length):
+def test_the_papers_epochs_are_the_default_of_the_command(monkeypatch, command, length):
     def caught(method, federation, *, settings, **_):
         raise RuntimeError(separate_settings(method, settings)[0])
 
@@ -260,7 +260,7 @@ def test_training_examples_are_never_tested_on(tmp_path):
             assert run.clients.population.examples(position).texts == parts.train.texts
 
 
-def test_the_server_has_everybodys_training_examples_and_their_authors(tmp_path):
+def test_central_training_has_all_training_examples_and_their_authors(tmp_path):
     with opened(tmp_path / "run", method="central") as run:
         everything = run.clients.population.examples(0)
         for position in range(11):
@@ -270,11 +270,11 @@ def test_the_server_has_everybodys_training_examples_and_their_authors(tmp_path)
             )
 
 
-def test_the_curve_is_whole_after_a_resume(tmp_path):
+def test_the_curve_is_complete_after_a_resume(tmp_path):
     def curve(stops):
         for stop in stops:
             with opened(tmp_path / str(len(stops)), rounds=stop, evaluate_every=2) as run:
-                list(training(run))
+                list(train_and_evaluate(run))
                 history = run.history()
         return [(one["round"], one["value"]) for one in history if one["kind"] == "evaluation"]
 
@@ -283,17 +283,17 @@ def test_the_curve_is_whole_after_a_resume(tmp_path):
 
 
 @pytest.mark.system
-def test_learning_beats_chance_where_there_is_something_to_learn(tmp_path):
-    """Twelve people in two groups: their own embedding tells whose labels are whose."""
-    people = federation(12, groups=2, classes=4, strength=1.0, examples=60, noise=0.0, dialect=0.0)
+def test_training_beats_chance(tmp_path):
+    """Twelve users in two groups: a private embedding learns which labels its user has."""
+    users = federation(12, groups=2, classes=4, strength=1.0, examples=60, noise=0.0, dialect=0.0)
     sizes = {"character_dim": 16, "lstm_dim": 32, "hidden_dim": 32, "user_dim": 4, "length": 30}
     with train(
-        "furl", people, folder=tmp_path / "run", rounds=60, cohort=6, workers=0, lr=0.5, evaluate_every=60, **sizes
+        "furl", users, folder=tmp_path / "run", rounds=60, cohort=6, workers=0, lr=0.5, evaluate_every=60, **sizes
     ) as run:
         assert evaluate(run, "train").accuracy > 0.6
 
 
-def test_shots_are_drawn_and_more_of_them_hold_the_fewer():
+def test_shots_are_drawn_and_nested():
     data = {"label": torch.arange(10, 30)}
 
     def drawn(count, seed=0):
@@ -305,7 +305,7 @@ def test_shots_are_drawn_and_more_of_them_hold_the_fewer():
     assert few not in ([10, 11, 12], drawn(3, seed=1))
 
 
-def test_at_most_so_many_examples_are_evaluated():
+def test_evaluated_examples_are_limited_and_evenly_spaced():
     examples = Examples([str(number) for number in range(11)])
-    assert spaced(examples, 3).texts == ["0", "5", "10"]
-    assert spaced(examples, 11) is examples and spaced(examples, None) is examples
+    assert take_evenly_spaced(examples, 3).texts == ["0", "5", "10"]
+    assert take_evenly_spaced(examples, 11) is examples and take_evenly_spaced(examples, None) is examples

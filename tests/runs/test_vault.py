@@ -46,7 +46,7 @@ def test_a_new_vault_is_at_round_0_with_nothing_in_it(folder: Path) -> None:
         assert vault.identity == IDENTITY
 
 
-def test_a_commit_is_there_after_reopening(folder: Path) -> None:
+def test_a_commit_persists_after_reopening(folder: Path) -> None:
     with Vault.open(folder, identity=IDENTITY) as vault:
         vault.stage({"ann": row(1.0, 2.0), "bob": row(3.0)})
         vault.commit(round=1, state=b"one", records=[{"round": 1, "loss": 0.5}])
@@ -59,7 +59,7 @@ def test_a_commit_is_there_after_reopening(folder: Path) -> None:
         assert [(entry.user, entry.round) for entry in vault.entries()] == [("ann", 2), ("bob", 1)]
 
 
-def test_staged_rows_are_seen_but_not_kept(folder: Path) -> None:
+def test_staged_rows_are_visible_but_not_persistent(folder: Path) -> None:
     tensor = torch.tensor([1.0])
     with Vault.open(folder, identity=IDENTITY) as vault:
         vault.stage({"ann": {"user.embedding": tensor}})
@@ -79,7 +79,7 @@ def test_rounds_of_several_stages_commit_together(folder: Path) -> None:
         assert [record["round"] for record in vault.history()] == [1, 2]
 
 
-def test_rows_alone_leave_the_state_as_it_was(folder: Path) -> None:
+def test_a_commit_of_rows_leaves_the_state_unchanged(folder: Path) -> None:
     with Vault.open(folder, identity=IDENTITY) as vault:
         vault.commit(round=3, state=b"three")
         vault.stage({"new": row(1.0)})
@@ -88,7 +88,7 @@ def test_rows_alone_leave_the_state_as_it_was(folder: Path) -> None:
         vault.commit(round=4)
 
 
-def test_a_round_that_is_over_is_refused(folder: Path) -> None:
+def test_an_earlier_round_is_rejected(folder: Path) -> None:
     with Vault.open(folder, identity=IDENTITY) as vault:
         vault.commit(round=3, state=b"three")
         with pytest.raises(VaultError, match="round 2 is over; round 3 is committed"):
@@ -131,7 +131,7 @@ def test_strange_ids_are_distinct_keys(folder: Path, tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(user=st.text(st.characters(), min_size=1), other=st.text(st.characters(), min_size=1))
-def test_any_text_is_an_id(shared: Vault, user: str, other: str) -> None:
+def test_any_text_is_a_valid_id(shared: Vault, user: str, other: str) -> None:
     shared.stage({user: row(1.0)})
     shared.stage({other: row(2.0)})
     assert values(shared.private(user)) == ([2.0] if user == other else [1.0])
@@ -145,14 +145,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Vault:
     return Vault.open(tmp_path_factory.mktemp("shared"), identity=IDENTITY)
 
 
-def test_an_empty_id_is_refused(folder: Path) -> None:
+def test_an_empty_id_is_rejected(folder: Path) -> None:
     with Vault.open(folder, identity=IDENTITY) as vault:
         for use in (vault.private, vault.export, vault.forget, lambda user: vault.stage({user: row(1.0)})):
             with pytest.raises(VaultError, match="a user id is empty"):
                 use("")
 
 
-def test_a_cohort_comes_in_the_order_asked_without_the_unseen(folder: Path) -> None:
+def test_rows_have_the_order_of_the_query_without_new_users(folder: Path) -> None:
     with Vault.open(folder, identity=IDENTITY) as vault:
         vault.stage({f"u{number}": row(float(number)) for number in range(1500)})
         vault.commit(round=1)
@@ -209,7 +209,7 @@ def test_export_is_a_safetensors_file(folder: Path) -> None:
             vault.export("bob")
 
 
-def test_forget_removes_one_user_and_says_whether_there_was_one(folder: Path) -> None:
+def test_forget_removes_one_user_and_returns_whether_there_was_one(folder: Path) -> None:
     with Vault.open(folder, identity=IDENTITY) as vault:
         vault.stage({"ann": row(1.0), "bob": row(2.0)})
         vault.commit(round=1, state=b"one", records=[{"round": 1}])
@@ -253,7 +253,7 @@ def test_after_forget_no_byte_of_the_user_is_in_any_file(folder: Path) -> None:
         assert stay.encode() in raw and written[stay][-1] in raw
 
 
-def test_forget_says_so_when_a_reader_keeps_the_log(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forget_reports_a_reader_that_holds_the_log(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("homespun.runs.vault_file.BUSY_TIMEOUT_S", 0.05)
     with Vault.open(folder, identity=IDENTITY) as vault, Vault.open(folder, read_only=True) as reader:
         vault.stage({"ann": row(1.0)})
@@ -270,7 +270,7 @@ def test_forget_says_so_when_a_reader_keeps_the_log(folder: Path, monkeypatch: p
 # ---- identity ----
 
 
-def test_another_identity_is_refused_with_each_difference(folder: Path) -> None:
+def test_another_identity_is_rejected_with_each_difference(folder: Path) -> None:
     with Vault.open(folder, identity=IDENTITY) as vault:
         vault.commit(round=1, state=b"one")
     before = raw_bytes(folder)
@@ -283,7 +283,7 @@ def test_another_identity_is_refused_with_each_difference(folder: Path) -> None:
         "  - settings.new: nothing in the folder, true asked for\n"
         "  - settings.rate: 0.1 in the folder, 0.3 asked for\n"
         "  - version: 1 in the folder, 2 asked for\n"
-        "Ask for the same run to go on with it, or name another folder."
+        "To resume that run, use its settings and data. To start a new run, choose another folder."
     )
     assert raw_bytes(folder).replace(b"\n", b"") == before.replace(b"\n", b"")
     with Vault.open(folder, identity=IDENTITY) as vault:  # the refusal released the lock
@@ -304,7 +304,7 @@ def test_identity_is_compared_as_json_and_may_be_left_out(folder: Path) -> None:
 # ---- folders, modes and files ----
 
 
-def test_modes(folder: Path) -> None:
+def test_file_modes(folder: Path) -> None:
     previous = os.umask(0)
     try:
         with Vault.open(folder, identity=IDENTITY) as vault:
@@ -318,7 +318,7 @@ def test_modes(folder: Path) -> None:
         os.umask(previous)
 
 
-def test_a_vault_that_others_may_read_is_closed_to_them(folder: Path) -> None:
+def test_permissions_of_a_readable_vault_are_restricted(folder: Path) -> None:
     with Vault.open(folder, identity=IDENTITY):
         pass
     (folder / VAULT_FILE).chmod(0o644)
@@ -326,7 +326,7 @@ def test_a_vault_that_others_may_read_is_closed_to_them(folder: Path) -> None:
         assert stat.S_IMODE((folder / VAULT_FILE).stat().st_mode) == 0o600
 
 
-def test_settings_of_the_file(folder: Path) -> None:
+def test_pragmas_of_the_file(folder: Path) -> None:
     with Vault.open(folder, identity=IDENTITY) as vault:
         assert vault._query("PRAGMA journal_mode") == [(b"wal",)]
         assert vault._query("PRAGMA synchronous") == [(2,)]  # FULL
@@ -336,9 +336,9 @@ def test_settings_of_the_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [{}, {"read_only": True}, {"read_only": True, "identity": IDENTITY}])
-def test_no_run_here_writes_nothing(tmp_path: Path, arguments: dict) -> None:
+def test_opening_a_missing_run_writes_nothing(tmp_path: Path, arguments: dict) -> None:
     for place in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(RunError, match=r"no run here \(no vault.sqlite\). Check the name, or train"):
+        with pytest.raises(RunError, match=r"no run here \(no vault.sqlite\). Check the path, or train a run"):
             Vault.open(place, **arguments)
     assert list(tmp_path.iterdir()) == []
 
@@ -360,7 +360,7 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Vault.open(tmp_path, identity=IDENTITY)
 
 
-def test_a_newer_schema_is_refused(folder: Path) -> None:
+def test_a_newer_schema_is_rejected(folder: Path) -> None:
     with Vault.open(folder, identity=IDENTITY):
         pass
     with sqlite3.connect(folder / VAULT_FILE) as db:
@@ -371,7 +371,7 @@ def test_a_newer_schema_is_refused(folder: Path) -> None:
             Vault.open(folder, read_only=read_only)
 
 
-def test_a_half_made_vault_is_made_anew(folder: Path) -> None:
+def test_an_incomplete_vault_is_created_again(folder: Path) -> None:
     folder.mkdir()
     (folder / (VAULT_FILE + ".new")).write_bytes(b"half")
     (folder / (VAULT_FILE + ".new-wal")).write_bytes(b"half")
@@ -383,7 +383,7 @@ def test_a_half_made_vault_is_made_anew(folder: Path) -> None:
 def test_the_log_of_a_missing_vault_is_not_replayed(folder: Path) -> None:
     folder.mkdir()
     (folder / (VAULT_FILE + "-wal")).write_bytes(b"log")
-    with pytest.raises(VaultError, match=r"missing, but its log vault\.sqlite-wal is there"):
+    with pytest.raises(VaultError, match=r"missing, but its log vault\.sqlite-wal exists"):
         Vault.open(folder, identity=IDENTITY)
     assert (folder / (VAULT_FILE + "-wal")).read_bytes() == b"log"
 
@@ -400,7 +400,7 @@ def test_a_folder_name_with_special_characters(tmp_path: Path) -> None:
 # ---- writers and readers ----
 
 
-def test_a_second_writer_is_refused_and_the_first_goes_on(folder: Path) -> None:
+def test_a_second_writer_is_rejected_and_the_first_continues(folder: Path) -> None:
     with Vault.open(folder, identity=IDENTITY) as vault:
         with pytest.raises(RunError, match=f"in use by process {os.getpid()}. Wait until it ends"):
             Vault.open(folder, identity=IDENTITY)
@@ -435,7 +435,7 @@ def test_a_reader_reads_beside_the_writer_and_changes_nothing(folder: Path) -> N
         assert reader.round == 2
 
 
-def test_a_reader_of_a_folder_that_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_of_a_read_only_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Vault.open(folder, identity=IDENTITY) as vault:
         vault.commit(round=1, state=b"one")
     monkeypatch.setattr("os.access", lambda *_: False)

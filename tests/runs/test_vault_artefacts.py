@@ -11,7 +11,7 @@ from homespun.runs.vault import VAULT_FILE, Vault
 WEIGHTS = bytes(range(256))
 
 
-def test_artefacts_are_kept_replaced_and_found_again(tmp_path):
+def test_artefacts_are_stored_replaced_and_listed(tmp_path):
     with Vault.open(tmp_path, identity={"run": 1}) as vault:
         assert vault.artefacts() == [] and vault.artefact("reranker") is None
         vault.keep_artefact("reranker", b"first")

@@ -34,15 +34,15 @@ def flip(folder: Path, content: bytes) -> None:
     (folder / VAULT_FILE).write_bytes(raw)
 
 
-def test_a_flipped_byte_is_reported_and_set_aside(folder: Path) -> None:
+def test_a_flipped_byte_is_reported_and_quarantined(folder: Path) -> None:
     flip(folder, ANN.numpy().tobytes())
     with Vault.open(folder, identity=IDENTITY) as vault:
         with pytest.raises(VaultError) as caught:
             vault.private_many(["bob", "ann"])
         assert str(caught.value) == (
             f"{folder / VAULT_FILE}: the entry of user 'ann' does not match its checksum. It is not used, "
-            "and not begun again by itself: `homespun vault list RUN --quarantine` shows what is set aside, and "
-            "`homespun vault forget RUN USER` lets that user begin again."
+            "and not replaced automatically: `homespun vault list RUN --quarantine` lists quarantined entries, and "
+            "`homespun vault forget RUN USER` removes one, so that the user starts as new."
         )
         [entry] = vault.quarantined()
         assert (entry.user, entry.round, entry.reason) == ("ann", 3, "checksum mismatch")
@@ -50,7 +50,7 @@ def test_a_flipped_byte_is_reported_and_set_aside(folder: Path) -> None:
         assert vault.users() == ["bob"]
 
 
-def test_a_user_set_aside_stays_so_until_forgotten(folder: Path) -> None:
+def test_a_quarantined_user_stays_so_until_forgotten(folder: Path) -> None:
     flip(folder, ANN.numpy().tobytes())
     for _ in range(2):
         with Vault.open(folder, identity=IDENTITY) as vault:
@@ -93,7 +93,7 @@ def test_a_reader_reports_but_moves_nothing(folder: Path) -> None:
     "DELETE FROM private WHERE user = CAST('ann' AS BLOB)",
     "UPDATE private SET user = CAST('anm' AS BLOB) WHERE user = CAST('ann' AS BLOB)",
 ])  # fmt: skip
-def test_a_lost_entry_does_not_pass_for_a_new_user(folder: Path, sql: str) -> None:
+def test_a_lost_entry_is_not_mistaken_for_a_new_user(folder: Path, sql: str) -> None:
     with sqlite3.connect(folder / VAULT_FILE) as db:
         assert db.execute(sql).rowcount == 1
     db.close()
@@ -105,7 +105,7 @@ def test_a_lost_entry_does_not_pass_for_a_new_user(folder: Path, sql: str) -> No
         assert vault.private("ann") is None
 
 
-def test_swapped_entries_are_noticed(folder: Path) -> None:
+def test_swapped_entries_are_detected(folder: Path) -> None:
     with sqlite3.connect(folder / VAULT_FILE) as db:
         ann, bob = db.execute("SELECT data, sha256 FROM private ORDER BY user").fetchall()
         swap = "UPDATE private SET data = ?, sha256 = ? WHERE user = CAST(? AS BLOB)"
@@ -147,7 +147,7 @@ def test_a_damaged_or_short_history_is_an_error(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database, but long enough to have a header\n" * 99])
-def test_a_file_that_is_no_vault_is_refused_and_kept(folder: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_vault_is_rejected_and_kept(folder: Path, content: bytes) -> None:
     (folder / VAULT_FILE).write_bytes(content)
     for read_only in (False, True):
         with pytest.raises(VaultError, match=r"vault\.sqlite: .*damaged or not a vault; nothing was deleted"):
@@ -155,7 +155,7 @@ def test_a_file_that_is_no_vault_is_refused_and_kept(folder: Path, content: byte
     assert (folder / VAULT_FILE).read_bytes() == content
 
 
-def test_another_database_is_refused_and_kept(folder: Path) -> None:
+def test_another_database_is_rejected_and_kept(folder: Path) -> None:
     (folder / VAULT_FILE).unlink()
     with sqlite3.connect(folder / VAULT_FILE) as db:
         db.execute("CREATE TABLE letters (body TEXT)")
@@ -194,7 +194,7 @@ def answers(folder: Path) -> dict[str, object]:
     return found
 
 
-def test_no_flipped_bit_anywhere_is_taken_for_truth(folder: Path) -> None:
+def test_every_flipped_bit_is_detected_or_harmless(folder: Path) -> None:
     """Whatever single bit is wrong, each answer is the right one or an error, and no user begins again."""
     right, good = answers(folder), (folder / VAULT_FILE).read_bytes()
     assert len(right) == 6 and right["bob"] == BOB.tolist()

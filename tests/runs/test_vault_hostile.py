@@ -66,7 +66,7 @@ SCHEMAS = {
 
 
 @pytest.mark.parametrize("kind", SCHEMAS)
-def test_another_schema_is_refused_before_a_row_is_read(
+def test_another_schema_is_rejected_before_a_row_is_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     with forging(folder) as db:
@@ -118,7 +118,7 @@ HEAD = {"round": 1, "records": 1, "state_sha256": digest("state", b"one").hex(),
         ("token", 7),
     ],
 )
-def test_values_of_the_run_that_match_their_checksum_and_make_no_sense(folder: Path, key: str, value: object) -> None:
+def test_invalid_values_with_a_matching_checksum_are_rejected(folder: Path, key: str, value: object) -> None:
     put(folder, key, value)
     refused = pytest.raises(VaultError, match=rf"the run's {key} .*Restore it from a copy")
     with refused, Vault.open(folder, identity=IDENTITY) as vault:
@@ -127,7 +127,7 @@ def test_values_of_the_run_that_match_their_checksum_and_make_no_sense(folder: P
 
 
 @pytest.mark.parametrize("record", [b"{", b"[]", b"\xff", 5, "{}"])
-def test_a_record_that_is_none(folder: Path, record: object) -> None:
+def test_an_invalid_record_is_rejected(folder: Path, record: object) -> None:
     with forging(folder) as db:
         db.execute("UPDATE history SET record = ?, sha256 = ?", (record, digest(1, record)))
     with Vault.open(folder) as vault, pytest.raises(VaultError, match="history of rounds"):
@@ -135,7 +135,7 @@ def test_a_record_that_is_none(folder: Path, record: object) -> None:
 
 
 @pytest.mark.parametrize("data", [b"not safetensors", 7, "text", to_bytes(ANN) + b"more"])
-def test_a_row_that_matches_its_checksum_and_holds_no_tensors(folder: Path, data: object) -> None:
+def test_a_row_without_tensors_and_a_matching_checksum_is_rejected(folder: Path, data: object) -> None:
     key = b"ann"
     with forging(folder) as db:
         db.execute("UPDATE private SET data = ?, sha256 = ? WHERE user = ?", (data, digest(key, 1, data), key))
@@ -145,7 +145,7 @@ def test_a_row_that_matches_its_checksum_and_holds_no_tensors(folder: Path, data
                 use("ann")
 
 
-def test_a_row_under_the_name_of_a_user_never_seen(folder: Path) -> None:
+def test_a_forged_row_of_a_new_user_is_rejected(folder: Path) -> None:
     data = to_bytes(ANN)
     with forging(folder) as db:
         sql = "INSERT INTO private (user, round, sha256, data) VALUES (?, ?, ?, ?)"

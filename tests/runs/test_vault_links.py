@@ -38,7 +38,7 @@ def untouched(victim: Path) -> bool:
 
 
 @pytest.mark.parametrize("name", [LOCK_FILE, *(VAULT_FILE + end for end in ("", "-wal", "-shm", "-journal"))])
-def test_a_link_in_place_of_a_file_of_the_vault_is_refused(folder: Path, victim: Path, name: str) -> None:
+def test_a_link_in_place_of_a_file_of_the_vault_is_rejected(folder: Path, victim: Path, name: str) -> None:
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(victim)
     with pytest.raises(DiskError) as caught:
@@ -51,7 +51,7 @@ def test_a_link_in_place_of_a_file_of_the_vault_is_refused(folder: Path, victim:
 
 
 @pytest.mark.parametrize("name", [VAULT_FILE, VAULT_FILE + "-wal", VAULT_FILE + "-shm", VAULT_FILE + "-journal"])
-def test_a_reader_refuses_it_as_well(folder: Path, victim: Path, name: str) -> None:
+def test_a_reader_rejects_a_link_too(folder: Path, victim: Path, name: str) -> None:
     """SQLite writes its log's index for readers too."""
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(victim)
@@ -60,7 +60,7 @@ def test_a_reader_refuses_it_as_well(folder: Path, victim: Path, name: str) -> N
     assert untouched(victim)
 
 
-def test_a_link_to_nowhere_makes_no_file(tmp_path: Path) -> None:
+def test_a_dangling_link_creates_no_file(tmp_path: Path) -> None:
     for place, name in enumerate((LOCK_FILE, VAULT_FILE)):
         folder = tmp_path / str(place)
         folder.mkdir()
@@ -70,7 +70,7 @@ def test_a_link_to_nowhere_makes_no_file(tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
-def test_links_among_the_leftovers_of_a_vault_that_was_being_made_are_removed(tmp_path: Path, victim: Path) -> None:
+def test_links_among_the_files_of_an_incomplete_vault_are_removed(tmp_path: Path, victim: Path) -> None:
     (tmp_path / "run").mkdir()
     for end in (".new", ".new-wal", ".new-shm"):
         (tmp_path / "run" / (VAULT_FILE + end)).symlink_to(victim)
@@ -86,7 +86,7 @@ def test_a_link_beside_the_vault_is_left_alone(folder: Path, victim: Path) -> No
     assert untouched(victim) and (folder / (VAULT_FILE + ".copy")).is_symlink()
 
 
-def test_what_is_no_file_is_refused(folder: Path) -> None:
+def test_a_lock_that_is_not_a_regular_file_is_rejected(folder: Path) -> None:
     (folder / LOCK_FILE).unlink()
     os.mkfifo(folder / LOCK_FILE)
     with pytest.raises(DiskError, match=r"vault\.lock: not a regular file.* Remove it"):
@@ -99,7 +99,7 @@ def test_a_run_folder_may_be_reached_through_a_link(folder: Path, tmp_path: Path
         assert vault.round == 1
 
 
-def test_an_export_goes_through_no_link_and_is_whole_or_not_there(
+def test_an_export_follows_no_link_and_is_complete_or_absent(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Vault.open(folder) as vault:

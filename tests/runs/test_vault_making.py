@@ -15,7 +15,7 @@ IDENTITY = {"method": "furl", "seed": 7}
 
 
 @pytest.mark.parametrize("at", ["CREATE TABLE known", "INSERT OR REPLACE INTO run", "COMMIT", "PRAGMA wal_checkpoint"])
-def test_a_full_disk_while_a_vault_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+def test_a_full_disk_while_a_vault_is_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     class Full(sqlite3.Connection):
         def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:
             if sql.startswith(at):
@@ -34,7 +34,7 @@ def test_a_full_disk_while_a_vault_is_made(tmp_path: Path, monkeypatch: pytest.M
         assert vault.round == 0
 
 
-def test_all_of_a_new_vault_is_in_the_file_that_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_vault_is_complete_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a full disk keeps SQLite from moving out of its log when it closes the file would be left behind."""
     moved: list[bool] = []
     replace = os.replace

@@ -92,13 +92,15 @@ def whole_round(folder: Path) -> int:
         ("after commit", 3),
     ],
 )
-def test_a_kill_at_a_named_point_leaves_a_whole_round(committer: Committer, tmp_path: Path, at: str, left: int) -> None:
+def test_a_kill_at_a_given_point_leaves_complete_rounds(
+    committer: Committer, tmp_path: Path, at: str, left: int
+) -> None:
     committer.start(folder=str(tmp_path), at=at, round=3)
     assert committer.expect("ended") == str(int(signal.SIGKILL))
     assert whole_round(tmp_path) == left
 
 
-def test_kills_at_random_times_leave_whole_rounds(committer: Committer, tmp_path: Path) -> None:
+def test_kills_at_random_times_leave_complete_rounds(committer: Committer, tmp_path: Path) -> None:
     chosen, reached = random.Random(), [0]
     for _ in range(20):
         pid = committer.start(folder=str(tmp_path / "run"))
@@ -109,7 +111,7 @@ def test_kills_at_random_times_leave_whole_rounds(committer: Committer, tmp_path
     assert reached[-1] > 10
 
 
-def test_a_kill_while_the_vault_is_made_leaves_a_whole_one_or_none(committer: Committer, tmp_path: Path) -> None:
+def test_a_kill_while_the_vault_is_created_leaves_a_complete_one_or_none(committer: Committer, tmp_path: Path) -> None:
     for number in range(10):
         folder = tmp_path / str(number)
         pid = committer.start(folder=str(folder))
@@ -120,7 +122,7 @@ def test_a_kill_while_the_vault_is_made_leaves_a_whole_one_or_none(committer: Co
         whole_round(folder)
 
 
-def test_a_second_process_is_refused_until_the_first_is_gone(committer: Committer, tmp_path: Path) -> None:
+def test_a_second_process_is_rejected_until_the_first_has_ended(committer: Committer, tmp_path: Path) -> None:
     pid = committer.start(folder=str(tmp_path), hold=True)
     committer.expect("holding")
     with pytest.raises(RunError, match=f"in use by process {pid}"):
@@ -132,7 +134,7 @@ def test_a_second_process_is_refused_until_the_first_is_gone(committer: Committe
         assert vault.round == 0
 
 
-def test_a_reader_sees_whole_rounds_beside_a_writer(committer: Committer, tmp_path: Path) -> None:
+def test_a_reader_sees_complete_rounds_beside_a_writer(committer: Committer, tmp_path: Path) -> None:
     pid = committer.start(folder=str(tmp_path))
     seen: set[int] = set()
     deadline = time.monotonic() + 30
@@ -152,7 +154,7 @@ def test_a_reader_sees_whole_rounds_beside_a_writer(committer: Committer, tmp_pa
     assert len(seen) >= 5
 
 
-def test_a_process_started_meanwhile_does_not_keep_the_lock(tmp_path: Path) -> None:
+def test_a_child_process_does_not_inherit_the_lock(tmp_path: Path) -> None:
     with Vault.open(tmp_path, identity=IDENTITY):
         worker = subprocess.Popen(["sleep", "60"], close_fds=False)  # as a worker that outlives its parent
     try:

@@ -39,7 +39,7 @@ REFUSED = r"another process has written to this run since it was opened here.*no
 
 
 @pytest.mark.parametrize("round", [1, 2])
-def test_a_second_writer_after_the_lock_was_removed(folder: Path, round: int) -> None:
+def test_a_second_writer_after_the_lock_was_removed_is_detected(folder: Path, round: int) -> None:
     with Vault.open(folder, identity=IDENTITY) as first, second_writer(folder) as second:
         second.stage({"bob": row(5.0)})
         second.commit(round=round, state=b"one" if round == 1 else b"two")  # round 1: as `personalize` commits
@@ -49,10 +49,10 @@ def test_a_second_writer_after_the_lock_was_removed(folder: Path, round: int) ->
             with pytest.raises(VaultError, match=REFUSED):
                 first.commit(round=2, state=b"other", records=[{"round": 2}])
         assert content(folder) == before
-        second.commit(round=3)  # the writer that was faster goes on
+        second.commit(round=3)  # the writer that was faster continues
 
 
-def test_what_the_first_writer_commits_stops_the_second(folder: Path) -> None:
+def test_a_commit_of_the_first_writer_stops_the_second(folder: Path) -> None:
     with Vault.open(folder, identity=IDENTITY) as first, second_writer(folder) as second:
         first.commit(round=2, state=b"two")
         with pytest.raises(VaultError, match=REFUSED):

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
+from homespun.analysis.user_vectors import collect_user_vectors, embedding_names
 from homespun.core.threads import one_thread
 from homespun.data.splits import sample_users
 from homespun.runs.run import Run
-from homespun.runs.training import embeddings_of, user_vectors
 
 LARGEST_VECTOR = 1000  # users with longer vectors, such as personal heads, are not clustered
 
@@ -60,10 +60,10 @@ def _chosen(run: Run, positions: list[int]) -> tuple[str, np.ndarray] | None:
 
 
 def _clustered(run: Run, positions: list[int], *, clusters: int) -> tuple[str, np.ndarray] | None:
-    embeddings = embeddings_of(run)
+    embeddings = embedding_names(run)
     if not embeddings or len(positions) < 2 * clusters:  # too few to be meaningful
         return None
-    vectors = user_vectors(run, positions, only=embeddings)
+    vectors = collect_user_vectors(run, positions, only=embeddings)
     if vectors is None or vectors.shape[1] > LARGEST_VECTOR:
         return None
     from sklearn.cluster import KMeans  # slow to import, and only finished runs need it

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
+from homespun.analysis.user_vectors import collect_user_vectors, embedding_names
 from homespun.core.progress import start_count
 from homespun.data.federation import Federation
 from homespun.data.splits import sample_users
 from homespun.evaluation.metrics import majority
 from homespun.runs.run import Run
-from homespun.runs.training import embeddings_of, user_vectors
 
 MAX_PROJECTED_USERS = 500  # larger federations are sampled
 
@@ -21,7 +21,9 @@ MAX_PROJECTED_USERS = 500  # larger federations are sampled
 def project_users(run: Run) -> dict[str, Any] | None:
     """Project users' vectors by PCA and t-SNE; the result also has the attributes to colour them by."""
     positions = sample_users(run.federation, at_most=MAX_PROJECTED_USERS, seed=run.settings.seed)
-    vectors = user_vectors(run, positions, only=embeddings_of(run) or None)  # embeddings without a personal head
+    vectors = collect_user_vectors(
+        run, positions, only=embedding_names(run) or None
+    )  # embeddings without a personal head
     if vectors is None or len(vectors) < 5 or not np.ptp(vectors, axis=0).any():  # all at one point
         return None
     done = start_count(run.progress, "map of users", total=1)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from homespun.core.setting_descriptions import SettingDescription, describe_settings, format_value
 from homespun.data import settings_of
 from homespun.runs.settings import RunSettings
-from homespun.runs.training import usual_settings
+from homespun.runs.training import default_run_settings
 from homespun.system.method_loading import method_module
 from homespun.system.trust import named_by_user
 
@@ -27,7 +27,7 @@ def method_settings(method: str) -> Groups:
     """The settings of a method, of its runs and of their privacy."""
     module = method_module(method)
     paper = getattr(module, "PAPER_RUN", {})
-    every = describe_settings(RunSettings, defaults=usual_settings(method), paper=paper)
+    every = describe_settings(RunSettings, defaults=default_run_settings(method), paper=paper)
     return {
         "method": describe_settings(module.Settings),
         "run": [one for one in every if not one.name.startswith(PRIVACY)],

@@ -21,7 +21,7 @@ from homespun.core.progress import Progress
 from homespun.core.records import RoundRecord
 from homespun.report.table_model import metric_named
 from homespun.runs.run import Run
-from homespun.runs.training import Evaluated
+from homespun.runs.training import CurvePoint
 from homespun.system.terminal import Terminal, say
 
 GAP = 2  # between the columns of a table
@@ -158,7 +158,7 @@ class Reporter:
         self._end_task()
 
     @contextmanager
-    def following(self, run: Run, title: str) -> Iterator[Callable[[RoundRecord | Evaluated], None]]:
+    def following(self, run: Run, title: str) -> Iterator[Callable[[RoundRecord | CurvePoint], None]]:
         """Give a function that shows each event of this run's training. Notices go to stderr, each once."""
         self._end_task()
         for notice in notices.before(run):
@@ -171,7 +171,7 @@ class Reporter:
             err.print(f"{title}: {notice}")
 
     @contextmanager
-    def _following(self, run: Run, title: str) -> Iterator[Callable[[RoundRecord | Evaluated], None]]:
+    def _following(self, run: Run, title: str) -> Iterator[Callable[[RoundRecord | CurvePoint], None]]:
         self._latest, self.title, self._started = "", title, time.monotonic()
         start = run.state.round
         if run.settings.privacy is not None and run.settings.privacy.insecure:
@@ -235,15 +235,15 @@ class Reporter:
         say(line, to=sys.stderr if self.to_stderr else sys.stdout)
         self._printed_at = time.monotonic()
 
-    def _note(self, event: RoundRecord | Evaluated) -> str:
+    def _note(self, event: RoundRecord | CurvePoint) -> str:
         """The note of the bar: the loss of the round and the latest score."""
-        if isinstance(event, Evaluated):
+        if isinstance(event, CurvePoint):
             self._latest = _scored(event)
             return self._latest
         return ", ".join(part for part in (_loss(event), self._latest) if part)
 
-    def _line(self, run: Run, title: str, event: RoundRecord | Evaluated, *, start: int) -> None:
-        if isinstance(event, Evaluated):
+    def _line(self, run: Run, title: str, event: RoundRecord | CurvePoint, *, start: int) -> None:
+        if isinstance(event, CurvePoint):
             said = _scored(event)
         elif event.round % max(1, run.total_rounds // LINES) and event.round != run.total_rounds:
             return
@@ -260,6 +260,6 @@ def _loss(event: RoundRecord) -> str:
     return "" if isnan(event.loss) else f"loss {event.loss:.3f}"  # not disclosed with privacy
 
 
-def _scored(event: Evaluated) -> str:
+def _scored(event: CurvePoint) -> str:
     metric, value = event.evaluation.headline
     return "" if isnan(value) else f"{metric} {metric_named(metric).text_with_unit(value)} after round {event.round}"

@@ -55,7 +55,7 @@ def train(
 
     Example: homespun train furl --data dialects --data-set users=200 --epochs 5
     """
-    from homespun.runs.training import LENGTH, usual_settings
+    from homespun.runs.training import LENGTH_SETTINGS, default_run_settings
 
     source = data_settings_from(
         data, data_settings, user=user_column, context=context_column, text=text_column, label=label_column
@@ -64,7 +64,7 @@ def train(
     if rounds is not None and epochs is not None:
         raise SettingsError("--rounds and --epochs cannot be combined")
     length = {name: value for name, value in (("rounds", rounds), ("epochs", epochs)) if value is not None}
-    if not LENGTH & {*length, *values, *usual_settings(method)}:
+    if not LENGTH_SETTINGS & {*length, *values, *default_run_settings(method)}:
         length = {"epochs": 10.0}
     folder = folder or Path("runs") / f"{Path(method).stem}-{Path(data).name.split('.')[0]}"
     _train(method, source, folder, settings={**length, "seed": seed, **values}, json_output=json_output)
@@ -76,7 +76,7 @@ def _train(method: str, source: Any, folder: Path, *, settings: Mapping[str, Any
     from homespun.experiments.results import single_results, write_results
     from homespun.privacy.ledger import BudgetError
     from homespun.report.html import write_report
-    from homespun.runs.training import prepare, training
+    from homespun.runs.training import prepare, train_and_evaluate
 
     federation = source.load()
     with (
@@ -91,7 +91,7 @@ def _train(method: str, source: Any, folder: Path, *, settings: Mapping[str, Any
                 reporter.console.print(f"{folder}: resuming after round {run.state.round}")
             with reporter.following(run, run.method.name) as show:
                 try:
-                    for event in training(run):
+                    for event in train_and_evaluate(run):
                         show(event)
                 except BudgetError as error:
                     stopped = error

@@ -19,6 +19,7 @@ import numpy as np
 from pydantic import Field, PositiveInt, StringConstraints, model_validator
 
 from homespun.analysis.projections import MAX_PROJECTED_USERS
+from homespun.analysis.user_vectors import collect_user_vectors
 from homespun.core.errors import RunError, SettingsError, nearest
 from homespun.core.method import Method
 from homespun.core.progress import Show, each, silent, start_count
@@ -40,12 +41,12 @@ from homespun.runs.identity import require_same_run
 from homespun.runs.open_run import identity_of, method_for
 from homespun.runs.run import Run
 from homespun.runs.settings import RunSettings
-from homespun.runs.training import Evaluated, prepare, reopen, separate_settings, training, user_vectors
+from homespun.runs.training import CurvePoint, prepare, reopen, separate_settings, train_and_evaluate
 from homespun.runs.vault import VAULT_FILE
 from homespun.system.method_loading import method_module, settings_command
 from homespun.system.trust import named_by_user
 
-Event: TypeAlias = RoundRecord | Evaluated
+Event: TypeAlias = RoundRecord | CurvePoint
 Observer: TypeAlias = Callable[[Run, str], AbstractContextManager[Callable[[Event], None]]]
 
 
@@ -173,7 +174,7 @@ def train_all(experiment: Experiment, folder: Path, observe: Observer, *, progre
                 if _finished(run, place):
                     continue
                 with observe(run, f"{title}, {draw}") as show:
-                    for event in training(run):
+                    for event in train_and_evaluate(run):
                         show(event)
                 write_results(place, single_results(run, experiment.data, title=title))
 
@@ -193,7 +194,7 @@ def _finished_elsewhere(
     more = ("rounds", "epochs", *EVALUATION_SETTINGS)
     asked = {**identity_of(method, federation, settings), **settings.model_dump(mode="json", include=set(more))}
     kept = {**current_identity(run["identity"]), **{name: run["run"][name] for name in more}}
-    require_same_run(place, kept=_without_artefact_paths(kept, method), asked=_without_artefact_paths(asked, method))
+    require_same_run(place, stored=_without_artefact_paths(kept, method), asked=_without_artefact_paths(asked, method))
     return True
 
 
@@ -309,7 +310,7 @@ def similarities(experiment: Experiment, folder: Path, *, progress: Show = silen
             federation = experiment.data.load() if federation is None else federation
             with reopen(kept, federation=federation) as run:
                 positions = sample_users(run.federation, at_most=MAX_PROJECTED_USERS, seed=draw.seed)
-                vectors = user_vectors(run, positions)
+                vectors = collect_user_vectors(run, positions)
             if vectors is not None and len(vectors) > 2:
                 ranks[name] = rankdata(pdist(vectors))
         for left, right in combinations(ranks, 2):

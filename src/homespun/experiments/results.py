@@ -24,7 +24,7 @@ from homespun.evaluation.pooling import COLUMNS, average_evaluations, merge_eval
 from homespun.experiments.spending import total_privacy_cost
 from homespun.runs.controls import evaluate_controls
 from homespun.runs.run import Run
-from homespun.runs.training import results
+from homespun.runs.training import collect_results
 from homespun.system.json_files import SCHEMA, read_json, versions, write_json
 
 RESULTS_FILE = "results.json"
@@ -38,7 +38,7 @@ def single_results(run: Run, data: DataSettings, *, title: str) -> dict[str, Any
     found = controls_of(run)
     drawn = {"seed": run.settings.seed, "fold": run.settings.fold}
     one = {
-        **results(run),
+        **collect_results(run),
         **drawn,
         "positions": evaluated_positions(run),
         "maps": project_users(run),

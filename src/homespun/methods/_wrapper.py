@@ -1,7 +1,7 @@
 """Methods that wrap another method's network: FedRep over FURL's, pFedMe over FedEmbed's, and so on.
 
-A wrapper takes the network, the examples and the loss of its base method unchanged, and gives the parameters other
-roles and another training.
+A wrapper keeps the network, the examples and the loss of its base method, and changes the roles of the parameters and
+their training.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from homespun.core.settings import Settings
 from homespun.core.tree import Tree
 from homespun.system.method_loading import load_method
 
-START_SEED = 0  # of the values that a personal part starts from; all users' are the same
+START_SEED = 0  # of the initial values of personal parameters, which are the same for all users
 
 
 class WrapperSettings(Settings):
@@ -32,7 +32,7 @@ class WrapperSettings(Settings):
     base_settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of that method, as in base_settings.lr=0.1."""
     head: tuple[str, ...] = ()
-    """Globs of the parameters that are personal. Empty: the head of the base method."""
+    """Globs of the parameters that users or clusters have their own copies of. Empty: the head of the base method."""
 
     @field_validator("head", mode="before")
     @classmethod
@@ -63,26 +63,26 @@ class BaseMethod:
 
     @property
     def body(self) -> tuple[str, ...]:
-        """What is shared and not in the head."""
+        """The shared parameters that are not in the head."""
         shared = self.partition.names(Role.FEDERATED, Role.KEYED)
         return tuple(name for name in shared if name not in self.head)
 
     @property
     def private(self) -> tuple[str, ...]:
-        """What is private already."""
+        """The parameters that are private in the base method."""
         return self.partition.names(Role.PRIVATE)
 
-    def phases(self, names: Collection[str], *, at_home: bool = False) -> tuple[Phase, ...]:
-        """The method's phases in a round, or those of personalization, restricted to these parameters."""
+    def phases(self, names: Collection[str], *, personalization: bool = False) -> tuple[Phase, ...]:
+        """The method's phases of a round, or those of personalization, restricted to these parameters."""
         found = []
-        for phase in self.method.personalize.phases if at_home else _gradient_phases(self.method):
+        for phase in self.method.personalize.phases if personalization else _gradient_phases(self.method):
             trains: dict[str, Optimizer] = optimizers(phase, [name for name in self.partition.roles if name in names])
             if trains:
                 found.append(replace(phase, trains=trains))
         return tuple(found)
 
     def new_private(self, generator: torch.Generator, broadcast: Broadcast, *, prefix: str = "") -> dict[str, Tensor]:
-        """Where the method lets a new user start, under names with a prefix."""
+        """The private parameters that a new user starts from, under names with a prefix."""
 
         def unprefixed(values: Tree) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): value for name, value in values.items()}
@@ -92,7 +92,7 @@ class BaseMethod:
 
 
 def load_base(settings: WrapperSettings, task: Task, *, name: str) -> BaseMethod:
-    """Build the base method once, to know its parameters. `name` is the wrapper's, for errors."""
+    """Build the base method once, to learn its parameters. `name` is the wrapper's, for error messages."""
     method = load_method(settings.base_method, settings.base_settings, task)
     _require_network(method, settings, task, name=name)
     with torch.random.fork_rng(devices=[]):
@@ -103,7 +103,7 @@ def load_base(settings: WrapperSettings, task: Task, *, name: str) -> BaseMethod
     window = method.model.window and replace(
         method.model.window, setting=f"base_settings.{method.model.window.setting}"
     )
-    local = replace(method.local, private_update="all")  # a private head keeps all that it learned
+    local = replace(method.local, private_update="all")  # a private head keeps its whole delta
     method = replace(method, model=replace(method.model, window=window), local=local)
     return BaseMethod(method, parts, start, _head(method, parts, settings, name=name))
 
@@ -113,28 +113,31 @@ def _gradient_phases(method: Method) -> list[Phase]:
 
 
 def _require_network(method: Method, settings: WrapperSettings, task: Task, *, name: str) -> None:
-    """Raise unless the method is a network that can be trained by another rule."""
+    """Raise unless the method is a plain network, which can be trained by another rule."""
     held = "texts" if task.image is None else "images"
     if method.model.reads != held:
         others = "furl (labels) or fedperc (language)" if held == "texts" else "preference"
         raise SettingsError(
-            f"{name}: the network of {settings.base_method!r} reads {method.model.reads}, and this corpus has {held}. "
+            f"{name}: the network of {settings.base_method!r} reads {method.model.reads}, but this corpus has {held}. "
             f"Set base_method to {others}."
         )
-    own = {
+    extras = {
         "statistics": bool(method.local.statistics),
         "derived columns": bool(method.model.derived),
         "steps that are not gradient steps": len(_gradient_phases(method)) < len(method.local.phases),
         "its own personalization": not isinstance(method.personalize, GradientSteps),
     }
-    if any(own.values()):
-        listed = ", ".join(what for what, has in own.items() if has)
+    if any(extras.values()):
+        listed = ", ".join(extra for extra, present in extras.items() if present)
         raise SettingsError(
-            f"{name}: {settings.base_method} with these settings is more than a network (it has {listed}). "
-            "Choose a plainer base method: preference, furl, fedperc, meta_learning."
+            f"{name}: {settings.base_method} with these settings is not a plain network: it has {listed}. "
+            "Set base_method to preference, furl, fedperc or meta_learning."
         )
     if method.local.pooled:
-        raise SettingsError(f"{name}: {settings.base_method} trains on one server, which has no private parameters.")
+        raise SettingsError(
+            f"{name}: {settings.base_method} trains on one server, without clients that could have private parameters. "
+            "Set base_method to a federated method."
+        )
 
 
 def _head(method: Method, parts: Partition, settings: WrapperSettings, *, name: str) -> tuple[str, ...]:
@@ -150,7 +153,7 @@ def _head(method: Method, parts: Partition, settings: WrapperSettings, *, name: 
     head = tuple(parameter for parameter in names if first_match(parameter, globs))
     if not head:
         raise SettingsError(
-            f"{name}: {method.name} does not say which of its parameters are its head. Name them, for instance "
+            f"{name}: {method.name} does not declare which of its parameters are its head. Name them, for instance "
             f"head = [{names[-1]!r}]. There are: {', '.join(names)}."
         )
     frozen = [parameter for parameter in head if parts.roles[parameter] is Role.FROZEN]

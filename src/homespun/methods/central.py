@@ -1,8 +1,8 @@
-"""Central training: the server has everybody's examples. FURL's "Global Server" and "Personalized Server".
+"""Central training, where the server has the examples of all users. FURL's "Global Server" and "Personalized Server".
 
-A federation of one. Its only client, the server, holds all training examples, each with its author;
-one round is one epoch of SGD. With `users = "table"` the server also holds everybody's embedding.
-There is nothing private here; this is what the federated methods are compared with.
+A federation with one client, the server, which holds all training examples, each with its author; one round is one
+epoch of SGD. With `users = "table"` the server also holds the embeddings of all users. Nothing is private: this is the
+baseline that federated methods are compared with.
 """
 
 from __future__ import annotations
@@ -23,5 +23,5 @@ class Settings(furl.Settings):
 
 
 def method(settings: Settings, task: Task) -> Method:
-    made = furl.method(settings, task)
-    return replace(made, name="central", local=replace(made.local, pooled=True))
+    federated = furl.method(settings, task)
+    return replace(federated, name="central", local=replace(federated.local, pooled=True))

@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al., 2017): one model for everybody. FURL's "Global FL".
+"""FedAvg (McMahan et al., 2017): one model for all users. FURL's "Global FL".
 
 FURL's document model without a user embedding; every parameter is federated.
 """

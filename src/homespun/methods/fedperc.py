@@ -1,12 +1,12 @@
 """FedPerC: personal and context preference embeddings (Silva, Tambwekar and Gombolay, 2022).
 
-A frozen language model reads one learned vector before every utterance, the product of what the person and
-what the setting prefer (section 3.1):
+A frozen language model reads one learned vector before every utterance: the product of a user's embedding and that of
+the context (section 3.1):
 
-    prefix = psi_d * phi_c        psi_d stays with person d, phi_c is shared by everybody in context c
+    prefix = psi_d * phi_c        psi_d is private to user d, phi_c is shared by all users of context c
 
-Algorithm 1: every client copies phi, takes K steps on batches of its own utterances, sends back how phi
-changed and keeps psi; the server averages.
+Algorithm 1: every client copies phi, takes K steps on batches of its own utterances, uploads the delta of phi and keeps
+psi; the server averages.
 
 | paper | here |
 |---|---|
@@ -14,9 +14,15 @@ changed and keeps psi; the server averages.
 | phi_c, context embeddings | a row of `context.table`, KEYED |
 | theta, the language model | `backbone.*`, FROZEN (or chosen layers, or LoRA, FEDERATED) |
 | K, the batch | `local_steps`, `batch` |
-| the average embedding a new user starts from | `prior.embedding`, FEDERATED: learned, not averaged |
+| the average embedding that a new user starts from | `prior.embedding`, FEDERATED: learned, not averaged |
 
-Deviations: see docs/methods/fedperc.md, numbered there.
+Deviations and readings, numbered as in docs/methods/fedperc.md, which has the reasons and those of the experiments:
+1. Clients descend the loss, and a delta is local minus global.
+2. FedAvg with learning rate 1 is the default, not Adam with learning rate 1.
+3. Personal embeddings start at ones and context embeddings at the embedding of BOS.
+4. A new user starts from a prior that all clients train; `prior = "average"` is the paper's noisy average.
+9. The loss of a batch is the mean over its tokens; FedProx applies to all shared parameters.
+10. An utterance needs four tokens: the first three are the prompt.
 """
 
 from __future__ import annotations
@@ -40,7 +46,7 @@ from homespun.core.statistics import Sum
 from homespun.core.tree import Tree
 from homespun.evaluation.language import TokenScoring
 from homespun.models.prefix_language import Prefix, PrefixLanguageModel
-from homespun.models.pretrained import BaseName, load_pretrained, require_layers, with_lora
+from homespun.models.pretrained import BaseName, Pretrained, load_pretrained, require_layers, with_lora
 from homespun.models.token_batches import EVALUATION_DEFAULTS, UtteranceLength, encode, token_window
 
 
@@ -50,14 +56,14 @@ class Settings(core_settings.Settings):
     base_model: Annotated[BaseName, Paper("DistilGPT2")] = "tiny"
     """The pre-trained language model: tiny, smollm2, a folder, or a name on the Hugging Face hub."""
     prefix: Annotated[Prefix, Paper("personal x context")] = "personal x context"
-    """What stands before an utterance. The others are controls: the context's embedding alone, one embedding that all
-    users share, or the personal embedding alone."""
+    """What precedes an utterance. All but personal x context are controls: the context's embedding alone, one embedding
+    that all users share, or the personal embedding alone."""
     start: str = ""
     """Token whose embedding the prefix starts as. Empty: the model's own BOS."""
     virtual_tokens: Annotated[PositiveInt, Paper(1)] = 1
     """Embedding vectors in the prefix."""
     length: UtteranceLength = 64
-    """Tokens of an utterance that are read; the rest is cut off."""
+    """Tokens of an utterance that are read; the rest is truncated."""
     lora: NonNegativeInt = 0
     """Rank of a LoRA adapter that all clients train. 0: no adapter."""
     layers: str = ""
@@ -71,9 +77,9 @@ class Settings(core_settings.Settings):
     lr: Annotated[NonNegativeFloat, Paper(0.001)] = 1e-3
     """Learning rate of local Adam, for the context embedding."""
     model_lr: NonNegativeFloat | None = None
-    """Learning rate for `lora` or `layers`. Not set: the same as `rate`."""
+    """Learning rate for `lora` or `layers`. Not set: the same as `lr`."""
     personal_lr: Annotated[NonNegativeFloat | None, Paper(0.001)] = None
-    """Learning rate for the personal embedding. Not set: the same as `rate`."""
+    """Learning rate for the personal embedding. Not set: the same as `lr`."""
     mu: Annotated[NonNegativeFloat, Paper(1.0)] = 1.0
     """FedProx's mu, on the shared parameters."""
 
@@ -84,9 +90,9 @@ class Settings(core_settings.Settings):
     prior_steps: PositiveInt = 2
     """Gradient steps that a client takes in a round on a learned prior."""
     average_clip: PositiveFloat = 1.0
-    """Longest step away from the present average that a client uploads, with prior = average."""
+    """Maximum L2 norm of the step away from the current average that a client uploads, with prior = average."""
     average_noise: NonNegativeFloat = 0.1
-    """Standard deviation of the noise on every number of that step."""
+    """Standard deviation of the noise on every coordinate of that step."""
 
     # The server
     server: Annotated[ServerName, Paper("fedadam")] = "fedavg"
@@ -100,14 +106,14 @@ class Settings(core_settings.Settings):
     row_denominator: Annotated[RowDenominator, Paper("cohort")] = "cohort"
     """A context's update is averaged over the whole cohort, or over the clients with examples in that context."""
 
-    # At home, after training
+    # Personalization after training
     personalize_steps: Annotated[PositiveInt, Paper(15)] = 15
-    """Gradient steps that a user takes at home after training."""
+    """Gradient steps of a client in personalization, after training."""
     personalize_lr_factor: NonNegativeFloat = 1.0
-    """Factor on the learning rates at home after training."""
+    """Factor on the learning rates in personalization."""
 
 
-# How the paper runs it (section 4.1, appendix B): everybody every round, 60/20/20, 55 epochs.
+# How the paper runs it (section 4.1, appendix B): all clients in every round, 60/20/20, 55 epochs.
 PAPER_RUN = {"epochs": 55, "cohort": "all", "fractions": (0.6, 0.2, 0.2)}
 RUN = {**PAPER_RUN, **EVALUATION_DEFAULTS}
 
@@ -115,100 +121,20 @@ RUN = {**PAPER_RUN, **EVALUATION_DEFAULTS}
 SMALL = {"length": 12, "local_steps": 2, "batch": 3, "personalize_steps": 2}
 
 
-def loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
-    """Each utterance's mean token loss; its share in a batch is its number of tokens."""
-    return predict(parameters, batch).sum(dim=-1) / batch["length"].clamp(min=1)
+# The model
 
 
-def prior_loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
-    """The same with the prior in the person's place."""
-    return loss(predict, {**parameters, "personal.embedding": parameters["prior.embedding"]}, batch)
-
-
-def noisy_average(settings: Settings) -> Sum:
-    """The paper's noisy average of all personal embeddings: each client's step away from the present average, clipped
-    and noised."""
-
-    def step(trained: Tree, generator: torch.Generator) -> Tensor:
-        own, average = trained["personal.embedding"], trained["prior.embedding"]
-        short = (own - average) * (settings.average_clip / (own - average).norm().clamp(min=1e-12)).clamp(max=1)
-        return short + settings.average_noise * torch.randn(own.shape, generator=generator)
-
-    return Sum(step, "personal embedding, clipped and noised")
-
-
-@dataclass(frozen=True)
-class AverageRule:
-    """`rule` for everything clients train; the prior moves by the mean of the clients' steps."""
-
-    rule: ServerRule
-
-    def __call__(self, state: ServerState, update: Update) -> ServerState:
-        following = self.rule(state, update)
-        step = update.statistics["prior.embedding"] / max(update.weight, 1.0)
-        return replace(following, server={"prior.embedding": state.server["prior.embedding"] + step})
-
-
-def method(settings: Settings, task: Task) -> Method:
-    if settings.lora and settings.layers:
-        raise SettingsError("lora and layers: one of the two is trained with everybody. Give one of them.")
-    pretrained = load_pretrained(settings.base_model)
-    if settings.layers:
-        require_layers(pretrained, settings.layers)
-    personal = _is_personal(settings)
-    trainable = "backbone.*lora_*" if settings.lora else f"backbone.{settings.layers}" if settings.layers else None
-
-    def build() -> nn.Module:
-        backbone: Any = pretrained.model
-        if settings.lora:
-            backbone = with_lora(backbone, rank=settings.lora)
-        return PrefixLanguageModel(
-            backbone,
-            start=pretrained.embeddings[pretrained.start(settings.start)],
-            contexts=max(task.contexts, 1),
-            tokens=settings.virtual_tokens,
-            kind=settings.prefix,
-            frozen=trainable is None,
-        )
-
-    def new_private(_: torch.Generator, broadcast: Broadcast) -> dict[str, Tensor]:
-        return {"personal.embedding": broadcast.parameters["prior.embedding"].clone()} if personal else {}
-
-    averages = personal and settings.prior == "average"
-    rule = server_rule(
-        settings.server,
-        lr=settings.server_lr,
-        row_denominator=settings.row_denominator,
-        weight_decay=settings.server_weight_decay,
-        bias_correction=settings.server_bias_correction,
-    )
-    return Method(
-        name="fedperc",
-        version=1,
-        settings=settings,
-        task=task,
-        model=ModelSpec(
-            build=build,
-            roles=_roles(settings, trainable),
-            encode=lambda examples: encode(
-                examples.texts, examples.contexts, pretrained, length=settings.length, prefix=settings.virtual_tokens
-            ),
-            new_private=new_private,
-            keys={"context.table": "context"} if settings.prefix in ("personal x context", "context") else {},
-            head=("personal.embedding",) if personal else (),
-            window=token_window(pretrained, settings.length),
-        ),
-        local=LocalTraining(
-            loss,
-            phases=_phases(settings, trainable),
-            client_weight=equal_weight,
-            example_weight="length",
-            statistics={"prior.embedding": noisy_average(settings)} if averages else {},
-        ),
-        personalize=GradientSteps((_at_home(settings),)),
-        scoring=TokenScoring(),
-        server=AverageRule(rule) if averages else rule,
-        artefacts=(Artefact("base_model", settings.base_model, pretrained.fingerprint),),
+def build_model(settings: Settings, task: Task, pretrained: Pretrained) -> nn.Module:
+    backbone: Any = pretrained.model
+    if settings.lora:
+        backbone = with_lora(backbone, rank=settings.lora)
+    return PrefixLanguageModel(
+        backbone,
+        start=pretrained.embeddings[pretrained.start(settings.start)],
+        contexts=max(task.contexts, 1),
+        tokens=settings.virtual_tokens,
+        kind=settings.prefix,
+        frozen=_trained_layers(settings) is None,
     )
 
 
@@ -216,15 +142,38 @@ def _is_personal(settings: Settings) -> bool:
     return settings.prefix in ("personal x context", "personal")
 
 
-def _roles(settings: Settings, trainable: str | None) -> Rules:
-    prior = Role.SERVER if settings.prior == "average" else Role.FEDERATED
+def _trained_layers(settings: Settings) -> str | None:
+    """Glob of the language model's parameters that all clients train."""
+    if settings.lora:
+        return "backbone.*lora_*"
+    return f"backbone.{settings.layers}" if settings.layers else None
+
+
+# Roles
+
+
+def _roles(settings: Settings) -> Rules:
+    prior, layers = Role.SERVER if settings.prior == "average" else Role.FEDERATED, _trained_layers(settings)
     return [
         *([("personal.embedding", Role.PRIVATE), ("prior.embedding", prior)] if _is_personal(settings) else []),
         *([("context.table", Role.KEYED)] if settings.prefix in ("personal x context", "context") else []),
         *([("context.table", Role.FEDERATED)] if settings.prefix == "shared" else []),
-        *([(trainable, Role.FEDERATED)] if trainable else []),
+        *([(layers, Role.FEDERATED)] if layers else []),
         ("backbone.*", Role.FROZEN),
     ]
+
+
+# Loss and local training
+
+
+def loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
+    """Mean token loss of each utterance, which is weighted in its batch by its number of tokens."""
+    return predict(parameters, batch).sum(dim=-1) / batch["length"].clamp(min=1)
+
+
+def prior_loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
+    """The same with the prior in place of the personal embedding."""
+    return loss(predict, {**parameters, "personal.embedding": parameters["prior.embedding"]}, batch)
 
 
 def _optimizers(settings: Settings) -> dict[str, Adam]:
@@ -236,10 +185,10 @@ def _optimizers(settings: Settings) -> dict[str, Adam]:
     }
 
 
-def _phases(settings: Settings, trainable: str | None) -> tuple[Phase, ...]:
-    model_lr = settings.lr if settings.model_lr is None else settings.model_lr
-    together = {**_optimizers(settings), **({trainable: Adam(model_lr)} if trainable else {})}
-    joint = Phase(trains=together, batch=settings.batch, steps=settings.local_steps, mu=settings.mu)
+def _phases(settings: Settings) -> tuple[Phase, ...]:
+    model_lr, layers = settings.lr if settings.model_lr is None else settings.model_lr, _trained_layers(settings)
+    trains = {**_optimizers(settings), **({layers: Adam(model_lr)} if layers else {})}
+    joint = Phase(trains=trains, batch=settings.batch, steps=settings.local_steps, mu=settings.mu)
     if not _is_personal(settings) or settings.prior != "learned":
         return (joint,)
     prior = Phase(
@@ -252,7 +201,93 @@ def _phases(settings: Settings, trainable: str | None) -> tuple[Phase, ...]:
     return joint, prior
 
 
-def _at_home(settings: Settings) -> Phase:
+def _personalization_phase(settings: Settings) -> Phase:
     factor = settings.personalize_lr_factor
     trains = {name: replace(adam, lr=factor * adam.lr) for name, adam in _optimizers(settings).items()}
     return Phase(trains=trains, batch=settings.batch, steps=settings.personalize_steps)
+
+
+# The server, and the noisy average of personal embeddings (prior = "average")
+
+
+def noisy_average(settings: Settings) -> Sum:
+    """The paper's noisy average of all personal embeddings: each client uploads its step away from the current average,
+    clipped and noised."""
+
+    def step(trained: Tree, generator: torch.Generator) -> Tensor:
+        own, average = trained["personal.embedding"], trained["prior.embedding"]
+        clipped = (own - average) * (settings.average_clip / (own - average).norm().clamp(min=1e-12)).clamp(max=1)
+        return clipped + settings.average_noise * torch.randn(own.shape, generator=generator)
+
+    return Sum(step, "personal embedding, clipped and noised")
+
+
+@dataclass(frozen=True)
+class AverageRule:
+    """`rule` for all parameters that clients train; the prior moves by the mean of the clients' steps."""
+
+    rule: ServerRule
+
+    def __call__(self, state: ServerState, update: Update) -> ServerState:
+        following = self.rule(state, update)
+        step = update.statistics["prior.embedding"] / max(update.weight, 1.0)
+        return replace(following, server={"prior.embedding": state.server["prior.embedding"] + step})
+
+
+def _averages(settings: Settings) -> bool:
+    return _is_personal(settings) and settings.prior == "average"
+
+
+def _server(settings: Settings) -> ServerRule:
+    rule = server_rule(
+        settings.server,
+        lr=settings.server_lr,
+        row_denominator=settings.row_denominator,
+        weight_decay=settings.server_weight_decay,
+        bias_correction=settings.server_bias_correction,
+    )
+    return AverageRule(rule) if _averages(settings) else rule
+
+
+# The method
+
+
+def method(settings: Settings, task: Task) -> Method:
+    if settings.lora and settings.layers:
+        raise SettingsError("lora and layers: all clients train one of the two. Set only one of them.")
+    pretrained = load_pretrained(settings.base_model)
+    if settings.layers:
+        require_layers(pretrained, settings.layers)
+    personal = _is_personal(settings)
+
+    def new_private(_: torch.Generator, broadcast: Broadcast) -> dict[str, Tensor]:
+        return {"personal.embedding": broadcast.parameters["prior.embedding"].clone()} if personal else {}
+
+    return Method(
+        name="fedperc",
+        version=1,
+        settings=settings,
+        task=task,
+        model=ModelSpec(
+            build=lambda: build_model(settings, task, pretrained),
+            roles=_roles(settings),
+            encode=lambda examples: encode(
+                examples.texts, examples.contexts, pretrained, length=settings.length, prefix=settings.virtual_tokens
+            ),
+            new_private=new_private,
+            keys={"context.table": "context"} if settings.prefix in ("personal x context", "context") else {},
+            head=("personal.embedding",) if personal else (),
+            window=token_window(pretrained, settings.length),
+        ),
+        local=LocalTraining(
+            loss,
+            phases=_phases(settings),
+            client_weight=equal_weight,
+            example_weight="length",
+            statistics={"prior.embedding": noisy_average(settings)} if _averages(settings) else {},
+        ),
+        personalize=GradientSteps((_personalization_phase(settings),)),
+        scoring=TokenScoring(),
+        server=_server(settings),
+        artefacts=(Artefact("base_model", settings.base_model, pretrained.fingerprint),),
+    )

@@ -1,26 +1,30 @@
-"""FedPerC (Generated): preference embeddings predicted from a person's text (Silva et al., 2022, algorithm 2).
+"""FedPerC (Generated): preference embeddings computed from a user's text (Silva et al., 2022, algorithm 2).
 
-As in `fedperc`, but neither embedding is learned: two generators read them off the person's own utterances,
+As in `fedperc`, but neither embedding is learned: two generators compute them from the user's own utterances,
 
-    prefix = Gamma(prior; all that the person said) * nu(phi_c; what they said in context c)
+    prefix = Gamma(prior; all utterances of the user) * nu(phi_c; those in context c)
 
-and only the generators, the prior and the context rows they start from are trained, federated.
+and only the generators, the prior and the context rows that they start from are trained, federated.
 
 | paper | here |
 |---|---|
 | Gamma, nu | `generators.personal.*`, `generators.context.*`, FEDERATED |
-| psi_d, overwritten by its prediction | `personal.embedding`, PRIVATE: `generated` |
+| psi_d, overwritten by its prediction | `personal.embedding`, PRIVATE: `Generators.generate` |
 | phi_c, the query for context c | a row of `context.table`, KEYED |
-| the randomly initialized query for the person | `prior.embedding`, FEDERATED |
+| the randomly initialized query for the user | `prior.embedding`, FEDERATED |
 
-Evidence is always other, earlier utterances, never the one whose tokens are being scored.
+Evidence is always other, earlier utterances, never the one whose tokens are scored.
 
-Deviations: see docs/methods/fedperc.md, numbered there.
+Deviations and readings, numbered as in docs/methods/fedperc.md, besides those of `fedperc`:
+6. Both generators are trained, and the query is the embedding, as section 3.2.1 says.
+7. A prefix is generated once from other utterances, not word by word from the utterance that is scored.
+8. The query of the personal generator is a prior that all users share. A client takes one step of SGD, and the server
+   uses Adam.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
@@ -41,7 +45,7 @@ from homespun.evaluation.language import TokenScoring
 from homespun.methods import fedperc
 from homespun.models.generator import EmbeddingGenerator, with_evidence
 from homespun.models.prefix_language import PrefixLanguageModel
-from homespun.models.pretrained import BaseName, load_pretrained
+from homespun.models.pretrained import BaseName, Pretrained, load_pretrained
 from homespun.models.token_batches import UtteranceLength, encode, token_window
 
 
@@ -53,16 +57,16 @@ class Settings(core_settings.Settings):
     virtual_tokens: Annotated[PositiveInt, Paper(1)] = 1
     """Embedding vectors in the prefix."""
     length: UtteranceLength = 64
-    """Tokens of an utterance that are read; the rest is cut off."""
+    """Tokens of an utterance that are read; the rest is truncated."""
     heads: PositiveInt = 4
     """Attention heads of a generator."""
     evidence: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] = (1, 5, 15, 0)
-    """How many other utterances a generator reads in training, in turn."""
+    """Numbers of other utterances that a generator reads in training, used in turn."""
     evidence_words: PositiveInt = 512
-    """Tokens of these utterances that are read at most."""
+    """Maximum number of tokens of these utterances that are read."""
 
-    # Local training. A home has one person's text to learn reading from: ten steps there learn that person by heart.
-    # So it takes one, and Adam is the server's.
+    # Local training. A client has the text of one user only: ten local steps would memorize that user. So a client
+    # takes one step, and Adam runs on the server.
     local_steps: Annotated[PositiveInt, Paper(10)] = 1
     """Gradient steps that a client takes in a round, K in algorithm 2."""
     batch: Annotated[PositiveInt, Paper(15)] = 15
@@ -85,103 +89,96 @@ class Settings(core_settings.Settings):
     """A context's update is averaged over the whole cohort, or over the clients with examples in that context."""
 
 
-# Gradients of generators are small, and at the start zero but for rounding, which Adam would blow up to whole steps.
-SMALLEST = 1e-5
+# FedAdam's tau. Gradients of generators are small, and at the start only rounding error, which a smaller tau would
+# amplify to full steps.
+TAU = 1e-5
 SHARED = ("generators.*", "prior.embedding")
 
 PAPER_RUN = fedperc.PAPER_RUN
-RUN = {**fedperc.RUN, "commit_every": 10}  # Adam's memory of the generators is 19 MB with `tiny`
+RUN = {**fedperc.RUN, "commit_every": 10}  # Adam's moments of the generators have 19 MB with `tiny`
 SMALL = {"length": 12, "local_steps": 2, "batch": 3, "evidence_words": 16}
 
 
-def method(settings: Settings, task: Task) -> Method:
-    pretrained = load_pretrained(settings.base_model)
-    if pretrained.width % settings.heads:
-        raise SettingsError(f"heads: {settings.heads} do not divide the width of {pretrained.name}, {pretrained.width}")
+# The model
+
+
+def _new_generators(pretrained: Pretrained, settings: Settings) -> nn.ModuleDict:
     starts = {"personal": torch.ones(pretrained.width), "context": pretrained.embeddings[pretrained.bos]}
+    return nn.ModuleDict({name: EmbeddingGenerator(start, heads=settings.heads) for name, start in starts.items()})
 
-    def generators() -> nn.ModuleDict:
-        return nn.ModuleDict({name: EmbeddingGenerator(start, heads=settings.heads) for name, start in starts.items()})
 
-    def build() -> nn.Module:
-        model = PrefixLanguageModel(
-            pretrained.model,
-            start=starts["context"],
-            contexts=max(task.contexts, 1),
-            tokens=settings.virtual_tokens,
-            kind="personal x context",
-        )
-        model.generators = generators()
-        return model
+def build_model(settings: Settings, task: Task, pretrained: Pretrained) -> nn.Module:
+    model = PrefixLanguageModel(
+        pretrained.model,
+        start=pretrained.embeddings[pretrained.bos],
+        contexts=max(task.contexts, 1),
+        tokens=settings.virtual_tokens,
+        kind="personal x context",
+    )
+    model.generators = _new_generators(pretrained, settings)
+    return model
 
-    templates = generators()  # their shape; the values are always the ones given
 
-    def read(which: str, parameters: Tree, query: Tensor, *, tokens: Tensor, is_word: Tensor) -> Tensor:
-        """One generator: queries [n, p, d] and evidence [n, E] to embeddings [n, p, d]."""
-        own = {name: parameters[f"generators.{which}.{name}"] for name, _ in templates[which].named_parameters()}
-        words = pretrained.embeddings.to(tokens.device)[tokens.long()]
-        return functional_call(templates[which], own, (query, words, is_word))
+def _encode(examples: Any, pretrained: Pretrained, settings: Settings) -> Batch:
+    data = encode(examples.texts, examples.contexts, pretrained, length=settings.length, prefix=settings.virtual_tokens)
+    return with_evidence(data, counts=settings.evidence, words=settings.evidence_words)
 
-    def loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
-        """Every utterance with a prefix of its own, generated from what was said before it."""
-        of, context = batch["evidence_context"], batch["context"].long()
-        prior = parameters["prior.embedding"].expand(len(context), -1, -1)
-        rows = parameters["context.table"][context]
-        here = of == context[:, None]
-        own = read("personal", parameters, prior, tokens=batch["evidence"], is_word=of >= 0)
-        setting = read("context", parameters, rows, tokens=batch["evidence"], is_word=here)
-        prefix = {"personal.embedding": own, "context.table": setting}
-        return fedperc.loss(
-            predict, {**parameters, **prefix}, {**batch, "context": torch.arange(len(context), device=context.device)}
-        )
 
-    def generated(parameters: Tree, data: Batch) -> Tree:
-        """Both embeddings from all of somebody's text at once; without text, from nothing."""
-        said = torch.arange(data["tokens"].shape[1], device=data["tokens"].device) < data["length"][:, None]
-        tokens, of = data["tokens"][said][None], data["context"][:, None].expand_as(said)[said][None]
+# Roles
+
+ROLES = (
+    *((name, Role.FEDERATED) for name in SHARED),
+    ("personal.embedding", Role.PRIVATE),
+    ("context.table", Role.KEYED),
+    ("backbone.*", Role.FROZEN),
+)
+
+
+# Generation and loss
+
+
+@dataclass(frozen=True)
+class Generators:
+    """Gamma and nu as functions of the parameters."""
+
+    templates: nn.ModuleDict  # their shapes; the values always come from `parameters`
+    pretrained: Pretrained
+
+    def generate(self, parameters: Tree, data: Batch) -> Tree:
+        """Both embeddings from all text of a user at once; without text, from no evidence."""
+        is_token = torch.arange(data["tokens"].shape[1], device=data["tokens"].device) < data["length"][:, None]
+        tokens, of = data["tokens"][is_token][None], data["context"][:, None].expand_as(is_token)[is_token][None]
         rows = parameters["context.table"]
-        each = torch.arange(len(rows), device=rows.device)[:, None]
+        contexts = torch.arange(len(rows), device=rows.device)[:, None]
         everything = torch.ones_like(of, dtype=torch.bool)
-        (own,) = read("personal", parameters, parameters["prior.embedding"][None], tokens=tokens, is_word=everything)
-        many = tokens.expand(len(rows), -1)
+        prior = parameters["prior.embedding"][None]
+        (personal,) = self._apply("personal", parameters, prior, tokens=tokens, is_word=everything)
+        repeated = tokens.expand(len(rows), -1)
         return {
-            "personal.embedding": own,
-            "context.table": read("context", parameters, rows, tokens=many, is_word=of == each),
+            "personal.embedding": personal,
+            "context.table": self._apply("context", parameters, rows, tokens=repeated, is_word=of == contexts),
         }
 
-    def encoded(examples: Any) -> Batch:
-        data = encode(
-            examples.texts, examples.contexts, pretrained, length=settings.length, prefix=settings.virtual_tokens
-        )
-        return with_evidence(data, counts=settings.evidence, words=settings.evidence_words)
+    def loss(self, predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
+        """As in `fedperc`; every utterance has a prefix of its own, generated from its evidence."""
+        of, context = batch["evidence_context"], batch["context"].long()
+        prior = parameters["prior.embedding"].expand(len(context), -1, -1)
+        rows, same_context = parameters["context.table"][context], of == context[:, None]
+        personal = self._apply("personal", parameters, prior, tokens=batch["evidence"], is_word=of >= 0)
+        contextual = self._apply("context", parameters, rows, tokens=batch["evidence"], is_word=same_context)
+        prefix = {"personal.embedding": personal, "context.table": contextual}
+        own_row = torch.arange(len(context), device=context.device)
+        return fedperc.loss(predict, {**parameters, **prefix}, {**batch, "context": own_row})
 
-    def new_private(_: torch.Generator, broadcast: Broadcast) -> dict[str, Tensor]:
-        return {"personal.embedding": broadcast.federated["prior.embedding"].clone()}
+    def _apply(self, which: str, parameters: Tree, query: Tensor, *, tokens: Tensor, is_word: Tensor) -> Tensor:
+        """One generator: queries [n, p, d] and evidence [n, E] to embeddings [n, p, d]."""
+        template = self.templates[which]
+        own = {name: parameters[f"generators.{which}.{name}"] for name, _ in template.named_parameters()}
+        words = self.pretrained.embeddings.to(tokens.device)[tokens.long()]
+        return functional_call(template, own, (query, words, is_word))
 
-    return Method(
-        name="fedperc_generated",
-        version=2,
-        settings=settings,
-        task=task,
-        model=ModelSpec(
-            build=build,
-            roles=[
-                *((name, Role.FEDERATED) for name in SHARED),
-                ("personal.embedding", Role.PRIVATE),
-                ("context.table", Role.KEYED),
-                ("backbone.*", Role.FROZEN),
-            ],
-            encode=encoded,
-            new_private=new_private,
-            keys={"context.table": "context"},
-            window=token_window(pretrained, settings.length),
-        ),
-        local=LocalTraining(loss, phases=(_phase(settings),), client_weight=equal_weight, example_weight="length"),
-        personalize=Generated(generated),
-        scoring=TokenScoring(),
-        server=_server(settings),
-        artefacts=(Artefact("base_model", settings.base_model, pretrained.fingerprint),),
-    )
+
+# Local training and the server
 
 
 def _phase(settings: Settings) -> Phase:
@@ -197,4 +194,39 @@ def _server(settings: Settings) -> ServerRule:
         weight_decay=settings.server_weight_decay,
         bias_correction=settings.server_bias_correction,
     )
-    return replace(rule, tau=SMALLEST) if isinstance(rule, FedAdam) else rule
+    return replace(rule, tau=TAU) if isinstance(rule, FedAdam) else rule
+
+
+# The method
+
+
+def method(settings: Settings, task: Task) -> Method:
+    pretrained = load_pretrained(settings.base_model)
+    if pretrained.width % settings.heads:
+        raise SettingsError(f"heads: {settings.heads} do not divide the width of {pretrained.name}, {pretrained.width}")
+    generators = Generators(_new_generators(pretrained, settings), pretrained)
+
+    def new_private(_: torch.Generator, broadcast: Broadcast) -> dict[str, Tensor]:
+        return {"personal.embedding": broadcast.federated["prior.embedding"].clone()}
+
+    return Method(
+        name="fedperc_generated",
+        version=2,
+        settings=settings,
+        task=task,
+        model=ModelSpec(
+            build=lambda: build_model(settings, task, pretrained),
+            roles=ROLES,
+            encode=lambda examples: _encode(examples, pretrained, settings),
+            new_private=new_private,
+            keys={"context.table": "context"},
+            window=token_window(pretrained, settings.length),
+        ),
+        local=LocalTraining(
+            generators.loss, phases=(_phase(settings),), client_weight=equal_weight, example_weight="length"
+        ),
+        personalize=Generated(generators.generate),
+        scoring=TokenScoring(),
+        server=_server(settings),
+        artefacts=(Artefact("base_model", settings.base_model, pretrained.fingerprint),),
+    )

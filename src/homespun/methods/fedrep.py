@@ -1,15 +1,19 @@
-"""FedRep (Collins, Hassani, Mokhtari and Shakkottai, 2021): one representation for all, a head for everybody.
+"""FedRep (Collins, Hassani, Mokhtari and Shakkottai, 2021): one shared representation, a private head per user.
 
-A round of a client (algorithm 1): first some steps on its own head, with the representation as it was sent; then the
-representation, with the head as it is now. The server averages the representations. Any method's network will do:
-`base_method` names it, and `head` the parameters that become everybody's own (by default that method's last layer).
+    y = h_i(phi(x))
+
+In a round (algorithm 1) a client first takes some steps on its head, with the representation as broadcast, and then
+trains the representation, with the head it has now. The server averages the representations. The network is that of any
+method: `base_method` names it, and `head` the parameters that become private (by default that method's last layer).
 
 | paper | here |
 |---|---|
-| phi, the representation | what else `base_method` shares, in its own roles |
+| phi, the representation | all other shared parameters of `base_method`, in the roles they have there |
 | h_i, the head of client i | `head`, PRIVATE |
 | tau_h, alpha, local updates of the head | `head_steps`, `head_lr` |
 | local updates of the representation | the phases of `base_method` |
+
+Deviations and readings: 14 in docs/methods/fedembed.md.
 """
 
 from __future__ import annotations
@@ -29,24 +33,24 @@ from homespun.methods._wrapper import WrapperSettings, load_base
 
 class Settings(WrapperSettings):
     head_steps: PositiveInt = 10
-    """Gradient steps on a client's own head in a round, before the representation is trained; tau_h."""
+    """Gradient steps on a client's private head in a round, before the representation is trained; tau_h."""
     head_lr: NonNegativeFloat = 0.03
     """Learning rate of these steps, alpha."""
     personalize_steps: PositiveInt = 50
-    """Gradient steps on the head of a user who never took part."""
+    """Gradient steps on a new user's head, in personalization."""
 
 
 SMALL = {"head_steps": 2, "personalize_steps": 2}
-CORPUS = {"source": "digits", "users": 20}  # on which the contract is checked
+CORPUS = {"source": "digits", "users": 20}  # for the contract tests
 RUN = {"rounds": 200, "cohort": 100}
 
 
 def method(settings: Settings, task: Task) -> Method:
     base = load_base(settings, task, name="fedrep")
     private = {*base.head, *base.private}
-    own = {name: Sgd(settings.head_lr) for name in base.head}
-    head_first = Phase(trains=own, batch=base.last_phase.batch, steps=settings.head_steps)
-    at_home = replace(head_first, steps=settings.personalize_steps)
+    trains = {name: Sgd(settings.head_lr) for name in base.head}
+    head_first = Phase(trains=trains, batch=base.last_phase.batch, steps=settings.head_steps)
+    new_head = replace(head_first, steps=settings.personalize_steps)
 
     def new_private(generator: torch.Generator, broadcast: Broadcast) -> dict[str, Tensor]:
         start = {name: base.start[name].clone() for name in base.head}
@@ -64,5 +68,5 @@ def method(settings: Settings, task: Task) -> Method:
             keys={name: column for name, column in base.model.keys.items() if name not in base.head},
         ),
         local=replace(base.local, phases=(head_first, *base.phases({*base.body, *private} - set(base.head)))),
-        personalize=GradientSteps((at_home, *base.phases(set(base.private) - set(base.head), at_home=True))),
+        personalize=GradientSteps((new_head, *base.phases(set(base.private) - set(base.head), personalization=True))),
     )

@@ -1,10 +1,10 @@
 """Meta-Learning, as FedPerC compares itself with it (Silva, Tambwekar and Gombolay, 2022, section 4, appendix B).
 
 "For our Meta-Learning baseline, the last layer is unfrozen and all users jointly update this final output layer (note:
-there is no dedicated context head in this approach)"; at home, the shared head is fine-tuned. Over the last hidden
+there is no dedicated context head in this approach)"; then each client fine-tunes the shared head. Over the last hidden
 state h of a frozen language model:
 
-    logits = h W'        W is everybody's; at home, a copy of W that has been trained further
+    logits = h W'        W is shared by all users; in personalization, a client fine-tunes its own copy of W
 
 | paper | here |
 |---|---|
@@ -12,9 +12,10 @@ state h of a frozen language model:
 | theta, the language model without its last layer | `backbone.*`, FROZEN |
 | local updates, data points per training pass | `local_steps`, `batch` |
 
-1. In spite of its name nothing is learned about learning (as in Finn et al., 2017): it is FedAvg on the head with
-   FedProx, then fine-tuning, which is what the paper describes.
-2. An utterance is read behind the token that begins a text, where FedPerC has its prefix.
+Deviations and readings (13 in docs/methods/fedperc.md):
+1. As the paper describes it, nothing is meta-learned (as in Finn et al., 2017): one head is trained by FedAvg with
+   FedProx, then fine-tuned.
+2. BOS takes the place of FedPerC's prefix.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Settings(HeadSettings):
     pass
 
 
-# The server's state is a whole head, with FedAdam three of them: it is not written every round.
+# The server's state is a whole head, with FedAdam three of them, so it is not committed in every round.
 PAPER_RUN = fedperc.PAPER_RUN
 RUN = {**fedperc.RUN, "commit_every": 10}
 
@@ -44,8 +45,8 @@ SMALL = {"length": 12, "local_steps": 2, "batch": 3, "personalize_steps": 2}
 
 def method(settings: Settings, task: Task) -> Method:
     pretrained = load_pretrained(settings.base_model)
-    together = {"head.weight": Adam(settings.lr, eps=ADAM_EPSILON)}
-    at_home = {"head.weight": Adam(settings.personalize_lr_factor * settings.lr, eps=ADAM_EPSILON)}
+    joint = {"head.weight": Adam(settings.lr, eps=ADAM_EPSILON)}
+    fine_tuning = {"head.weight": Adam(settings.personalize_lr_factor * settings.lr, eps=ADAM_EPSILON)}
     return Method(
         name="meta_learning",
         version=2,
@@ -62,11 +63,11 @@ def method(settings: Settings, task: Task) -> Method:
         ),
         local=LocalTraining(
             fedperc.loss,
-            phases=(Phase(trains=together, batch=settings.batch, steps=settings.local_steps, mu=settings.mu),),
+            phases=(Phase(trains=joint, batch=settings.batch, steps=settings.local_steps, mu=settings.mu),),
             client_weight=equal_weight,
             example_weight="length",
         ),
-        personalize=GradientSteps((Phase(trains=at_home, batch=settings.batch, steps=settings.personalize_steps),)),
+        personalize=GradientSteps((Phase(trains=fine_tuning, batch=settings.batch, steps=settings.personalize_steps),)),
         scoring=TokenScoring(),
         server=settings.rule(),
         artefacts=(Artefact("base_model", settings.base_model, pretrained.fingerprint),),

@@ -1,24 +1,30 @@
 """PFedKM, as FedEmbed compares itself with it (Silva et al., 2022, table 1; after Tang, Guo and Guo, 2021).
 
-"A shared feature encoder with sub-population model heads assigned by K-means clustering over user gradients." A round
-of a client: take the gradient of a reference head on its own examples, find the centroid that is nearest to the
-gradient's direction, and train the encoder and that cluster's head. It also discloses the direction to its centroid:
-the mean over a cluster's members is one Lloyd step of k-means. Any method's network will do: `base_method` names it,
-and `head` the parameters that each cluster has its own copy of.
+"A shared feature encoder with sub-population model heads assigned by K-means clustering over user gradients."
+
+In a round a client takes the gradient of a reference head on its own examples, finds the centroid nearest to the
+direction of the gradient, and trains the encoder and that cluster's head. It also uploads the step from its centroid to
+the direction:
+
+    centroid_k <- centroid_k + mean over members (direction_i - centroid_k)
+
+is one Lloyd step of k-means. The network is that of any method: `base_method` names it, and `head` the parameters that
+each cluster has its own copy of.
 
 | paper | here |
 |---|---|
 | heads of the sub-populations | rows of `heads.*`, KEYED by the column `cluster` |
 | k-means' centroids | `centroids`, SERVER |
-| a user's gradient | its direction is `user.direction`, PRIVATE; disclosed as the statistic `centroids` |
+| a user's gradient | `user.gradient`, PRIVATE; its direction is disclosed, as the statistic `centroids` |
 
-1. FedEmbed clusters the gradient of the whole network, which it calls impractically slow; here it is the head's, scaled
-   to length 1. `gradient = "at heads"` takes it where training is, at the mean of all heads. There all gradients point
-   to where the heads are wrong for all users, which changes from round to round, and centroids that are a round old say
-   little. The default takes it at a head of zeros: then it is what a user likes minus what the user dislikes.
-2. The server never has all gradients at once: centroids are broadcast, and each client finds its own.
-3. A deserted cluster takes half of the largest: its head, and its centroid moved a little. Without this all users stay
-   in the cluster that is nearest to what all gradients have in common. Members are counted over some rounds.
+Deviations and readings (14 in docs/methods/fedembed.md):
+1. FedEmbed clusters the gradient of the whole network, which it calls impractically slow; here it is the gradient of
+   the head, scaled to length 1. `gradient = "at heads"` takes it at the mean of all heads. There all gradients point to
+   what the heads get wrong for all users. That changes from round to round, so centroids are outdated after a round.
+   The default takes it at a head of zeros, where it is what a user likes minus what the user dislikes.
+2. The server never has all gradients at once: it broadcasts the centroids, and each client finds its own.
+3. A deserted cluster takes over half of the largest one: a copy of its head, and its centroid moved a little. Otherwise
+   all users stay in the cluster nearest to what all gradients have in common. Members are counted over several rounds.
 """
 
 from __future__ import annotations
@@ -53,23 +59,23 @@ class Settings(WrapperSettings):
 
 
 SMALL: dict[str, int] = {}
-CORPUS = {"source": "digits", "users": 20}  # on which the contract is checked
+CORPUS = {"source": "digits", "users": 20}  # for the contract tests
 RUN = {"rounds": 200, "cohort": 100}
 
 
-APART = 0.01  # how far two halves of a cluster start from each other; gradients have length 1
-FADES = 0.8  # how much of the members counted so far is left after a round
-DESERTED = 0.05  # of an even share of the members: a cluster with fewer has none
+SPLIT_DISTANCE = 0.01  # from the centroid of a cluster to its copy; gradients have length 1
+COUNT_DECAY = 0.8  # factor on the members counted so far, in every round
+DESERTED = 0.05  # a cluster with less than this share of the mean number of members counts as deserted
 
 
 # On the client
 
 
-def direction_of(base: BaseMethod, loss: Loss, *, at_zero: bool) -> Assign:
-    """The direction of the gradient of a reference head, over all examples of a client."""
+def assign_gradient(base: BaseMethod, loss: Loss, *, at_zero: bool) -> Assign:
+    """The gradient of a reference head, over all examples of a client."""
 
-    def direction(view: LocalView) -> Tree:
-        axes = view.batch["cluster"].dim() - 1  # leading ones
+    def gradient(view: LocalView) -> Tree:
+        axes = view.batch["cluster"].dim() - 1  # number of leading axes
         tables = {HEADS + key(name): view.parameters[HEADS + key(name)] for name in base.head}
         reference = {
             name: (torch.zeros_like(table.select(axes, 0)) if at_zero else table.mean(dim=axes)).requires_grad_()
@@ -79,35 +85,40 @@ def direction_of(base: BaseMethod, loss: Loss, *, at_zero: bool) -> Assign:
             heads = {name: value.unsqueeze(axes).expand(tables[name].shape) for name, value in reference.items()}
             losses = loss(view.predict, {**view.parameters, **heads}, view.batch)
             gradients = torch.autograd.grad(view.mean(losses).sum(), list(reference.values()))
-        flat = torch.cat([gradient.flatten(axes) for gradient in gradients], dim=-1)
-        return {"user.direction": functional.normalize(flat, dim=-1)}
+        return {"user.gradient": torch.cat([one.flatten(axes) for one in gradients], dim=-1)}
 
-    return Assign(("user.direction",), direction)
+    return Assign(("user.gradient",), gradient)
+
+
+def direction(parameters: Tree) -> Tensor:
+    """The gradient of a client, scaled to length 1."""
+    return functional.normalize(parameters["user.gradient"], dim=-1)
 
 
 def own_cluster(parameters: Tree, batch: Batch) -> Tensor:
     """The cluster of a client, for each of its examples; any leading axes."""
     rows = next(iter(batch.values()))
-    found = nearest(parameters["user.direction"], parameters["centroids"])[..., None]
-    return found.expand(rows.shape[: found.dim()])
+    cluster = nearest(direction(parameters), parameters["centroids"])[..., None]
+    return cluster.expand(rows.shape[: cluster.dim()])
 
 
-def step_of_centroid(trained: Tree, _: torch.Generator) -> Tensor:
-    """From the client's centroid to its own direction; zero for the other centroids."""
-    centroids, own = trained["centroids"], nearest(trained["user.direction"], trained["centroids"])
+def centroid_step(trained: Tree, _: torch.Generator) -> Tensor:
+    """The step from the client's centroid to its direction; zero for all other centroids."""
+    centroids, own = trained["centroids"], nearest(direction(trained), trained["centroids"])
     step = torch.zeros_like(centroids)
-    step[own] = trained["user.direction"] - centroids[own]
+    step[own] = direction(trained) - centroids[own]
     return step
 
 
 def membership(trained: Tree, _: torch.Generator) -> Tensor:
-    one = torch.zeros_like(trained["members"])
-    one[nearest(trained["user.direction"], trained["centroids"])] = 1
-    return one
+    """The client's cluster, one-hot."""
+    member = torch.zeros_like(trained["members"])
+    member[nearest(direction(trained), trained["centroids"])] = 1
+    return member
 
 
 STATISTICS: dict[str, Statistic] = {
-    "centroids": Sum(step_of_centroid, "direction of the head's gradient"),
+    "centroids": Sum(centroid_step, "direction of the head's gradient"),
     "members": Sum(membership, "which cluster it is in"),
 }
 
@@ -117,39 +128,39 @@ STATISTICS: dict[str, Statistic] = {
 
 @dataclass(frozen=True)
 class LloydRule:
-    """`rule` for everything clients train; centroids become the mean of their members.
+    """`rule` for all parameters that clients train; centroids become the mean of their members.
 
-    Members are counted by a statistic, because under privacy, where all rows come from all clients, nothing else says
-    how many there are; the statistic is then clipped and noised like the gradients themselves.
+    Members are counted by a statistic. Under differential privacy all clients upload all rows, so there is no other
+    count of the members; the statistic is then clipped and noised like the gradients.
     """
 
     rule: ServerRule
 
     def __call__(self, state: ServerState, update: Update) -> ServerState:
-        model, centroids, came = self.rule(state, update), state.server["centroids"], update.statistics["members"]
+        model, centroids, counted = self.rule(state, update), state.server["centroids"], update.statistics["members"]
         least = smallest_count(update.noise.get("members", 0.0))
-        there = came >= least
-        moved = centroids + update.statistics["centroids"] / came.clamp(min=least)[:, None]
-        centroids = torch.where(there[:, None], moved, centroids)
-        members = FADES * state.server["members"] + came.where(there, 0)
+        present = counted >= least
+        moved = centroids + update.statistics["centroids"] / counted.clamp(min=least)[:, None]
+        centroids = torch.where(present[:, None], moved, centroids)
+        members = COUNT_DECAY * state.server["members"] + counted.where(present, 0)
         source = split(members)
-        members = members / torch.bincount(source, minlength=len(source)).clamp(min=1)  # halves of what was split
-        apart = torch.randn(centroids.shape, generator=torch_generator(0, "clusters", state.round))
-        copies = centroids[source] + APART * functional.normalize(apart, dim=1)
-        same = source == torch.arange(len(source))
+        members = members / torch.bincount(source, minlength=len(source)).clamp(min=1)  # a split cluster's are halved
+        offsets = torch.randn(centroids.shape, generator=torch_generator(0, "clusters", state.round))
+        copies = centroids[source] + SPLIT_DISTANCE * functional.normalize(offsets, dim=1)
+        unchanged = source == torch.arange(len(source))
         heads = {name: table[source] for name, table in model.keyed.items() if name.startswith(HEADS)}
         moments = {name: value[source] if f".{HEADS}" in name else value for name, value in model.optimizer.items()}
         return replace(
             model,
             keyed={**model.keyed, **heads},
             optimizer=moments,
-            server={"centroids": torch.where(same[:, None], centroids, copies), "members": members[source]},
+            server={"centroids": torch.where(unchanged[:, None], centroids, copies), "members": members[source]},
         )
 
 
 def split(members: Tensor) -> Tensor:
-    """For every cluster the one that it continues: itself or, where it is deserted, the largest, which is split as long
-    as it has twice its share."""
+    """For every cluster the one that it continues: itself or, if it is deserted, the largest one, which is split as
+    long as it has at least twice the mean number of members."""
     members, source = members.clone(), torch.arange(len(members))
     share = float(members.sum()) / len(members)
     for empty in (members < DESERTED * share).nonzero()[:, 0].tolist():
@@ -173,16 +184,16 @@ def method(settings: Settings, task: Task) -> Method:
             f"{task.population}."
         )
     private = [name for name in base.private if name not in base.head]  # a clustered head belongs to no single user
-    loss = renamed(base.local.loss)
-    look = direction_of(base, loss, at_zero=settings.gradient == "at zero")
-    body = [own_names(phase, base) for phase in base.phases({*base.body, *base.head, *private})]
-    at_home = [own_names(phase, base) for phase in base.phases(private, at_home=True)]
+    loss = rename_loss(base.local.loss)
+    find_direction = assign_gradient(base, loss, at_zero=settings.gradient == "at zero")
+    body = [rename_phase(phase, base) for phase in base.phases({*base.body, *base.head, *private})]
+    personalization = [rename_phase(phase, base) for phase in base.phases(private, personalization=True)]
     size = sum(base.start[name].numel() for name in base.head)
 
     def new_private(generator: torch.Generator, broadcast: Broadcast) -> dict[str, Tensor]:
-        theirs = base.new_private(generator, broadcast, prefix=MODEL)
-        kept = {name: value for name, value in theirs.items() if name[len(MODEL) :] in private}
-        return {"user.direction": torch.zeros(size), **kept}
+        of_base = base.new_private(generator, broadcast, prefix=MODEL)
+        still_private = {name: value for name, value in of_base.items() if name[len(MODEL) :] in private}
+        return {"user.gradient": torch.zeros(size), **still_private}
 
     return replace(
         base.method,
@@ -196,7 +207,7 @@ def method(settings: Settings, task: Task) -> Method:
                 *((HEADS + key(name), Role.KEYED) for name in base.head),
                 ("centroids", Role.SERVER),
                 ("members", Role.SERVER),
-                ("user.direction", Role.PRIVATE),
+                ("user.gradient", Role.PRIVATE),
                 *(
                     (MODEL + name, Role.FROZEN if name in base.head else role)
                     for name, role in base.partition.roles.items()
@@ -210,17 +221,17 @@ def method(settings: Settings, task: Task) -> Method:
             derived={"cluster": own_cluster},
             head=(),
         ),
-        local=replace(base.local, loss=loss, phases=(look, *body), statistics=STATISTICS),
-        personalize=GradientSteps((look, *at_home)),
+        local=replace(base.local, loss=loss, phases=(find_direction, *body), statistics=STATISTICS),
+        personalize=GradientSteps((find_direction, *personalization)),
         server=LloydRule(base.method.server),
     )
 
 
-# The base method's parameters have a prefix here
+# The base method's parameters have a prefix in this network
 
 
-def renamed(loss: Loss) -> Loss:
-    def outer(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
+def rename_loss(loss: Loss) -> Loss:
+    def renamed(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
         plain = {name[len(MODEL) :]: value for name, value in parameters.items() if name.startswith(MODEL)}
         return loss(
             lambda given, rows: predict({**parameters, **{MODEL + name: given[name] for name in given}}, rows),
@@ -228,14 +239,15 @@ def renamed(loss: Loss) -> Loss:
             batch,
         )
 
-    return outer
+    return renamed
 
 
-def own_names(phase: Phase, base: BaseMethod) -> Phase:
+def rename_phase(phase: Phase, base: BaseMethod) -> Phase:
     return replace(
         phase,
         trains={
-            (HEADS + key(name) if name in base.head else MODEL + name): found for name, found in phase.trains.items()
+            (HEADS + key(name) if name in base.head else MODEL + name): optimizer
+            for name, optimizer in phase.trains.items()
         },
-        loss=None if phase.loss is None else renamed(phase.loss),
+        loss=None if phase.loss is None else rename_loss(phase.loss),
     )

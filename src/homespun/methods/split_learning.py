@@ -3,7 +3,7 @@
 "Our Split-Learning baseline assigns a unique model head to each user and to each context, and each user only updates
 their own model head and the contexts that they use." Over the last hidden state h of a frozen language model:
 
-    logits = (h A_d' + h B_c') / 2        A_d stays with person d, B_c is shared by everybody in context c
+    logits = (h A_d' + h B_c') / 2        A_d is private to user d, B_c is shared by all users of context c
 
 | paper | here |
 |---|---|
@@ -12,10 +12,11 @@ their own model head and the contexts that they use." Over the last hidden state
 | theta, the language model without its last layer | `backbone.*`, FROZEN |
 | local updates, data points per training pass | `local_steps`, `batch` |
 
-1. The paper does not say how the two heads act together; here their logits are averaged, and both start as the
-   pre-trained head, so that before any training this is the pre-trained model itself.
-2. The paper does not say where a new user's head starts; here, too, as the pre-trained one.
-3. An utterance is read behind the token that begins a text, where FedPerC has its prefix.
+Deviations and readings (12 in docs/methods/fedperc.md):
+1. The paper does not say how the two heads are combined; here their logits are averaged. Both start as the pre-trained
+   head, so that the untrained method equals the pre-trained model.
+2. The paper does not say where a new user's head starts; here it also starts as the pre-trained one.
+3. BOS takes the place of FedPerC's prefix.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ from homespun.models.token_batches import encode, token_window
 
 class Settings(HeadSettings):
     personal_lr: Annotated[NonNegativeFloat | None, Paper(0.001)] = None
-    """Learning rate for the user's own head. Not set: the same as `rate`."""
+    """Learning rate for the user's private head. Not set: the same as `lr`."""
 
 
-# A head of one's own is 8 MB with `tiny`, so that a commit writes 150 MB for 19 users: it is every tenth round, and an
-# interrupted run loses nine rounds at most.
+# A private head has 8 MB with `tiny`, and a commit of 19 users writes 150 MB. So only every tenth round is committed,
+# and an interrupted run repeats at most nine rounds.
 PAPER_RUN = fedperc.PAPER_RUN
 RUN = {**fedperc.RUN, "commit_every": 10}
 
@@ -57,8 +58,10 @@ def method(settings: Settings, task: Task) -> Method:
     pretrained = load_pretrained(settings.base_model)
     personal_lr = settings.lr if settings.personal_lr is None else settings.personal_lr
     lrs = {"personal.head": personal_lr, "context.heads": settings.lr}
-    together = {name: Adam(lr, eps=ADAM_EPSILON) for name, lr in lrs.items()}
-    at_home = {name: Adam(settings.personalize_lr_factor * lr, eps=ADAM_EPSILON) for name, lr in lrs.items()}
+    trains = {name: Adam(lr, eps=ADAM_EPSILON) for name, lr in lrs.items()}
+    joint = Phase(trains=trains, batch=settings.batch, steps=settings.local_steps, mu=settings.mu)
+    adapts = {name: Adam(settings.personalize_lr_factor * lr, eps=ADAM_EPSILON) for name, lr in lrs.items()}
+    personalization = Phase(trains=adapts, batch=settings.batch, steps=settings.personalize_steps)
 
     def new_private(_: torch.Generator, __: Broadcast) -> dict[str, Tensor]:
         return {"personal.head": output_head(pretrained)}
@@ -78,13 +81,8 @@ def method(settings: Settings, task: Task) -> Method:
             keys={"context.heads": "context"},
             window=token_window(pretrained, settings.length),
         ),
-        local=LocalTraining(
-            fedperc.loss,
-            phases=(Phase(trains=together, batch=settings.batch, steps=settings.local_steps, mu=settings.mu),),
-            client_weight=equal_weight,
-            example_weight="length",
-        ),
-        personalize=GradientSteps((Phase(trains=at_home, batch=settings.batch, steps=settings.personalize_steps),)),
+        local=LocalTraining(fedperc.loss, phases=(joint,), client_weight=equal_weight, example_weight="length"),
+        personalize=GradientSteps((personalization,)),
         scoring=TokenScoring(),
         server=settings.rule(),
         artefacts=(Artefact("base_model", settings.base_model, pretrained.fingerprint),),

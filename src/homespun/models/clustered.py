@@ -23,7 +23,7 @@ class Clustered(nn.Module):
     """A batch holds `cluster` [n] beside what the network reads; it is the same for all rows of a client.
 
     `model.*` are the network's parameters, of which the named ones are not used: a row of `heads.*` [clusters, ...]
-    takes their place. `centroids`, `members` and `user.direction` say who is in which cluster; no output depends on
+    takes their place. `centroids`, `members` and `user.gradient` say who is in which cluster; no output depends on
     them.
     """
 
@@ -37,7 +37,7 @@ class Clustered(nn.Module):
         )
         self.members = nn.Parameter(torch.zeros(clusters))
         self.centroids = nn.Parameter(nn.functional.normalize(torch.randn(clusters, size), dim=1))
-        self.user = nn.ParameterDict({"direction": torch.zeros(size)})
+        self.user = nn.ParameterDict({"gradient": torch.zeros(size)})
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         cluster = int(batch["cluster"][0]) if len(batch["cluster"]) else 0

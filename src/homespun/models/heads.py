@@ -68,9 +68,9 @@ class HeadSettings(core_settings.Settings):
 
     # Personalization after training
     personalize_steps: Annotated[PositiveInt, Paper(15)] = 15
-    """Gradient steps that a user takes at home after training."""
+    """Gradient steps of a client in personalization, after training."""
     personalize_lr_factor: NonNegativeFloat = 1.0
-    """Factor on the learning rates at home after training."""
+    """Factor on the learning rates in personalization."""
 
     def rule(self) -> FedAvg | FedAdam:
         return server_rule(

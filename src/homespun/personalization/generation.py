@@ -100,7 +100,7 @@ def _is_personalized(run: Run, user: str | None) -> bool:
     if user is None:
         return False
     generated = run.method.personalize.generates and user in run.federation.users
-    return generated or bool(run.clients.kept([user]))
+    return generated or bool(run.clients.stored_private([user]))
 
 
 @one_thread()

@@ -31,7 +31,7 @@ from homespun.models.token_batches import SHORTEST
 from homespun.personalization.generation import find_context
 from homespun.personalization.user import UserModel, require_text_method
 from homespun.runs.run import Run
-from homespun.runs.training import label_indices, reopen
+from homespun.runs.training import reopen
 from homespun.system.trust import Names
 
 Scores: TypeAlias = Evaluation | TextEvaluation
@@ -352,3 +352,19 @@ def evaluate_held_out(run: Run, engine: LoopTrainer, client: Client) -> tuple[Sc
 
 def _rows(data: Batch, rows: np.ndarray) -> Batch:
     return {name: column[np.sort(rows)] for name, column in data.items()}
+
+
+def label_indices(labels: Sequence[str], known: Sequence[str]) -> np.ndarray:
+    positions = {label: position for position, label in enumerate(known)}
+    unknown = sorted({label for label in labels if label not in positions})
+    if unknown and not look_like_names(unknown):
+        raise DataError(
+            f"labels: {len(unknown)} of them are unknown to the run. They do not look like names and are not shown."
+        )
+    if unknown:
+        raise_faults(
+            DataError,
+            "labels",
+            [f"the run knows no label {label!r}.{nearest(label, known)}" for label in unknown],
+        )
+    return np.array([positions[label] for label in labels], dtype=np.int64)

@@ -1,1 +1,1 @@
-"""Runs: the round, the clients of a simulation, and the run around them."""
+"""The round, the run and its vault, and the clients of a simulation."""

@@ -23,12 +23,12 @@ from homespun.engines.protocol import UserSet
 from homespun.engines.staging import Staged, StagedRounds
 from homespun.runs.vault import Vault
 
-ENCODED_BYTES = 2**31  # of examples that are kept as tensors: 900 users of speech have 1.4 GB
+MAX_ENCODED_BYTES = 2**31  # of encoded examples in memory; 900 users of speech have 1.4 GB
 
 
 @dataclass(frozen=True, eq=False)
 class SimulatedClients:
-    """A `ClientStore` in which one vault has the private state of all clients."""
+    """A `ClientStore` with the private state of all clients in one vault."""
 
     built: BuiltMethod
     participants: Federation
@@ -36,13 +36,13 @@ class SimulatedClients:
     vault: Vault
     seed: int
     fractions: Fractions
-    evaluate_examples: int | None = None  # that are scored of each user, at most
+    evaluate_examples: int | None = None  # maximum number that is scored per user
     _staged: StagedRounds = field(default_factory=StagedRounds)
-    _encoded: EncodedBatches = field(default_factory=lambda: EncodedBatches(limit_bytes=ENCODED_BYTES))
+    _encoded: EncodedBatches = field(default_factory=lambda: EncodedBatches(limit_bytes=MAX_ENCODED_BYTES))
 
     @cached_property
     def population(self) -> Federation:
-        """Who trains: every participant with their training part, or one server that has all of them."""
+        """The clients that train: every participant with the training part, or one server that has all of them."""
         training = select_part(self.participants, "train", seed=self.seed, fractions=self.fractions)
         return pool_users(training) if self.built.method.local.pooled else training
 
@@ -55,10 +55,10 @@ class SimulatedClients:
             raise UnknownNameError(f"{federation.name}: no user {unknown[0]!r} among the {user_set}.")
         new = {user: self.new_private(user, broadcast) for user in users} if prior else {}
         private = new or self.private(users, broadcast)
-        places = [federation.users.index(user) for user in users]
+        positions = [federation.users.index(user) for user in users]
         return [
-            Client(user, private=private[user], data=self.encode(federation, place, part))
-            for user, place in zip(users, places, strict=True)
+            Client(user, private=private[user], data=self.encode(federation, position, part))
+            for user, position in zip(users, positions, strict=True)
         ]
 
     def stage(
@@ -68,7 +68,7 @@ class SimulatedClients:
         self._staged.put(round, Staged(clients, rows, weights))
 
     def confirm(self, round: int, *, weight: float) -> None:
-        """Hand what clients learned to the vault, which commits it with the server's state."""
+        """Pass trained private parameters to the vault, which commits them with the server's state."""
         staged = self._staged.pop(round)
         if staged is not None:
             self.vault.stage(staged.kept(self.built, weight=weight))
@@ -76,30 +76,32 @@ class SimulatedClients:
     # Private state
 
     def private(self, users: Sequence[str], broadcast: Broadcast) -> dict[str, Tree]:
-        """Private parameters: from the vault, or where a new user starts."""
-        known = self.kept(users)
+        """Private parameters from the vault or, for a user that has none, those a new user starts from."""
+        known = self.stored_private(users)
         return {user: known[user] if user in known else self.new_private(user, broadcast) for user in users}
 
-    def kept(self, users: Sequence[str]) -> Mapping[str, Tree]:
-        """The private parameters of those users of whom the vault has some; a row of another method is refused."""
+    def stored_private(self, users: Sequence[str]) -> Mapping[str, Tree]:
+        """The private parameters in the vault, of those users that have any. A row of another method is rejected."""
         parts, initial = self.built.partition, self.built.initial
         private, shared = parts.select(initial, Role.PRIVATE), parts.select(initial, *SHARED)
         if self.built.method.model.private_varies:
-            return self._of_any_form(users)
-        new = [user for user in users if user not in self.population.users]  # they keep copies of what they adapted
+            return self._stored_of_any_shape(users)
+        new = [
+            user for user in users if user not in self.population.users
+        ]  # they also store copies of shared parameters
         known = [user for user in users if user in self.population.users]
         return {
             **self.vault.private_many(known, like=private),
             **self.vault.private_many(new, like=private, copies=shared),
         }
 
-    def _of_any_form(self, users: Sequence[str]) -> Mapping[str, Tree]:
-        """Rows may have any names that are private or, as a new user's copies, shared."""
+    def _stored_of_any_shape(self, users: Sequence[str]) -> Mapping[str, Tree]:
+        """Rows may have any private names or, for a new user's copies, shared names."""
         found, allowed = self.vault.private_many(users), (Role.PRIVATE, *SHARED)
         for user, row in found.items():
             wrong = sorted(name for name in row if self.built.partition.role_of(name) not in allowed)
             if wrong:
-                raise VaultError(f"the entry of user {user!r} is not what this run keeps: it has {wrong}")
+                raise VaultError(f"the entry of user {user!r} does not fit this run: it has {wrong}")
         return found
 
     def new_private(self, user: str, broadcast: Broadcast) -> Tree:
@@ -108,13 +110,15 @@ class SimulatedClients:
     # Examples
 
     def encode(self, federation: Federation, position: int, part: Part) -> Batch:
-        """One user's part as tensors; the most recent ones are kept."""
+        """One user's part as tensors. Recently used ones are cached."""
 
         def encoded() -> Batch:
-            whole = federation is self.population  # it holds training parts already
-            examples = federation.examples(position) if whole else getattr(self.split(federation, position), part)
+            is_training_part = federation is self.population
+            examples = (
+                federation.examples(position) if is_training_part else getattr(self.split(federation, position), part)
+            )
             if part in ("eval", "test", "scored"):
-                examples = spaced(examples, self.evaluate_examples)
+                examples = take_evenly_spaced(examples, self.evaluate_examples)
             return self.built.method.model.encode(examples)
 
         return self._encoded.get((id(federation), position, part), encoded)  # federations live as long as the store
@@ -130,7 +134,7 @@ class SimulatedClients:
 
 
 class EncodedBatches:
-    """The most recently used batches, as many as a limit in bytes allows."""
+    """An LRU cache of batches, limited in bytes."""
 
     def __init__(self, *, limit_bytes: int) -> None:
         self.limit_bytes, self.bytes = limit_bytes, 0
@@ -146,8 +150,8 @@ class EncodedBatches:
         return self._batches[key]
 
 
-def spaced(examples: Examples, at_most: int | None) -> Examples:
-    """All examples, or this many of them, evenly spaced."""
+def take_evenly_spaced(examples: Examples, at_most: int | None) -> Examples:
+    """All examples, or `at_most` of them, evenly spaced."""
     if at_most is None or len(examples) <= at_most:
         return examples
     return examples.take(np.linspace(0, len(examples) - 1, at_most).round().astype(np.int64))

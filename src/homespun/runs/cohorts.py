@@ -1,4 +1,4 @@
-"""Who takes part in which round."""
+"""Draws the cohort of every round."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from homespun.privacy.settings import Sampler
 @dataclass
 class Cohorts:
     users: int
-    size: int  # users a round; on average, where they are drawn independently
+    size: int  # users per round; on average, if they are drawn independently
     sampler: Sampler
     seed: int
-    # Drawn so that the seed does not say who came. Draws depend on the number of users, which is public, never on what
-    # users have: data sets in which one user has no examples (zero-out) have the same draws.
+    # Cohorts cannot be derived from the seed. Draws depend on the number of users, which is public, and not on their
+    # examples: data sets in which one user has no examples (zero-out) have the same draws.
     secret: bool = False
     _order: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
 
     @property
-    def rounds_per_turn(self) -> float:
-        """Rounds until everybody had their turn; on average, where cohorts are drawn independently."""
+    def rounds_per_pass(self) -> float:
+        """Rounds in which every user takes part once; on average, if cohorts are drawn independently."""
         rounds = self.users / self.size
         return ceil(rounds) if self.sampler == "shuffled" else rounds
 
     def of(self, round: int) -> list[int]:
-        """Positions of users."""
+        """The positions of the users in a round's cohort."""
         if self.sampler == "poisson":
             drawn = secure_uniform(self.users) if self.secret else self._draw(round).random(self.users)
             return np.flatnonzero(drawn < self.size / self.users).tolist()
@@ -39,18 +39,19 @@ class Cohorts:
                 return sorted(_secure_order(self.users)[: self.size].tolist())
             drawn = self._draw(round).choice(self.users, self.size, replace=False, shuffle=False)
             return sorted(int(position) for position in drawn)
-        turn, place = divmod(round, int(self.rounds_per_turn))
-        return sorted(int(position) for position in self._shuffled(turn)[place * self.size : (place + 1) * self.size])
+        pass_number, round_in_pass = divmod(round, int(self.rounds_per_pass))
+        order, first = self._shuffled(pass_number), round_in_pass * self.size
+        return sorted(int(position) for position in order[first : first + self.size])
 
     def _draw(self, round: int) -> np.random.Generator:
         return seeds.numpy_generator(self.seed, "cohort", round)
 
-    def _shuffled(self, turn: int) -> np.ndarray:
-        """Everybody in this turn's order; kept, because a million take a while. A secret one is written down nowhere:
-        what a kill leaves of its turn is drawn anew."""
-        if self._order[0] != turn:
-            seeded = seeds.numpy_generator(self.seed, "epoch", turn)
-            self._order = turn, _secure_order(self.users) if self.secret else seeded.permutation(self.users)
+    def _shuffled(self, pass_number: int) -> np.ndarray:
+        """All users in the order of one pass over them; cached, because shuffling a million users takes a while. A
+        secret order is never stored: a run that resumes within a pass draws a new one."""
+        if self._order[0] != pass_number:
+            seeded = seeds.numpy_generator(self.seed, "epoch", pass_number)
+            self._order = pass_number, _secure_order(self.users) if self.secret else seeded.permutation(self.users)
         return self._order[1]
 
 

@@ -1,7 +1,7 @@
-"""What can be had without the method, on the examples that the method is tested on; and how much of it is personal.
+"""Simple controls on the examples that the method is tested on, and how much of its result is personal.
 
-Of labels, their frequencies. Of text, the pre-trained model as it came: behind its best start, alone or with k of a
-user's own sentences in its context. The second needs no training and no server; a method has to beat it.
+For labels: their frequencies. For text: the unmodified base model after its best start, alone or with k of the user's
+own sentences in its context. The latter needs no training and no server, and a method has to beat it.
 """
 
 from __future__ import annotations
@@ -30,75 +30,78 @@ from homespun.evaluation.language import TextEvaluation, TokenScoring
 from homespun.models.in_context import in_context_losses, join_sentences
 from homespun.models.prefix_language import PrefixLanguageModel
 from homespun.models.pretrained import Pretrained, load_pretrained
-from homespun.runs.clients import spaced
-from homespun.runs.evaluate import evaluate_users, own_samples, sampled
+from homespun.runs.clients import take_evenly_spaced
+from homespun.runs.evaluate import evaluate_users, sample_count_text, sample_names
 from homespun.runs.run import Run
 
-STARTS = ("", ".", "\n", " ")  # what may stand before a text: BOS, and what ends another one
-BETWEEN = "\n"  # after each of a user's own sentences
-CHOSEN_ON = (8, 25)  # users and utterances of the evaluation part that choose the start
-IN_CONTEXT = "in_context_"  # with the number of sentences, the name of a control
+STARTS = ("", ".", "\n", " ")  # candidates for the text before an utterance: BOS, and what may end a sentence
+SEPARATOR = "\n"  # after each sentence in the context
+START_USERS, START_UTTERANCES = 8, 25  # of the evaluation part, on which the start is chosen
+BASE_MODEL = "untouched"  # name of the control without sentences in the context, in results.json
+IN_CONTEXT = "in_context_"  # prefix of the others; the number of sentences follows
 
 
 def evaluate_controls(run: Run, part: Part | None = None) -> Mapping[str, Any]:
-    """What participants would have without the method, on the same examples as `evaluate`."""
-    return controls(run.scoring, run, run.federation, part=part or run.scoring.scored_part, learns_from="adapt")
+    """The controls of participants, on the same examples as `evaluate`."""
+    return compute_controls(run.scoring, run, run.federation, part=part or run.scoring.scored_part, learns_from="adapt")
 
 
 def newcomer_controls(run: Run) -> Mapping[str, Any]:
-    """The same for users who never took part, where users are compared one by one."""
+    """The controls of new users, if the scoring compares users one by one."""
     if not run.scoring.by_user or not len(run.newcomers.users):
         return {}
-    return controls(run.scoring, run, run.newcomers, part=run.scoring.scored_part, learns_from="train")
+    return compute_controls(run.scoring, run, run.newcomers, part=run.scoring.scored_part, learns_from="train")
 
 
 @singledispatch
-def controls(scoring: Scoring, run: Run, people: Federation, *, part: Part, learns_from: Part) -> Mapping[str, Any]:
-    """The controls of a kind of scoring; another kind registers its own with `controls.register`."""
+def compute_controls(
+    scoring: Scoring, run: Run, federation: Federation, *, part: Part, learns_from: Part
+) -> Mapping[str, Any]:
+    """The controls of a kind of scoring, by name. Another kind registers its own with `compute_controls.register`."""
     return {}
 
 
-@controls.register
-def _label_controls(
-    scoring: LabelScoring, run: Run, people: Federation, *, part: Part, learns_from: Part
+@compute_controls.register
+def _compute_label_controls(
+    scoring: LabelScoring, run: Run, federation: Federation, *, part: Part, learns_from: Part
 ) -> dict[str, Evaluation]:
-    splits = [run.clients.split(people, position) for position in _positions(run, people)]
-    tested = [spaced(getattr(split, part), run.settings.evaluate_examples) for split in splits]
+    splits = [run.clients.split(federation, position) for position in _positions(run, federation)]
+    tested = [take_evenly_spaced(getattr(split, part), run.settings.evaluate_examples) for split in splits]
     return classification.controls(splits, tested, scoring)
 
 
-def _positions(run: Run, people: Federation) -> list[int]:
-    return sample_users(people, at_most=run.settings.evaluate_users, seed=run.settings.seed)
+def _positions(run: Run, federation: Federation) -> list[int]:
+    return sample_users(federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
 
 
-@controls.register
+@compute_controls.register
 @one_thread()
-def _token_controls(
-    scoring: TokenScoring, run: Run, people: Federation, *, part: Part, learns_from: Part
+def _compute_token_controls(
+    scoring: TokenScoring, run: Run, federation: Federation, *, part: Part, learns_from: Part
 ) -> dict[str, TextEvaluation]:
-    """The pre-trained model by number of a user's own sentences in its context: the ones that a method adapts to."""
+    """The base model, by the number of the user's own sentences in its context: those that a method adapts to."""
     if run.method.base_model is None:
         return {}
-    positions = _positions(run, people)
-    key = _digest(run, people, positions, (part, learns_from))
-    if key not in _worked_out:
-        _worked_out[key] = _text_controls(run, people, positions, part=part, learns_from=learns_from)
-    return _worked_out[key]
+    positions = _positions(run, federation)
+    key = _cache_key(run, federation, positions, (part, learns_from))
+    if key not in _cached_controls:
+        _cached_controls[key] = _evaluate_text_controls(run, federation, positions, part=part, learns_from=learns_from)
+    return _cached_controls[key]
 
 
-# The configurations of a comparison have the same controls; working them out once saves minutes.
-_worked_out: dict[str, dict[str, TextEvaluation]] = {}
+# All configurations of a comparison have the same controls: computing them once saves minutes.
+_cached_controls: dict[str, dict[str, TextEvaluation]] = {}
 
 
-def _digest(run: Run, people: Federation, positions: Sequence[int], parts: Sequence[Part]) -> str:
-    """Of all that controls depend on: the base model, whose samples are drawn, and the tokens of every part."""
+def _cache_key(run: Run, federation: Federation, positions: Sequence[int], parts: Sequence[Part]) -> str:
+    """A digest of everything that controls depend on: the base model, the seed, the users and their tokens."""
     found = hashlib.sha256(f"{_base_model(run).fingerprint} {run.settings.seed} {parts}".encode())
-    chooses = sample_users(run.federation, at_most=CHOSEN_ON[0], seed=run.settings.seed)
-    read: list[tuple[Federation, int, Part]] = [(run.federation, position, "eval") for position in chooses]
-    read += [(people, position, part) for position in positions for part in parts]
-    for whose, position, part in read:
-        data = run.clients.encode(whose, position, part)
-        found.update(f"{whose.users[position]!r} {part} {tuple(data['tokens'].shape)}".encode())
+    for_start = sample_users(run.federation, at_most=START_USERS, seed=run.settings.seed)
+    read: list[tuple[Federation, int, Part]] = [(run.federation, position, "eval") for position in for_start]
+    read += [(federation, position, part) for position in positions for part in parts]
+    for source, position, part in read:
+        data = run.clients.encode(source, position, part)
+        found.update(f"{source.users[position]!r} {part} {tuple(data['tokens'].shape)}".encode())
         found.update(data["tokens"].numpy().tobytes() + data["length"].numpy().tobytes())
     return found.hexdigest()
 
@@ -108,20 +111,23 @@ def _base_model(run: Run) -> Artefact:
     return run.method.base_model
 
 
-def _text_controls(
-    run: Run, people: Federation, positions: Sequence[int], *, part: Part, learns_from: Part
+def _evaluate_text_controls(
+    run: Run, federation: Federation, positions: Sequence[int], *, part: Part, learns_from: Part
 ) -> dict[str, TextEvaluation]:
     pretrained = load_pretrained(_base_model(run).name)
-    whose = "participants" if learns_from == "adapt" else "new users"
-    done = start_count(run.progress, f"{whose}: base model", total=len(positions))
-    start = best_start(run, pretrained)
-    found = {"untouched": untouched(run, people, positions, part=part, pretrained=pretrained, start=start, done=done)}
+    group = "participants" if learns_from == "adapt" else "new users"
+    done = start_count(run.progress, f"{group}: base model", total=len(positions))
+    start = choose_start(run, pretrained)
+    data = [run.clients.encode(federation, position, part) for position in positions]
+    found = {BASE_MODEL: _evaluate_after_start(pretrained, start, data, done=done)}
     for count in run.scoring.k_shot:
         if count:
-            done = start_count(run.progress, f"{whose}: base model with {own_samples(count)}", total=len(positions))
-            found[f"{IN_CONTEXT}{count}"] = _in_context(
+            done = start_count(
+                run.progress, f"{group}: base model with {sample_count_text(count)}", total=len(positions)
+            )
+            found[f"{IN_CONTEXT}{count}"] = _evaluate_in_context(
                 run,
-                people,
+                federation,
                 positions,
                 part=part,
                 learns_from=learns_from,
@@ -132,36 +138,22 @@ def _text_controls(
     return found
 
 
-def best_start(run: Run, pretrained: Pretrained) -> str:
-    """The start with the lowest perplexity on participants' evaluation parts; a BOS that a model hardly met in training
-    would handicap it."""
-    users, examples = CHOSEN_ON
-    positions = sample_users(run.federation, at_most=users, seed=run.settings.seed)
+def choose_start(run: Run, pretrained: Pretrained) -> str:
+    """The start with the lowest perplexity on participants' evaluation parts: a BOS that hardly occurred in the base
+    model's training would handicap it."""
+    positions = sample_users(run.federation, at_most=START_USERS, seed=run.settings.seed)
     data = [run.clients.encode(run.federation, position, "eval") for position in positions]
-    some = [{name: column[:examples] for name, column in one.items()} for one in data]
+    some = [{name: column[:START_UTTERANCES] for name, column in one.items()} for one in data]
     if not any(len(one["length"]) for one in some):
         return STARTS[0]
     readable = [text for text in STARTS if len(pretrained.tokenizer(text, add_special_tokens=False)["input_ids"]) <= 1]
-    return min(readable, key=lambda text: _behind(pretrained, text, some).loss)
+    return min(readable, key=lambda text: _evaluate_after_start(pretrained, text, some).loss)
 
 
-def untouched(
-    run: Run,
-    people: Federation,
-    positions: Sequence[int],
-    *,
-    part: Part,
-    pretrained: Pretrained,
-    start: str,
-    done: Done = silent,
-) -> TextEvaluation:
-    """The pre-trained model with nothing but a start before every utterance."""
-    return _behind(pretrained, start, [run.clients.encode(people, position, part) for position in positions], done=done)
-
-
-def _behind(
+def _evaluate_after_start(
     pretrained: Pretrained, start: str, data: Sequence[Mapping[str, torch.Tensor]], *, done: Done = silent
 ) -> TextEvaluation:
+    """The base model with only a start before every utterance."""
     model = PrefixLanguageModel(
         pretrained.model, start=pretrained.embeddings[pretrained.start(start)], contexts=1, tokens=1, kind="shared"
     )
@@ -170,9 +162,9 @@ def _behind(
     return language.summarize(losses, [one["length"].numpy() for one in data])
 
 
-def _in_context(
+def _evaluate_in_context(
     run: Run,
-    people: Federation,
+    federation: Federation,
     positions: Sequence[int],
     *,
     part: Part,
@@ -181,33 +173,32 @@ def _in_context(
     start: int,
     done: Done,
 ) -> TextEvaluation:
-    """Behind `count` sentences of the user's own, drawn as those that a home adapts to; as many as can be read."""
+    """The base model after `count` of the user's own sentences, or as many as fit: those that a client adapts to."""
     pretrained = load_pretrained(_base_model(run).name)
-    between = pretrained.tokenizer(BETWEEN, add_special_tokens=False)["input_ids"]
+    separator = pretrained.tokenizer(SEPARATOR, add_special_tokens=False)["input_ids"]
     losses, lengths = [], []
     for position in each(positions, done):
-        draw = seeds.numpy_generator(run.settings.seed, "samples", people.users[position])
+        draw = seeds.numpy_generator(run.settings.seed, "samples", federation.users[position])
         own, data = (
-            k_shot(run.clients.encode(people, position, learns_from), count, draw=draw),
-            run.clients.encode(people, position, part),
+            k_shot(run.clients.encode(federation, position, learns_from), count, draw=draw),
+            run.clients.encode(federation, position, part),
         )
         sentences = [row[:size].tolist() for row, size in zip(own["tokens"], own["length"].tolist(), strict=True)]
         room = pretrained.positions - data["tokens"].shape[1]
-        before = join_sentences(sentences, start=start, between=between, room=room)
+        before = join_sentences(sentences, start=start, between=separator, room=room)
         losses.append(in_context_losses(pretrained.model, before, data).numpy())
         lengths.append(data["length"].numpy())
     return language.summarize(losses, lengths)
 
 
-def personal_share(run: Run) -> dict[str, TextEvaluation] | None:
-    """How much is personal: participants' perplexity with their own private parameters, with those a new user starts
-    from, and with another participant's. None where nothing is private, or there is no other participant.
+def evaluate_personal_share(run: Run) -> dict[str, TextEvaluation] | None:
+    """How much is personal: participants' perplexity with their own private parameters, with those that a new user
+    starts from, and with another participant's. None if nothing is private, or there is no other participant.
 
-    Where private parameters are generated from a text, they are from a user's own training text, from none, and from
-    another's.
+    Generated private parameters are generated from the user's own training text, from no text, and from another user's.
     """
     private = bool(run.built.partition.names(Role.PRIVATE)) or run.method.personalize.generates
-    if not run.scoring.by_user or not private or len(sampled(run, run.federation)) < 2:
+    if not run.scoring.by_user or not private or len(sample_names(run, run.federation)) < 2:
         return None
     own = EvaluationProtocol(run.scoring.scored_part)
     prior = replace(own, private="prior")
@@ -217,13 +208,7 @@ def personal_share(run: Run) -> dict[str, TextEvaluation] | None:
         "another": replace(own, private="another"),
     }
     found = {
-        name: evaluate_users(
-            run,
-            run.federation,
-            protocol,
-            task=f"private parameters: {name}",
-            passes=2 if run.method.personalize.generates else 1,
-        )
+        name: evaluate_users(run, run.federation, protocol, task=f"private parameters: {name}")
         for name, protocol in states.items()
     }
     return {name: one for name, one in found.items() if isinstance(one, TextEvaluation)}

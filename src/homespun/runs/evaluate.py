@@ -1,4 +1,4 @@
-"""How a run's model fares: with participants, with those who adapt at home, with newcomers."""
+"""Evaluates a run's model: participants, participants who adapt, and new users."""
 
 from __future__ import annotations
 
@@ -15,65 +15,65 @@ from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
 from homespun.runs.run import Run
 
-Evaluated: TypeAlias = Evaluation | TextEvaluation
+AnyEvaluation: TypeAlias = Evaluation | TextEvaluation
 
 
-def evaluate(run: Run, part: Part = "test") -> Evaluated:
-    """How the run's model fares with its participants, each with their own parameters.
+def evaluate(run: Run, part: Part = "test") -> AnyEvaluation:
+    """Evaluate the run's model on its participants, each with their own private parameters.
 
-    How far it is goes to the run's `progress`.
+    Progress is reported to the run's `progress`.
     """
     if run.method.personalize.generates and part == "train":
         raise SettingsError(
-            f"{run.method.name}: parameters are generated from the training part, so they are not tested on it."
+            f"{run.method.name}: private parameters are generated from the training part, so it cannot be evaluated on "
+            "that part. Choose eval or test."
         )
     task = f"{'test' if part == 'scored' else part} part"
-    passes = 2 if run.method.personalize.generates else 1
-    return evaluate_users(run, run.federation, EvaluationProtocol(part), task=task, passes=passes)
+    return evaluate_users(run, run.federation, EvaluationProtocol(part), task=task)
 
 
-def evaluate_users(
-    run: Run, people: Federation, protocol: EvaluationProtocol, *, task: str, passes: int = 1
-) -> Evaluated:
-    """A sample of these people. `passes` is how often each of them is worked on."""
-    users = sampled(run, people)
-    done = start_count(run.progress, task, total=passes * len(users))
+def evaluate_users(run: Run, federation: Federation, protocol: EvaluationProtocol, *, task: str) -> AnyEvaluation:
+    """Evaluate a sample of the users of a federation. `task` names the work in progress reports."""
+    users = sample_names(run, federation)
+    personalizes = protocol.adapt_to is not None or run.method.personalize.generates
+    done = start_count(
+        run.progress, task, total=(2 if personalizes else 1) * len(users)
+    )  # each is personalized, then scored
     counts = run.engine.evaluate(run.state.broadcast(), users, protocol, done=done)
-    found: Evaluated = run.scoring.summarize(list(counts.values()))
+    found: AnyEvaluation = run.scoring.summarize(list(counts.values()))
     return found
 
 
-def sampled(run: Run, people: Federation) -> list[str]:
-    """The users who are evaluated, by name."""
-    positions = sample_users(people, at_most=run.settings.evaluate_users, seed=run.settings.seed)
-    return [people.users[position] for position in positions]
+def sample_names(run: Run, federation: Federation) -> list[str]:
+    """The names of the users that are evaluated."""
+    positions = sample_users(federation, at_most=run.settings.evaluate_users, seed=run.settings.seed)
+    return [federation.users[position] for position in positions]
 
 
-def evaluate_adapted(run: Run, counts: Sequence[int | None] | None = None) -> dict[str, Evaluated]:
-    """Participants who adapt at home to k new examples of their own; the scored ones are always the same."""
+def evaluate_adapted(run: Run, counts: Sequence[int | None] | None = None) -> dict[str, AnyEvaluation]:
+    """Participants after they adapt to k new examples of their own. The scored examples are the same for every k."""
     if not run.method.personalize.adapts:
         return {}
     counts, part = counts or run.scoring.k_shot, run.scoring.scored_part
     protocols = {k: EvaluationProtocol(part, adapt_to="adapt", k=k) for k in counts}
-    return _by_k(run, run.federation, protocols, whose="participants")
+    return _evaluate_by_k(run, run.federation, protocols, group="participants")
 
 
-def adapted_from(run: Run, test: Evaluated) -> dict[str, Evaluated]:
-    """The same, where it is known how participants fare as trained: that is adapting to no example.
+def evaluate_adapted_reusing(run: Run, test: AnyEvaluation) -> dict[str, AnyEvaluation]:
+    """`evaluate_adapted`, with `test`, the evaluation of participants as trained, for k = 0.
 
-    Not so where a person's parameters are read off a text: without one they are somebody else's.
+    It cannot be reused where private parameters are generated from a text: without one they are not the user's.
     """
     if not run.method.personalize.adapts or run.method.personalize.generates:
         return evaluate_adapted(run)
     return {"0": test, **evaluate_adapted(run, [count for count in run.scoring.k_shot if count != 0])}
 
 
-def evaluate_newcomers(run: Run, counts: Sequence[int | None] | None = None) -> dict[str, Evaluated]:
-    """Users who never took part, personalized at home from k of their own examples.
+def evaluate_newcomers(run: Run, counts: Sequence[int | None] | None = None) -> dict[str, AnyEvaluation]:
+    """Users who never took part, personalized from k of their own examples.
 
-    The test examples are the same for every k. A method without private parameters has nothing to
-    personalize: its model is the same for all k. One whose users are rows of the server's table
-    has no row for a newcomer, and gives nothing.
+    The test examples are the same for every k. A method without private parameters has nothing to personalize: its
+    model is the same for all k. If users are rows of the server's table, a new user has none, and the result is empty.
     """
     if "author" in run.method.model.keys.values() or not len(run.newcomers.users):
         return {}
@@ -81,18 +81,18 @@ def evaluate_newcomers(run: Run, counts: Sequence[int | None] | None = None) -> 
     protocols = {
         k: EvaluationProtocol(part, user_set="newcomers", adapt_to="train", k=k, private="prior") for k in counts
     }
-    return _by_k(run, run.newcomers, protocols, whose="new users")
+    return _evaluate_by_k(run, run.newcomers, protocols, group="new users")
 
 
-def _by_k(
-    run: Run, people: Federation, protocols: dict[int | None, EvaluationProtocol], *, whose: str
-) -> dict[str, Evaluated]:
+def _evaluate_by_k(
+    run: Run, federation: Federation, protocols: dict[int | None, EvaluationProtocol], *, group: str
+) -> dict[str, AnyEvaluation]:
     found = {}
     for k, protocol in protocols.items():
         name = "all" if k is None else str(k)
-        found[name] = evaluate_users(run, people, protocol, task=f"{whose} with {own_samples(name)}", passes=2)
+        found[name] = evaluate_users(run, federation, protocol, task=f"{group} with {sample_count_text(name)}")
     return found
 
 
-def own_samples(count: int | str) -> str:
+def sample_count_text(count: int | str) -> str:
     return f"{count} own {'sample' if str(count) == '1' else 'samples'}"

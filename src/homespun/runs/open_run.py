@@ -1,4 +1,4 @@
-"""Opening a run: a new one, or the one in a folder where it stopped, after everything that can be checked was."""
+"""Opens a run: a new one, or the one in a folder at its last commit, after all checks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from homespun.data.source import DataSettings
 from homespun.data.splits import select_part, withhold
 from homespun.privacy.account import UnprotectedUse
 from homespun.privacy.accounting import require_accountant
-from homespun.privacy.settings import Privacy, Sampler, require_public_filters, validate_privacy
-from homespun.runs.prototypes import prototypical_users
+from homespun.privacy.settings import require_public_filters, validate_privacy
+from homespun.runs.prototypes import make_prototypical_users
 from homespun.runs.run import Run
 from homespun.runs.schedule import first_shared_phase
 from homespun.runs.settings import RunSettings
@@ -46,7 +46,7 @@ def task_of(federation: Federation) -> Task:
 
 
 def identity_of(method: Method, federation: Federation, settings: RunSettings) -> dict[str, Any]:
-    """What makes a run the run it is. One with another identity is another run, whatever folder it lies in."""
+    """What identifies a run: a folder holds one identity, and another one is rejected."""
     return {
         "method": method.origin,
         "method_version": method.version,
@@ -59,7 +59,7 @@ def identity_of(method: Method, federation: Federation, settings: RunSettings) -
 
 
 def artefact_key(artefact: Artefact) -> str:
-    """What an artefact's fingerprint is called in a run's identity."""
+    """The key of an artefact's fingerprint in a run's identity."""
     return "built_on" if artefact.kind == "base model" else f"artefact {artefact.setting}"
 
 
@@ -70,7 +70,7 @@ def artefact_identity(method: Method) -> dict[str, str]:
 def method_for(
     federation: Federation, settings: RunSettings, *, method: str, values: Mapping[str, Any]
 ) -> tuple[Method, Federation, Federation]:
-    """The method, sized for those who take part, then they and the newcomers."""
+    """The method, sized for the participants; then the participants and the newcomers."""
     participants, newcomers = withhold(federation, share=settings.withheld, seed=settings.seed, fold=settings.fold)
     return load_method(method, values, task_of(participants)), participants, newcomers
 
@@ -87,11 +87,11 @@ def open_run(
     progress: Show = silent,
     temporary: Any = None,
 ) -> Run:
-    """A new run, or the one in this folder where it stopped. Another run in the folder is refused.
+    """Open a new run, or the one in this folder at its last commit. A different run in the folder is rejected.
 
-    `data` says how the federation was loaded, if it was not `homespun.load` that did it. Unless it is only read, the
-    run's settings are in its folder from here on, so that it can be opened again by the folder alone. `progress` is
-    called with how far long work on this run is. `temporary` is kept alive as long as the run.
+    `data` says how the federation was loaded, unless `homespun.load` loaded it. Unless the run is only read, its
+    settings are written to the folder, so that it can be reopened by the folder alone. `progress` is called with the
+    progress of long work on this run. `temporary` is kept alive as long as the run.
     """
     made, participants, newcomers = method_for(federation, settings, method=method, values=method_settings or {})
     _require_readable(made, federation)
@@ -99,15 +99,14 @@ def open_run(
         require_device(settings.device)
         _require_known_contexts(made, participants, newcomers, settings)
     _require_same_artefacts(Path(folder), made)
-    if (Path(folder) / VAULT_FILE).exists():  # another run is refused before its model is built, however large it is
+    if (Path(folder) / VAULT_FILE).exists():  # reject another run before building a model, which may be large
         Vault.open(Path(folder), identity=identity_of(made, federation, settings), read_only=True).close()
     built = build(made, seed=settings.seed)
-    if settings.privacy is not None:
-        if not read_only:  # what was released before can be looked at without it
-            require_accountant()
-            require_public_filters(settings.privacy, looks_across=getattr(federation, "looks_across", ()))
-        _require_protectable(built, settings.privacy, users=len(participants.users), sampler=settings.sampler)
-    server_users = prototypical_users(built, federation, seed=settings.seed, device=settings.device)
+    if settings.privacy is not None and not read_only:  # earlier results can be read without the accountant
+        require_accountant()
+        require_public_filters(settings.privacy, looks_across=getattr(federation, "looks_across", ()))
+    _require_protectable(built, settings, users=len(participants.users))
+    server_users = make_prototypical_users(built, federation, seed=settings.seed, device=settings.device)
     new = not (Path(folder) / VAULT_FILE).exists()
     vault = Vault.open(Path(folder), identity=identity_of(made, federation, settings), read_only=read_only)
     data = data or getattr(federation, "loaded_by", None)
@@ -129,7 +128,7 @@ def open_run(
         if new:
             try:
                 _require_accounted(run)
-            except HomespunError:  # so that the corrected command finds no other run here
+            except HomespunError:  # so that the corrected command does not find a different run
                 vault.remove()
                 raise
         if not read_only:
@@ -139,42 +138,44 @@ def open_run(
 
 
 def _require_readable(method: Method, federation: Federation) -> None:
-    """Raise where a corpus lacks what the method scores or reads."""
+    """Raise if the corpus lacks what the method scores or reads."""
     method.scoring.require(federation.name, method=method.name)
     held = "texts" if method.task.image is None else "images"
     if method.model.reads != held:
         corpora = {"texts": "dialects, sotu or a file", "images": "digits or voices"}[method.model.reads]
         raise SettingsError(
-            f"{federation.name}: {method.name} reads {method.model.reads}, and this corpus has {held}. Try {corpora}."
+            f"{federation.name}: {method.name} reads {method.model.reads}, but this corpus has {held}. Try {corpora}."
         )
 
 
-def _require_protectable(built: BuiltMethod, privacy: Privacy, *, users: int, sampler: Sampler) -> None:
-    """Raise where differential privacy cannot hold for what this method sends."""
+def _require_protectable(built: BuiltMethod, settings: RunSettings, *, users: int) -> None:
+    """Raise if differential privacy is asked for and cannot hold for what this method uploads."""
+    if settings.privacy is None:
+        return
     name = built.method.name
     if built.method.local.pooled:
         raise SettingsError(
-            f"privacy: {name} trains on one server that has everybody's examples, so no update of a home is "
-            "there to be clipped and noised. Leave privacy out, or take a federated method."
+            f"privacy: {name} trains on one server that has all users' examples, so there are no clients' updates to "
+            "clip and noise. Leave privacy out, or use a federated method."
         )
     shared = (*built.partition.names(*SHARED), *sums(built.method.local.statistics))
-    validate_privacy(privacy, users=users, sampler=sampler, shared=shared)
+    validate_privacy(settings.privacy, users=users, sampler=settings.sampler, shared=shared)
     if bests(built.method.local.statistics):
         raise SettingsError(
-            f"privacy: {name} elects one client's step, and noise on a sum does not hide whose it is. "
-            "Set map_step to mean: then everybody's step is clipped, summed and noised like everything else."
+            f"privacy: {name} applies the step of a single client, which noise on a sum does not hide. Set map_step to "
+            "mean: then the steps of all clients are clipped, summed and noised like all other updates."
         )
 
 
 def _require_accounted(run: Run) -> None:
-    """Raise where what a new run releases cannot be counted, or has no place in the ledger of its data set."""
+    """Raise if a new run's releases cannot be accounted for, or exceed the budget of its data set's ledger."""
     dp = run.dp
     if dp is not None and dp.account is not None:
         first = first_shared_phase(run.built)
         if run.settings.rounds is None and first.steps is not None and first.batch < ALL_EXAMPLES:
             raise SettingsError(
-                f"privacy: the number of rounds is public, and with {run.method.name} an epoch has the more rounds the "
-                "more examples users have. Give rounds instead of epochs."
+                f"privacy: the number of rounds is public, but with {run.method.name} the number of rounds in an epoch "
+                "depends on how many examples users have. Give rounds instead of epochs."
             )
         dp.account.require_budget()
     for one in run.transforms.chain:
@@ -183,67 +184,69 @@ def _require_accounted(run: Run) -> None:
 
 
 def resolved_settings(run: Run) -> dict[str, Any]:
-    """Everything the run was started with: enough to open it again, or to do it again elsewhere."""
+    """Everything the run was started with: enough to reopen it, or to repeat it elsewhere."""
     return {
         "schema": SCHEMA,
         "method": run.method.origin,
         "method_version": run.method.version,
         "method_settings": run.method.settings.model_dump(mode="json"),
         "run": run.settings.model_dump(mode="json"),
-        "data": run.data and run.data.model_dump(mode="json"),  # null: a federation that was made in Python
+        "data": run.data and run.data.model_dump(mode="json"),  # null: the federation was given in Python
         "data_fingerprint": run.vault.identity["data_fingerprint"],
         "versions": versions(),
     }
 
 
 def _write_settings(run: Run) -> None:
-    """A run that has all the rounds asked for keeps the settings it was trained with."""
+    """Write `settings.json`, unless the run is finished: then it keeps the settings it was trained with."""
     path = run.vault.path.parent / SETTINGS_FILE
     if run.state.round < run.total_rounds or not path.exists():
         write_json(path, resolved_settings(run))
 
 
 def _require_same_artefacts(folder: Path, method: Method) -> None:
-    """A run resumes with the base model it started with; a name does not say that it is the same."""
+    """Raise if an artefact has changed since the run started: the same name may now refer to other weights."""
     if not method.artefacts or not (folder / VAULT_FILE).exists():
         return
     with Vault.open(folder, read_only=True) as vault:
-        kept = vault.identity
+        stored = vault.identity
     for one in method.artefacts:
         key = artefact_key(one)
-        if kept.get("method_settings", {}).get(one.setting) == one.name and kept.get(key) != one.fingerprint:
+        if stored.get("method_settings", {}).get(one.setting) == one.name and stored.get(key) != one.fingerprint:
             raise RunError(
-                f"{folder}: the {one.kind} under the name {one.name!r} is another one than this run was trained with: "
-                "its weights or sizes differ. Put the former one back under this name, or train anew in another folder."
+                f"{folder}: the {one.kind} {one.name!r} is not the one that this run was trained with: its weights or "
+                "sizes differ. Restore the former one under this name, or train again in another folder."
             )
 
 
 def _require_known_contexts(
     method: Method, participants: Federation, newcomers: Federation, settings: RunSettings
 ) -> None:
-    """A row of the context table that nobody trains would be judged all the same, with whoever is tested in it."""
+    """Raise if a context is tested that no participant trains: its row of the context table would be untrained."""
     if "context" not in method.model.keys.values():
         return
     training = select_part(participants, "train", seed=settings.seed, fractions=settings.fractions)
     missing = set(range(len(participants.contexts)))
     for position in range(len(training.users)):
-        if not missing:  # usually after a few people
+        if not missing:  # usually after a few users
             return
         missing -= _contexts_of(training, position)
     tested: Counter[int] = Counter()  # users by context
-    for people in (participants, newcomers):
-        for position in range(len(people.users)):
-            tested.update(missing & _contexts_of(people, position))
+    for federation in (participants, newcomers):
+        for position in range(len(federation.users)):
+            tested.update(missing & _contexts_of(federation, position))
     names = participants.contexts
-    shown = {place: repr(names[place]) if look_like_names([names[place]]) else f"no. {place + 1}" for place in tested}
+    shown = {index: repr(names[index]) if look_like_names([names[index]]) else f"no. {index + 1}" for index in tested}
+
+    def count_users(count: int) -> str:
+        return f"{count} {'user' if count == 1 else 'users'}"
+
     faults = [
-        f"context {shown[place]} is in no user's training part, but {count} would be tested in it."
-        for place, count in sorted(tested.items())
+        f"context {shown[index]} is in no user's training part, but {count_users(count)} would be tested in it."
+        for index, count in sorted(tested.items())
     ]
     if faults:
-        remedy = (
-            "Leave rare contexts out (--data-set min_context_examples=50), or let others train (another seed or fold)."
-        )
+        remedy = "Leave out rare contexts (--data-set min_context_examples=50), or choose another seed or fold."
         raise_faults(DataError, participants.name, [*faults[:-1], f"{faults[-1]} {remedy}"])
 
 

@@ -1,4 +1,4 @@
-"""Users that the server itself holds, FedEmbed's prototypical users: it trains their embeddings in every round."""
+"""FedEmbed's prototypical users: users on the server, which trains their embeddings in every round."""
 
 from __future__ import annotations
 
@@ -25,41 +25,41 @@ from homespun.engines.cohort import CohortTrainer
 
 @dataclass(frozen=True)
 class PrototypicalUsers:
-    """Trains the server's own users for a round: called with a broadcast, it returns the stacked statistics."""
+    """Trains the prototypical users for a round: called with a broadcast, it returns the stacked statistics."""
 
     built: BuiltMethod
-    examples: Sequence[Batch]  # of each of them
+    examples: Sequence[Batch]  # of each prototypical user
     seed: int
     device: str = CPU
 
     def __call__(self, broadcast: Broadcast) -> Tree:
         found: dict[str, Tensor] = {}
         for table, statistic in stacks(self.built.method.local.statistics).items():
-            found[table] = self._trained(broadcast, table, statistic.parameter)
+            found[table] = self._train(broadcast, table, statistic.parameter)
         return found
 
-    def _trained(self, broadcast: Broadcast, table: str, own: str) -> Tensor:
+    def _train(self, broadcast: Broadcast, table: str, parameter: str) -> Tensor:
         users = [f"prototype {row}" for row in range(len(self.examples))]
         clients = [
-            Client(user, private={**self._new_private(user, broadcast), own: embedding}, data=data)
+            Client(user, private={**self._new_private(user, broadcast), parameter: embedding}, data=data)
             for user, embedding, data in zip(users, broadcast.server[table], self.examples, strict=True)
         ]
         outcome = self._trainer.train(broadcast, clients)
-        if outcome.rejected:  # all of them are needed
+        if outcome.rejected:  # a row cannot be left out
             reasons = outcome.rejected.values()
             raise rejected_error("updates of prototypical users", reasons, round=broadcast.round)
-        return torch.stack([outcome.private[user][own] for user in users])
+        return torch.stack([outcome.private[user][parameter] for user in users])
 
     @cached_property
     def _trainer(self) -> CohortTrainer:
-        return CohortTrainer(private_only(self.built), self.seed, workers=0, device=self.device)
+        return CohortTrainer(without_shared_training(self.built), self.seed, workers=0, device=self.device)
 
     def _new_private(self, user: str, broadcast: Broadcast) -> Tree:
         return self.built.new_private(user, seed=self.seed, broadcast=broadcast)
 
 
-def private_only(built: BuiltMethod) -> BuiltMethod:
-    """Without training what is shared: of the server's own users it would not be used."""
+def without_shared_training(built: BuiltMethod) -> BuiltMethod:
+    """The method with private parameters trained only: the shared updates of prototypical users are not used."""
     private = built.partition.names(Role.PRIVATE)
     phases = tuple(
         replace(phase, trains=optimizers(phase, private)) if isinstance(phase, Phase) else phase
@@ -69,16 +69,16 @@ def private_only(built: BuiltMethod) -> BuiltMethod:
     return replace(built, method=replace(built.method, local=local))
 
 
-def prototypical_users(
+def make_prototypical_users(
     built: BuiltMethod, federation: Federation, *, seed: int, device: str = CPU
 ) -> PrototypicalUsers:
-    """One for every row of the method's stacked statistic, with examples of the corpus."""
+    """One user for every row of the method's stacked statistic, with examples of the corpus."""
     tables = list(stacks(built.method.local.statistics))
     if not tables:
         return PrototypicalUsers(built, (), seed)
     if not isinstance(federation, Preferences):
         raise SettingsError(
-            f"{federation.name}: {built.method.name} needs prototypical users, and this corpus has none. "
+            f"{federation.name}: {built.method.name} needs prototypical users, but this corpus has none. "
             "Set assignment to som, which finds sub-populations without them."
         )
     rows, kinds = len(built.initial[tables[0]]), len(federation.contexts)

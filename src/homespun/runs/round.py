@@ -1,4 +1,4 @@
-"""The round: the one place where it is written.
+"""The only implementation of a round.
 
 broadcast -> local training -> client halves -> sum -> server halves -> server rule -> next state
 """
@@ -33,16 +33,17 @@ def run_round(
     server_users: Callable[[Broadcast], Tree] = lambda _: {},
     progress: Show = silent,
 ) -> tuple[ServerState, RoundRecord]:
-    """One round with the users of `cohort`: the next state, and what may be recorded of the round.
+    """Run one round with the users of `cohort`. Returns the next state and a record of what may be disclosed.
 
-    `server_users` gives the statistics of users that the server itself holds. Nothing is written to disk. When this
+    `server_users` computes the statistics of users that the server itself holds. Nothing is written to disk. If this
     raises, the state and the clients' private parameters are unchanged.
     """
     started, broadcast = time.perf_counter(), state.broadcast()
     transforms.before_round(broadcast)
     shown = silent if transforms.hides_cohort else progress
     trained = engine.train(broadcast, cohort, done=start_count(shown, f"round {state.round + 1}", total=len(cohort)))
-    # Where clients are equal a refused update counts as zero, however many there are: to stop would disclose them.
+    # If all clients have equal weight, rejected updates count as zero, however many there are: stopping would disclose
+    # their number.
     if not transforms.equal_clients and trained.rejected and 2 * len(trained.rejected) >= len(cohort):
         who = f"{len(trained.rejected)} of {len(cohort)} updates"
         raise rejected_error(who, trained.rejected, round=state.round)

@@ -32,7 +32,7 @@ from homespun.privacy.ledger import BudgetError
 from homespun.runs.clients import SimulatedClients
 from homespun.runs.prototypes import PrototypicalUsers
 from homespun.runs.round import run_round
-from homespun.runs.run_transforms import run_transforms
+from homespun.runs.run_transforms import make_transforms
 from homespun.runs.schedule import Schedule
 from homespun.runs.settings import RunSettings
 from homespun.runs.vault import Vault
@@ -42,10 +42,10 @@ from homespun.system.machine import machine_records
 @dataclass
 class Run:
     """One training run: `rounds` advances `state`, and `commit` writes it to the vault. Its engine, transforms and
-    schedule are made from the settings when they are first used."""
+    schedule are created from the settings on first use."""
 
-    federation: Federation  # users who take part
-    newcomers: Federation  # users who never do
+    federation: Federation  # participants
+    newcomers: Federation  # users who never take part
     built: BuiltMethod
     settings: RunSettings
     vault: Vault
@@ -53,7 +53,7 @@ class Run:
     server_users: PrototypicalUsers
     data: Any = None  # how the federation was loaded, if it can be loaded again
     progress: Show = silent  # called with the progress of long work
-    temporary: Any = None  # keeps a folder without a name alive as long as the run
+    temporary: Any = None  # keeps a temporary folder as long as the run
     _records: list[dict[str, Any]] = field(default_factory=list)  # not committed yet
 
     @property
@@ -62,7 +62,7 @@ class Run:
 
     @cached_property
     def clients(self) -> SimulatedClients:
-        """Where the users of this run live."""
+        """The simulated clients: data and private state of all users."""
         return SimulatedClients(
             self.built,
             self.federation,
@@ -79,7 +79,7 @@ class Run:
 
     @cached_property
     def transforms(self) -> Transforms:
-        return run_transforms(
+        return make_transforms(
             self.method.transforms,
             self.settings,
             federation=self.federation,
@@ -90,8 +90,9 @@ class Run:
 
     @cached_property
     def trainer(self) -> Trainer:
-        """Computes clients' local work."""
-        settings, device = self.settings, require_device(self.settings.device)  # it may be opened on another machine
+        """Computes the local training of clients."""
+        settings = self.settings
+        device = require_device(settings.device)  # the run may be opened on another machine
         if settings.engine == "loop":
             return LoopTrainer(self.built, settings.seed, self.transforms, device=device)
         workers = default_workers() if settings.workers is None else settings.workers
@@ -116,7 +117,7 @@ class Run:
         return self.schedule.total_rounds
 
     def step(self) -> RoundRecord:
-        """One round: nothing of it is on disk before `commit`."""
+        """Run one round. Nothing is written to disk before `commit`."""
         users = self.clients.population.users
         cohort = [users[position] for position in self.schedule.cohorts.of(self.state.round)]
         self.state, record = run_round(
@@ -132,13 +133,13 @@ class Run:
         return record
 
     def rounds(self) -> Iterator[RoundRecord]:
-        """The remaining rounds. A round is on disk, whole, when the next one is asked for."""
+        """Run the remaining rounds. With commit_every = 1, a round is on disk before the next one starts."""
         if self.state.round < self.total_rounds:
             self._records += machine_records(self.history(), round=self.state.round, folder=self.vault.path.parent)
         while self.state.round < self.total_rounds:
             try:
                 record = self.step()
-            except BudgetError:  # the rounds before were paid for
+            except BudgetError:  # earlier rounds are in the ledger already
                 self.commit()
                 raise
             if self.state.round % self.settings.commit_every == 0:
@@ -147,7 +148,7 @@ class Run:
         self.commit()
 
     def record(self, entry: Mapping[str, Any]) -> None:
-        """Remember something beside the rounds; it goes to disk with the next commit."""
+        """Add an entry to the history; it is written with the next commit."""
         self._records.append(dict(entry))
 
     def commit(self) -> None:
@@ -157,7 +158,7 @@ class Run:
                 round=self.state.round,
                 state=state_to_bytes(self.state),
                 records=self._records,
-                shows_round=not self.schedule.cohorts.secret,  # of a row, it says when the user was drawn last
+                shows_round=not self.schedule.cohorts.secret,  # a row's round discloses when its user was last drawn
             )
             self._records.clear()
 
@@ -165,7 +166,7 @@ class Run:
         return [*self.vault.history(), *self._records]
 
     def close(self) -> None:
-        if "trainer" in vars(self):  # it is made when it is first used
+        if "trainer" in vars(self):  # it is created on first use
             self.trainer.close()
         self.vault.close()
 

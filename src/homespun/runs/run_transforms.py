@@ -1,4 +1,4 @@
-"""The transforms of a run: its method's own, the DP mechanism of a private run, and the ledger of the data."""
+"""The transforms of a run: those of its method, the DP mechanism of a private run, and the ledger of the data."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from homespun.runs.settings import RunSettings
 from homespun.runs.vault import Vault
 
 
-def run_transforms(
-    own: tuple[UpdateTransform, ...],
+def make_transforms(
+    of_method: tuple[UpdateTransform, ...],
     settings: RunSettings,
     *,
     federation: Federation,
@@ -25,18 +25,18 @@ def run_transforms(
     vault: Vault,
     progress: Show,
 ) -> Transforms:
-    """`own` are the method's."""
+    """`of_method` are the method's transforms."""
     data = identify_data_set(original(federation))
-    if settings.privacy is None:  # the ledger of the data is written only where there is one already
+    if settings.privacy is None:  # a ledger is written only if the data have one already
         ledger = None if vault.read_only else find_ledger_without_privacy(data)
-        return Transforms(own if ledger is None else (*own, UnprotectedUse(ledger, vault.token)))
-    plan = _plan(settings.privacy, settings, schedule, progress=progress)
-    in_turns = plan.local and settings.sampler == "shuffled"
+        return Transforms(of_method if ledger is None else (*of_method, UnprotectedUse(ledger, vault.token)))
+    plan = _make_plan(settings.privacy, settings, schedule, progress=progress)
+    once_per_pass = plan.local and settings.sampler == "shuffled"  # every client takes part once in a pass
     account = ReleaseAccount(
         plan,
         (find_ledger_to_read if vault.read_only else find_ledger_to_debit)(data, named=settings.privacy.ledger),
         run=vault.token,
-        rounds_per_release=int(schedule.cohorts.rounds_per_turn) if in_turns else 1,
+        rounds_per_release=int(schedule.cohorts.rounds_per_pass) if once_per_pass else 1,
         committed=vault.round,
         public=getattr(original(federation), "looks_across", ()),
     )
@@ -48,11 +48,11 @@ def run_transforms(
         insecure_seed=settings.seed if plan.settings.insecure else None,
         account=account,
     )
-    # First on the client and last on the server: what a method does to updates, a mask for instance, is around it.
-    return Transforms((mechanism, *own))
+    # The mechanism is first on the client and last on the server: a transform of the method, such as a mask, wraps it.
+    return Transforms((mechanism, *of_method))
 
 
-def _plan(privacy: Privacy, settings: RunSettings, schedule: Schedule, *, progress: Show) -> PrivacyPlan:
+def _make_plan(privacy: Privacy, settings: RunSettings, schedule: Schedule, *, progress: Show) -> PrivacyPlan:
     return plan_privacy(
         privacy,
         users=schedule.cohorts.users,

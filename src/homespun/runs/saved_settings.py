@@ -1,4 +1,4 @@
-"""The part of `settings.json` from which a run is opened again."""
+"""The part of `settings.json` from which a run is reopened."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from homespun.data.source import DataSettings
 
 
 class SavedSettings(Settings):
-    """What `settings.json` has to say for its run to be opened again; the rest of it is for people."""
+    """The fields of `settings.json` that are needed to reopen its run; the others are informational."""
 
     model_config = ConfigDict(extra="ignore")
 
     method: str
-    """The method's name, or its file."""
+    """Name or file of the method."""
     method_settings: dict[str, Any]
     """All settings of the method."""
     run: dict[str, Any]
     """All settings of the run."""
     data: DataSettings | None
-    """How the federation was loaded; none if it was made in Python."""
+    """How the federation was loaded. null: it was given in Python."""
     data_fingerprint: str
     """Changes when the data does."""

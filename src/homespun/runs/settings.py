@@ -1,4 +1,4 @@
-"""The settings of a run, whatever its method."""
+"""The settings of a run, for every method."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from homespun.core.settings import Settings
 from homespun.data.splits import part_sizes
 from homespun.privacy.settings import Privacy, Sampler
 
-# A file or a command cannot say None.
+# A file or a command has no way to write None.
 ExampleLimit: TypeAlias = Annotated[
     PositiveInt | None,
     BeforeValidator(
@@ -31,17 +31,17 @@ ExampleLimit: TypeAlias = Annotated[
 
 
 class RunSettings(Settings):
-    """How a federation is trained, whatever the method."""
+    """How a federation is trained, with any method."""
 
     rounds: PositiveInt | None = None
-    """Rounds to train. Give either rounds or epochs; without both, `homespun train` takes 10 epochs."""
+    """Number of rounds. Give either rounds or epochs; without both, `homespun train` trains for 10 epochs."""
     epochs: PositiveFloat | None = None
-    """Instead of rounds: how often every training example is used."""
+    """Instead of rounds: number of passes over all training examples."""
     cohort: PositiveInt | Literal["all"] = 10
-    """Clients in a round; with sampler = poisson, on average."""
+    """Clients in a round; with sampler = poisson, the mean number."""
     sampler: Sampler = "shuffled"
-    """How cohorts are drawn: every client once an epoch in a new order; a new draw of equal size every round; or every
-    client independently of the others, which privacy with amplification needs."""
+    """How cohorts are drawn. shuffled: every client once in each pass over all clients; uniform: an independent draw of
+    fixed size in every round; poisson: every client independently, which privacy amplification requires."""
     seed: NonNegativeInt = 0
     """All random draws derive from it."""
     fractions: tuple[PositiveFloat, NonNegativeFloat, NonNegativeFloat] = (0.8, 0.1, 0.1)
@@ -49,24 +49,24 @@ class RunSettings(Settings):
     withheld: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of the users who never take part. They are tested as new users after training."""
     fold: NonNegativeInt | None = None
-    """Which users are withheld: over all folds, each user once. Not set: a random draw."""
+    """Number of the fold whose users are withheld: over all folds, each user once. Not set: a random draw."""
     engine: Literal["cohort", "loop"] = "cohort"
-    """How clients are trained: many at a time, or one after another in this process (slow, for comparison)."""
+    """How clients are trained. cohort: many at a time; loop: one by one in this process (slow, a reference)."""
     workers: NonNegativeInt | None = None
-    """Worker processes. 0: everything in this process. Not set: one for each CPU core."""
+    """Number of worker processes. 0: train in this process. Not set: one per CPU core."""
     device: str = CPU
-    """Where clients are trained: cpu, cuda, cuda:1 or mps. Another one than cpu is used by this process alone, without
-    workers."""
+    """Device on which clients are trained: cpu, cuda, cuda:1 or mps. Devices other than cpu are used without worker
+    processes."""
     evaluate_every: PositiveInt | None = None
     """Rounds between two evaluations on the evaluation part. Not set: about 20 evaluations in a run."""
     evaluate_users: PositiveInt = 1000
-    """Users in an evaluation at most, drawn once for the run; of new users, as many again."""
+    """Maximum number of participants in an evaluation, drawn once for the run, and likewise of new users."""
     evaluate_examples: ExampleLimit = None
-    """Examples of each user in an evaluation at most, evenly spaced. Not set: all."""
+    """Maximum number of examples per user in an evaluation, evenly spaced. Not set: all."""
     commit_every: PositiveInt = 1
     """Rounds between two commits to disk. A killed run repeats the rounds since the last commit."""
     privacy: Privacy | None = None
-    """Differential privacy of what clients send, as in privacy.epsilon=8. Not set: no differential privacy."""
+    """Differential privacy of what clients upload, as in privacy.epsilon=8. Not set: no differential privacy."""
 
     @field_validator("fractions")
     @classmethod
@@ -84,14 +84,14 @@ class RunSettings(Settings):
         return self
 
     def identity(self) -> dict[str, Any]:
-        """What makes two runs different runs: not how long they go on, nor on how many processes."""
+        """The settings that identify a run. Its length and the number of processes do not."""
         free = {"workers", "evaluate_every", "evaluate_users", "evaluate_examples", "commit_every"}
-        if self.privacy is None or self.privacy.epsilon is None:  # else the length says how much noise there is
+        if self.privacy is None or self.privacy.epsilon is None:  # else the noise depends on the length
             free |= {"rounds", "epochs"}
-        if self.device == CPU:  # other devices have other numbers; runs that are older than this setting had this one
+        if self.device == CPU:  # other devices give other numbers; runs older than this setting used the CPU
             free |= {"device"}
         found = self.model_dump(
             mode="json", exclude_none=True, exclude={"privacy": {"budget", "ledger", "public_filters"}}
         )
-        found["device"] = self.device.partition(":")[0]  # which of several GPUs it was makes no difference
+        found["device"] = self.device.partition(":")[0]  # which of several GPUs does not matter
         return {name: value for name, value in found.items() if name not in free}

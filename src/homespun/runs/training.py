@@ -1,15 +1,13 @@
-"""Train and evaluate from Python, and what the commands call."""
+"""Loads data, trains, reopens runs and collects their results, for Python and for the commands."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from homespun.core.errors import (
     DataError,
@@ -18,7 +16,6 @@ from homespun.core.errors import (
     SettingsError,
     UnknownNameError,
     UntrustedError,
-    nearest,
     raise_faults,
 )
 from homespun.core.messages import METRICS
@@ -28,14 +25,13 @@ from homespun.core.records import RoundRecord
 from homespun.core.roles import Role
 from homespun.core.settings import current_names, parse, unknown_setting
 from homespun.data import DEFAULT_COLUMNS, Columns, load_federation, on_hub
-from homespun.data.columns import look_like_names
 from homespun.data.federation import Federation
 from homespun.data.source import DataSettings
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
 from homespun.privacy.accounting import ADJACENCY, compute_bounds
-from homespun.runs.controls import IN_CONTEXT, newcomer_controls, personal_share
-from homespun.runs.evaluate import adapted_from, evaluate, evaluate_newcomers
+from homespun.runs.controls import BASE_MODEL, IN_CONTEXT, evaluate_personal_share, newcomer_controls
+from homespun.runs.evaluate import evaluate, evaluate_adapted_reusing, evaluate_newcomers
 from homespun.runs.open_run import SETTINGS_FILE, open_run
 from homespun.runs.run import Run
 from homespun.runs.saved_settings import SavedSettings
@@ -44,34 +40,34 @@ from homespun.system.json_files import read_json
 from homespun.system.method_loading import method_module, settings_command
 from homespun.system.trust import Names, allows, named_by_user, vouched_for
 
-LENGTH = {"rounds", "epochs"}  # one of them says how long a run is: whoever gives one replaces the other
+LENGTH_SETTINGS = {"rounds", "epochs"}  # alternatives: setting one replaces the default of the other
 
 
 def load(source: Any, *, columns: Columns = DEFAULT_COLUMNS, **settings: Any) -> Federation:
-    """A corpus by built-in name or file: `load("dialects", users=200)`. Or data in memory: a list of dicts, a pandas
-    frame, a pyarrow table, a Hugging Face data set."""
+    """Load a built-in corpus by name, a file, or data in memory: a list of dicts, a pandas frame, a pyarrow table or a
+    Hugging Face data set. For instance `load("dialects", users=200)`."""
     if not isinstance(source, str | os.PathLike):
         return load_federation(source, columns=columns, settings=settings)
     named = {name: value for name, value in asdict(columns).items() if value != getattr(DEFAULT_COLUMNS, name)}
     asked = {"source": str(source), "columns": named, "settings": settings}
     data = parse(DataSettings, asked, where="load").resolved()
-    # A run on it can then be opened by its folder alone.
+    # A run on it can then be reopened by its folder alone.
     loaded: Federation = replace(data.load(), loaded_by=data)  # type: ignore[type-var]
     return loaded
 
 
-def federation_of(data: Any, columns: Columns = DEFAULT_COLUMNS) -> Federation:
-    """A federation as it is; anything else is loaded."""
+def as_federation(data: Any, columns: Columns = DEFAULT_COLUMNS) -> Federation:
+    """Return a federation unchanged; load anything else."""
     if not (hasattr(data, "fingerprint") and callable(getattr(data, "examples", None))):
         return load(data, columns=columns)
     if columns != DEFAULT_COLUMNS:
-        raise SettingsError("columns: a federation has its own. Give them to load.")
+        raise SettingsError("columns: a federation is loaded already. Pass columns to load.")
     federation: Federation = data
     return federation
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class CurvePoint:
     """A point of the learning curve."""
 
     round: int
@@ -79,34 +75,36 @@ class Evaluated:
     evaluation: Evaluation | TextEvaluation
 
     def to_dict(self) -> dict[str, Any]:
-        each = ("user_values", "user_loss", "user_tokens")  # too much to keep for every point
-        curve = {name: value for name, value in self.evaluation.to_dict().items() if name not in each}
+        per_user = ("user_values", "user_loss", "user_tokens")  # too large to store for every point
+        curve = {name: value for name, value in self.evaluation.to_dict().items() if name not in per_user}
         return {"kind": "evaluation", "round": self.round, "epoch": self.epoch, **curve}
 
 
 @named_by_user()
-def usual_settings(method: str) -> dict[str, Any]:
-    """How the method's paper runs it, as far as its file says."""
+def default_run_settings(method: str) -> dict[str, Any]:
+    """The run settings that the method's file declares as its defaults (`RUN`), usually those of its paper."""
     return dict(getattr(method_module(method), "RUN", {}))
 
 
 @named_by_user()
 def separate_settings(method: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings of the run, on top of those the method's paper has, and settings of the method; a name that neither
-    knows is an error."""
+    """Separate settings of the run, added to the method's defaults, from settings of the method. Unknown names are an
+    error."""
     known = method_module(method).Settings.model_fields
     both = sorted(set(known) & set(RunSettings.model_fields))
     if both:
-        raise MethodError(f"{method}: {', '.join(both)} would be a setting of both the method and the run. Rename it.")
+        raise MethodError(f"{method}: {', '.join(both)} is a setting of the run already. Rename the method's setting.")
     values = current_names(values, {*known, *RunSettings.model_fields})
     unknown = [name for name in values if name not in RunSettings.model_fields and name not in known]
     if unknown:
         names, listed_by = sorted({*RunSettings.model_fields, *known}), settings_command(method)
         faults = [unknown_setting(name, names, listed_by=listed_by) for name in unknown]
         raise_faults(SettingsError, f"training {method}", faults)
-    given = LENGTH & set(values)
-    usual = {name: value for name, value in usual_settings(method).items() if not given or name not in LENGTH}
-    run = {**usual, **{name: value for name, value in values.items() if name in RunSettings.model_fields}}
+    given = LENGTH_SETTINGS & set(values)
+    defaults = {
+        name: value for name, value in default_run_settings(method).items() if not given or name not in LENGTH_SETTINGS
+    }
+    run = {**defaults, **{name: value for name, value in values.items() if name in RunSettings.model_fields}}
     return run, {name: value for name, value in values.items() if name in known}
 
 
@@ -119,14 +117,14 @@ def train(
     progress: Show = silent,
     **settings: Any,
 ) -> Run:
-    """Train to the end and return the run. `data` is a federation, or whatever `load` takes. Without a folder, the
-    run's files last as long as this process.
+    """Train to the end and return the run. `data` is a federation or anything that `load` takes. Without a folder, the
+    run's files are deleted with the run.
 
-    `progress` is called with how far the training is and, afterwards, with how far other long work on the run is, such
-    as `evaluate(run)`. For instance `progress=print`.
+    `progress` is called with the progress of training and, afterwards, of other long work on the run, such as
+    `evaluate(run)`. For instance `progress=print`.
     """
-    run = prepare(method, federation_of(data, columns), folder=folder, settings=settings, progress=progress)
-    for event in training(run):
+    run = prepare(method, as_federation(data, columns), folder=folder, settings=settings, progress=progress)
+    for event in train_and_evaluate(run):
         if isinstance(event, RoundRecord):
             progress(Progress("training", event.round, run.total_rounds))
     return run
@@ -142,11 +140,12 @@ def prepare(
     data: DataSettings | None = None,
     progress: Show = silent,
 ) -> Run:
+    """Open a new run, or the one in `folder`, ready for its next round. Without a folder, in a temporary one."""
     run_settings, method_settings = separate_settings(method, settings)
-    keep = None
+    temporary = None
     if folder is None:
-        keep = tempfile.TemporaryDirectory(prefix="homespun-")
-        folder = keep.name
+        temporary = tempfile.TemporaryDirectory(prefix="homespun-")
+        folder = temporary.name
     run = open_run(
         folder,
         method=method,
@@ -155,7 +154,7 @@ def prepare(
         method_settings=method_settings,
         data=data,
         progress=progress,
-        temporary=keep,  # removed with the run
+        temporary=temporary,  # removed with the run
     )
     if run.data is not None and on_hub(run.data.source):
         allows("hub", run.data.source, name=run.data.source)
@@ -170,28 +169,29 @@ def reopen(
     trust: Names = (),
     progress: Show = silent,
 ) -> Run:
-    """The run in a folder, as far as it got. Its corpus is loaded as it was, or given: a federation or its data.
+    """Open the run in a folder at its last committed round. Its corpus is loaded again, or given as `federation`.
 
     A folder may come from anyone. A method file that it names runs only if you trained with it on this machine, and a
     data set or base model of the Hugging Face hub is fetched only if you used it before, or if you name it in `trust`.
-    `progress` is called with how far long work on the run is.
+    `progress` is called with the progress of long work on the run.
     """
     with vouched_for(trust):
-        return _reopened(folder, federation, read_only=read_only, progress=progress)
+        return _reopen(folder, federation, read_only=read_only, progress=progress)
 
 
-def _reopened(folder: str | Path, federation: Any, *, read_only: bool, progress: Show) -> Run:
-    found = read_json(Path(folder) / SETTINGS_FILE, missing=_no_run(Path(folder)))
+def _reopen(folder: str | Path, federation: Any, *, read_only: bool, progress: Show) -> Run:
+    found = read_json(Path(folder) / SETTINGS_FILE, missing=_missing_run_message(Path(folder)))
     absent = sorted({"method", "method_settings", "run", "data", "data_fingerprint"} - found.keys())
     if absent:
         raise RunError(f"{folder}: {SETTINGS_FILE} has no {', '.join(absent)}. Restore it from a copy.")
     saved = parse(SavedSettings, found, where=f"{folder}: {SETTINGS_FILE}")
     data = saved.data
-    federation = _corpus(folder, data) if federation is None else federation_of(federation)
+    federation = _load_corpus(folder, data) if federation is None else as_federation(federation)
     if federation.fingerprint != saved.data_fingerprint:
         source = federation.name if data is None else data.source
         raise RunError(
-            f"{folder}: {source} has changed since the run was trained on it. Bring back what it was, or train anew."
+            f"{folder}: {source} has changed since the run was trained on it. Restore the former data, or train again "
+            "in another folder."
         )
     return open_run(
         folder,
@@ -205,94 +205,53 @@ def _reopened(folder: str | Path, federation: Any, *, read_only: bool, progress:
     )
 
 
-def _corpus(folder: str | Path, data: DataSettings | None) -> Federation:
+def _load_corpus(folder: str | Path, data: DataSettings | None) -> Federation:
     if data is None:
         raise RunError(
-            f"{folder}: its data were given in Python, not as a file. Give them again: "
+            f"{folder}: its data were given in Python, not as a file. Pass them again: "
             "reopen(folder, federation=homespun.load(rows)), or the federation itself."
         )
     if on_hub(data.source) and not allows("hub", data.source, name=data.source):
         raise UntrustedError(
             f"{folder}: its corpus is the data set {data.source!r} of the Hugging Face hub, and you have not trained "
-            f"on it before. If it is to be fetched, name it: --trust {data.source}, or in Python trust={data.source!r}."
+            f"on it before. To allow the download, name it: --trust {data.source}, or in Python trust={data.source!r}."
         )
     try:
         return data.load()
-    except (DataError, UnknownNameError, OSError) as error:  # OSError: a name that is too long for a file
-        remedy = f"If it was moved, say where to in {SETTINGS_FILE} there, under data, source."
+    except (DataError, UnknownNameError, OSError) as error:  # OSError: for instance a name that is too long
+        remedy = f"If it was moved, enter its new path in the {SETTINGS_FILE} of that folder, under data, source."
         raise RunError(f"{error} The run in {folder} was trained on it. {remedy}") from None
 
 
-def _no_run(folder: Path) -> str:
+def _missing_run_message(folder: Path) -> str:
     runs = sorted(str(found.parent) for found in folder.glob(f"runs/*/*/{SETTINGS_FILE}"))
     inside = f" It is a comparison; its runs are {', '.join(runs)}." if runs else ""
     return f"{folder}: no run here ({SETTINGS_FILE} is missing).{inside}"
 
 
-def training(run: Run) -> Iterator[RoundRecord | Evaluated]:
-    """The rounds that are left, with an evaluation wherever one is due and not yet recorded."""
+def train_and_evaluate(run: Run) -> Iterator[RoundRecord | CurvePoint]:
+    """Train the remaining rounds. Yields every round's record, and an evaluation where one is due and not recorded."""
     every = run.settings.evaluate_every or max(1, run.total_rounds // 20)
     recorded = {entry["round"] for entry in run.history() if entry["kind"] == "evaluation"}
 
     def due(round: int) -> bool:
         return round not in recorded and (round % every == 0 or round == run.total_rounds)
 
-    def evaluated() -> Evaluated:
-        point = Evaluated(run.state.round, run.state.round / run.schedule.rounds_per_epoch, evaluate(run, "eval"))
+    def evaluate_point() -> CurvePoint:
+        point = CurvePoint(run.state.round, run.state.round / run.schedule.rounds_per_epoch, evaluate(run, "eval"))
         run.record(point.to_dict())
         return point
 
-    if due(run.state.round):  # before the first round, or killed between a round and its evaluation
-        yield evaluated()
+    if due(run.state.round):  # before the first round, or after a kill between a round and its evaluation
+        yield evaluate_point()
     for record in run.rounds():
         yield record
         if due(record.round):
-            yield evaluated()
+            yield evaluate_point()
 
 
-def label_indices(labels: Sequence[str], known: Sequence[str]) -> np.ndarray:
-    places = {label: position for position, label in enumerate(known)}
-    unknown = sorted({label for label in labels if label not in places})
-    if unknown and not look_like_names(unknown):
-        raise DataError(
-            f"labels: {len(unknown)} of them are unknown to the run. They do not look like names and are not shown."
-        )
-    if unknown:
-        raise_faults(
-            DataError,
-            "labels",
-            [f"the run knows no label {label!r}.{nearest(label, known)}" for label in unknown],
-        )
-    return np.array([places[label] for label in labels], dtype=np.int64)
-
-
-def user_vectors(run: Run, positions: Sequence[int], only: Sequence[str] | None = None) -> np.ndarray | None:
-    """Each user's own parameters as one row, all of them or some: from the vault, or from the server's table.
-
-    None where there are none, or where they are made anew from a text every time and never kept.
-    """
-    if run.method.personalize.generates or run.method.model.private_varies:
-        return None
-    if run.built.partition.names(Role.PRIVATE):
-        names = [run.federation.users[position] for position in positions]
-        private = run.clients.private(names, run.state.broadcast())
-        return np.stack(
-            [
-                np.concatenate([own[key].numpy().ravel() for key in sorted(own) if only is None or key in only])
-                for own in (private[name] for name in names)
-            ]
-        )
-    tables = [name for name, column in run.method.model.keys.items() if column == "author"]
-    return run.state.keyed[tables[0]][list(positions)].numpy() if tables else None
-
-
-def embeddings_of(run: Run) -> list[str]:
-    """The names of users' embeddings among what is private."""
-    return [name for name in run.built.partition.names(Role.PRIVATE) if name.endswith("user.embedding")]
-
-
-def privacy_of(run: Run) -> dict[str, Any] | None:
-    """What differential privacy the run had, and what its rounds cost; None: it had none."""
+def summarize_privacy(run: Run) -> dict[str, Any] | None:
+    """The differential privacy of the run and the privacy cost of its rounds. None: it had none."""
     if run.dp is None or run.dp.account is None:
         return None
     plan, account = run.dp.account.plan, run.dp.account
@@ -313,7 +272,7 @@ def privacy_of(run: Run) -> dict[str, Any] | None:
             "statistics": plan.noise_multiplier * plan.clip.metrics_noise,
         },
         "rate": release.rate,
-        "counted_noise": release.noise_multiplier,  # in units of what one user moves
+        "counted_noise": release.noise_multiplier,  # in units of one user's sensitivity
         "releases": rounds,
         "delta": delta,
         "epsilon": cost.epsilon,
@@ -325,13 +284,13 @@ def privacy_of(run: Run) -> dict[str, Any] | None:
     return found
 
 
-def results(run: Run) -> dict[str, Any]:
-    """All that `results.json` says of a finished run."""
+def collect_results(run: Run) -> dict[str, Any]:
+    """The contents of `results.json` for a finished run."""
     history = run.history()
     test = evaluate(run, run.scoring.scored_part)
-    adapted = adapted_from(run, test) if run.scoring.by_user else {}
+    adapted = evaluate_adapted_reusing(run, test) if run.scoring.by_user else {}
     controls = {name: one.to_dict() for name, one in newcomer_controls(run).items()}
-    personal = personal_share(run)
+    personal = evaluate_personal_share(run)
     return {
         "method": run.method.name,
         "identity": run.vault.identity,
@@ -347,19 +306,19 @@ def results(run: Run) -> dict[str, Any]:
         "test": test.to_dict(),
         "adapted": {count: found.to_dict() for count, found in adapted.items()},
         "newcomers": {count: found.to_dict() for count, found in evaluate_newcomers(run).items()},
-        "newcomers_untouched": controls.get("untouched"),
+        "newcomers_untouched": controls.get(BASE_MODEL),
         "newcomers_in_context": {
             name.removeprefix(IN_CONTEXT): one for name, one in controls.items() if name.startswith(IN_CONTEXT)
         },
         "personal": personal and {state: one.to_dict() for state, one in personal.items()},
-        "privacy": privacy_of(run),
-        "released": ["parameter updates", *_metrics_sent(run), *statistic_labels(run.method)],
+        "privacy": summarize_privacy(run),
+        "released": ["parameter updates", *_uploaded_metrics(run), *statistic_labels(run.method)],
     }
 
 
-def _metrics_sent(run: Run) -> list[str]:
-    """What clients tell beside parameters. Under privacy everybody's weight is 1, and statistics are told only if they
-    have a clip norm."""
+def _uploaded_metrics(run: Run) -> list[str]:
+    """What clients upload besides parameters. Under differential privacy every weight is 1, and metrics are uploaded
+    only if they have a clip norm."""
     privacy = run.settings.privacy
     if privacy is None:
         return ["weight", *METRICS]
@@ -367,5 +326,5 @@ def _metrics_sent(run: Run) -> list[str]:
 
 
 def statistic_labels(method: Method) -> list[str]:
-    """What clients disclose beside their updates, in words."""
+    """Descriptions of what clients disclose besides their updates."""
     return [one.label for one in method.local.statistics.values() if one.label]

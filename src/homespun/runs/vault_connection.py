@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from homespun.core.errors import VaultError
-from homespun.runs.vault_file import DAMAGED, FAILURES, LOCK_FILE, Head, digest, explained, put
+from homespun.runs.vault_file import DAMAGED, FAILURES, LOCK_FILE, Head, digest, explain, put
 
 KEYS_PER_QUERY = 500
 
 
 class VaultConnection:
-    """The connection of one vault. `Vault` adds what is in it."""
+    """The connection to one vault file. `Vault` adds its contents."""
 
     def __init__(self, path: Path, *, db: sqlite3.Connection, lock: BinaryIO | None) -> None:
         self.path = path
@@ -33,7 +33,7 @@ class VaultConnection:
         self.close()
 
     def close(self) -> None:
-        """Drop what is staged, close the file, then let the next writer in."""
+        """Discard staged rows, close the file, then release the lock."""
         self._staged.clear()
         self._db.close()
         if self._lock:
@@ -41,10 +41,10 @@ class VaultConnection:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Reads inside see one and the same commit, whatever a writer does meanwhile.
+        """All reads inside see the same commit, even if a writer commits meanwhile.
 
-        Meant for readers, and for a short while: the writer's log grows, and its `forget` has to wait. The
-        writer itself needs none, since nobody else can commit.
+        For readers, and for a short time: meanwhile the writer's log grows, and its `forget` has to wait. The writer
+        itself needs no snapshot, since no other process can commit.
         """
         if not self.read_only or self._db.in_transaction:
             yield
@@ -57,7 +57,7 @@ class VaultConnection:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """All that the block writes, or nothing; nothing either if another process has written meanwhile."""
+        """Commit what the block writes, completely or not at all. Raises if another process has written meanwhile."""
         if self.read_only:
             raise VaultError(f"{self.path}: opened read-only. Open it for writing to change it.")
         try:
@@ -70,27 +70,28 @@ class VaultConnection:
             self._db.execute("COMMIT")
             self._seen = head
         except FAILURES as error:
-            raise explained(self.path, error) from error
+            raise explain(self.path, error) from error
         finally:
-            with suppress(sqlite3.Error):  # the first error counts
+            with suppress(sqlite3.Error):  # report the first error
                 self._db.rollback()  # does nothing after the commit
 
     def _require_only_writer(self) -> None:
-        """The lock does not help once its file was removed: the next writer locks another one."""
+        """Detects a second writer: the lock has no effect once its file was removed, since the next writer locks a new
+        file."""
         if self._head() != self._seen:
             raise VaultError(
                 f"{self.path}: another process has written to this run since it was opened here (was {LOCK_FILE} "
-                "removed?), so nothing was written. Let the other process end, then run the same command again."
+                "removed?), so nothing was written. Wait until it has ended, then run the same command again."
             )
 
     def _query(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         try:
             return self._db.execute(sql, parameters).fetchall()
         except FAILURES as error:
-            raise explained(self.path, error) from error
+            raise explain(self.path, error) from error
 
     def _head(self) -> Head:
-        with self._meaningful("head"):
+        with self._validated("head"):
             return Head.from_json(self._value("head"))
 
     def _value(self, key: str) -> bytes:
@@ -98,22 +99,22 @@ class VaultConnection:
         if len(rows) != 1 or digest(key, rows[0][0]) != rows[0][1]:
             raise self._damaged(f"the run's {key} is missing or does not match its checksum")
         if not isinstance(rows[0][0], bytes):
-            raise self._damaged(f"the run's {key} is of another type")
+            raise self._damaged(f"the run's {key} has the wrong type")
         return rows[0][0]
 
     @contextmanager
-    def _meaningful(self, key: str) -> Iterator[None]:
-        """The checksums have no key: a value that matches may still have been made up."""
+    def _validated(self, key: str) -> Iterator[None]:
+        """Report an invalid value as damage. Checksums have no key, so a forged value can match."""
         try:
             yield
         except (TypeError, ValueError):
-            raise self._damaged(f"the run's {key} makes no sense") from None
+            raise self._damaged(f"the run's {key} is invalid") from None
 
     def _damaged(self, what: str) -> VaultError:
         return VaultError(f"{self.path}: {what}. {DAMAGED}")
 
-    def _among(self, sql: str, keys: Collection[bytes]) -> Iterator[tuple[Any, ...]]:
-        """The rows of a query that ends in `IN`, asked for some keys at a time, in a fixed order."""
+    def _query_keys(self, sql: str, keys: Collection[bytes]) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query that ends in `IN`, queried for some keys at a time, in a fixed order."""
         ordered = sorted(keys)
         for start in range(0, len(ordered), KEYS_PER_QUERY):
             some = ordered[start : start + KEYS_PER_QUERY]

@@ -1,6 +1,6 @@
-"""The vault as a file: its schema, how it is made, locked, opened and checked, and what SQLite's errors mean.
+"""The vault's file: schema, creation, locking, opening and checks, and explanations of SQLite's errors.
 
-`homespun.runs.vault` reads and writes the rows. `docs/vault.md` has the layout and the promises.
+`homespun.runs.vault` reads and writes the rows. `docs/vault.md` has the layout and the guarantees.
 """
 
 from __future__ import annotations
@@ -23,52 +23,52 @@ from homespun.system.disk import open_file, refuse_link, sync
 VAULT_FILE = "vault.sqlite"
 LOCK_FILE = "vault.lock"
 SCHEMA_VERSION = 1
-APPLICATION_ID = 0x486D7370  # "Hmsp": `file vault.sqlite` shows whose database it is
+APPLICATION_ID = 0x486D7370  # "Hmsp": identifies the database, for instance to `file vault.sqlite`
 BUSY_TIMEOUT_S = 10.0
-LARGEST = 2**63 - 1  # of SQLite's integers
+MAX_INTEGER = 2**63 - 1  # of SQLite's integers
 
 SCHEMA = (
     "CREATE TABLE run (key TEXT PRIMARY KEY, value BLOB NOT NULL, sha256 BLOB NOT NULL)",
     "CREATE TABLE history (id INTEGER PRIMARY KEY, record BLOB NOT NULL, sha256 BLOB NOT NULL)",
     "CREATE TABLE private (id INTEGER PRIMARY KEY, user BLOB NOT NULL UNIQUE, round INTEGER NOT NULL,"
     " sha256 BLOB NOT NULL, data BLOB NOT NULL)",
-    # Who has a row, apart from the rows: a damaged key or index cannot pass for a user never seen.
+    # Lists the users that have a row, so that a damaged key or index is not mistaken for a new user.
     "CREATE TABLE known (user_sha256 BLOB PRIMARY KEY) WITHOUT ROWID",
     "CREATE TABLE quarantine (id INTEGER PRIMARY KEY, user BLOB NOT NULL, round, reason, at, data)",
 )
 
 DAMAGED = "The file is damaged or not a vault; nothing was deleted. Restore it from a copy."
-_NOT_YOURS = "Check that the file and its folder are yours and writable."
-_BUSY = "Another process is busy with it. Try again when it has ended."
+_NO_PERMISSION = "Check that the file and its folder are yours and writable."
+_BUSY = "Another process is using it. Try again when that process has ended."
 _REMEDIES = {
     sqlite3.SQLITE_FULL: "The last commit is intact. Make room on the disk, then run the same command again.",
-    sqlite3.SQLITE_TOOBIG: "One entry may have 1 GB at most; the last commit is intact.",
+    sqlite3.SQLITE_TOOBIG: "An entry can have at most 1 GB. The last commit is intact.",
     **dict.fromkeys((sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_ERROR), DAMAGED),
-    **dict.fromkeys((sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY), _NOT_YOURS),
+    **dict.fromkeys((sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY), _NO_PERMISSION),
     **dict.fromkeys((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED), _BUSY),
 }
-# The last two: what the sqlite3 module makes of a value over 2 GB, and of an error message quoting damage.
+# The last two: raised by the sqlite3 module for a value over 2 GB, and for an error message that quotes damaged text.
 FAILURES = (sqlite3.Error, OverflowError, UnicodeDecodeError)
 
 
 @dataclass(frozen=True)
 class Head:
-    """What the last commit left: its round, how many records there are, and which server state belongs to it."""
+    """The last commit: its round, the number of records, and the checksum of its server state."""
 
     round: int
     records: int
     state_sha256: str | None
-    commits: int = 0  # of whatever kind: a writer that finds another number is not the only one
+    commits: int = 0  # of any kind: a writer that finds another number is not the only one
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> Head:
-        """Raise a ValueError for anything but a head."""
+        """Raises ValueError if the text is not a head."""
         head = cls(**read_object(text))
         counts = (head.round, head.records, head.commits)
-        if any(type(count) is not int or not 0 <= count <= LARGEST for count in counts):
+        if any(type(count) is not int or not 0 <= count <= MAX_INTEGER for count in counts):
             raise ValueError("not a count")
         if not isinstance(head.state_sha256, str | None):
             raise ValueError("not a checksum")
@@ -76,7 +76,7 @@ class Head:
 
 
 def read_object(text: bytes) -> dict[str, Any]:
-    """A JSON object; a ValueError for anything else."""
+    """Parse a JSON object. Raises ValueError for anything else."""
     try:
         found = json.loads(text)
     except RecursionError:
@@ -87,27 +87,27 @@ def read_object(text: bytes) -> dict[str, Any]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The vault and the files that SQLite keeps beside it."""
+    """The vault and SQLite's files beside it."""
     return [path.with_name(path.name + end) for end in ("", "-wal", "-shm", "-journal")]
 
 
-def refuse_links(path: Path) -> None:
-    """SQLite opens its files by name, for readers too, and follows symbolic links."""
+def reject_links(path: Path) -> None:
+    """Raise if one of the files is a symbolic link: SQLite opens files by name, also for readers, and follows links."""
     for file in files_of(path):
         refuse_link(file)
 
 
-def close_to_others(path: Path) -> None:
-    """A copied or unpacked vault may arrive readable by others."""
+def restrict_permissions(path: Path) -> None:
+    """Make the files private to their owner: a copied or unpacked vault may be readable by others."""
     for file in files_of(path):
         with suppress(FileNotFoundError):
             file.chmod(0o600)
 
 
 def take_lock(folder: Path) -> BinaryIO:
-    """The run's lock, held while the returned file is open: the kernel frees it even after a kill -9.
+    """Take the run's lock, held while the returned file is open: the kernel releases it even after a kill -9.
 
-    The descriptor is close-on-exec, so that a worker process started meanwhile cannot keep it.
+    The descriptor is close-on-exec, so that a worker process started meanwhile does not inherit it.
     """
     file = open_file(folder / LOCK_FILE, mode=0o600)
     try:
@@ -128,27 +128,27 @@ def take_lock(folder: Path) -> BinaryIO:
 
 
 def create(path: Path, identity: str) -> None:
-    """Make the file under another name, then rename it: what bears the name is never half made."""
+    """Create the file under another name, then rename it, so that an incomplete file never has the vault's name."""
     log = path.with_name(path.name + "-wal")
-    if log.exists():  # SQLite would replay it, though it belongs to the missing file, into a new one
-        raise VaultError(f"{path}: missing, but its log {log.name} is there. Restore it, or move the log.")
+    if log.exists():  # it belongs to the missing file, but SQLite would replay it into a new one
+        raise VaultError(f"{path}: missing, but its log {log.name} exists. Restore the file, or move the log away.")
     new = path.with_name(path.name + ".new")
     _remove_half_made(new)
     try:
         # SQLite gives its -wal and -shm files the mode of the database, so none is ever readable by others.
         open_file(new, os.O_EXCL, mode=0o600).close()
         with closing(connect(new, read_only=False)) as db:
-            _fill(db, identity, token=f"{path.parent.resolve()} {secrets.token_hex(8)}")
+            _write_schema(db, identity, token=f"{path.parent.resolve()} {secrets.token_hex(8)}")
         os.replace(new, path)
     except sqlite3.Error as error:
-        raise explained(path, error) from error
+        raise explain(path, error) from error
     finally:
         with suppress(OSError):
-            _remove_half_made(new)  # all of it, or what SQLite could not remove when it closed the file
+            _remove_half_made(new)  # all files, or those that SQLite could not remove when it closed the database
     sync(path.parent)
 
 
-def _fill(db: sqlite3.Connection, identity: str, *, token: str) -> None:
+def _write_schema(db: sqlite3.Connection, identity: str, *, token: str) -> None:
     db.execute("PRAGMA journal_mode=WAL")
     db.execute("BEGIN")
     for statement in SCHEMA:
@@ -159,8 +159,8 @@ def _fill(db: sqlite3.Connection, identity: str, *, token: str) -> None:
     db.execute(f"PRAGMA application_id={APPLICATION_ID}")
     db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
     db.execute("COMMIT")
-    # All of it is in the log until now, which the rename would leave behind. Closing would move it to the file as well,
-    # but a full disk then goes unreported.
+    # Until now everything is in the log, which the rename would leave behind. Closing would also move it to the file,
+    # but would not report a full disk.
     [(busy, _, _)] = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     if busy:
         raise sqlite3.OperationalError("a new vault is in use by another process")
@@ -174,46 +174,46 @@ def _remove_half_made(new: Path) -> None:
 def connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
     mode = "ro" if read_only else "rw"
     if read_only and not os.access(path.parent, os.W_OK) and not path.with_name(path.name + "-wal").exists():
-        mode = "ro&immutable=1"  # on a read-only disk SQLite cannot make the files that readers share
+        mode = "ro&immutable=1"  # on a read-only disk SQLite cannot create the files that readers share
     try:
         uri = f"{path.absolute().as_uri()}?mode={mode}"
         db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_S)
     except sqlite3.Error as error:
-        raise explained(path, error) from error
-    db.text_factory = bytes  # a damaged text is then a failed checksum, not a decoding error
+        raise explain(path, error) from error
+    db.text_factory = bytes  # so that damaged text fails its checksum instead of its decoding
     return db
 
 
 def check_file(db: sqlite3.Connection, path: Path, *, read_only: bool) -> None:
-    """Raise unless this is a vault that this version can read; then set what SQLite forgets at close.
+    """Raise unless this is a vault that this version can read, and set the pragmas that SQLite does not store.
 
-    Views, triggers and columns that run functions are refused with everything else that differs from the schema, and
-    nothing of them has run by then.
+    Any difference from the schema is rejected. This includes views, triggers and columns that would run functions; none
+    of them runs before the check.
     """
 
-    def ask(sql: str) -> list[tuple[Any, ...]]:
+    def query(sql: str) -> list[tuple[Any, ...]]:
         try:
             return db.execute(sql).fetchall()
         except FAILURES as error:
-            raise explained(path, error) from error
+            raise explain(path, error) from error
 
     for setting in ("synchronous=FULL", "secure_delete=ON", "cell_size_check=ON", "trusted_schema=OFF"):
-        ask(f"PRAGMA {setting}")
-    if ask("PRAGMA application_id") != [(APPLICATION_ID,)]:
+        query(f"PRAGMA {setting}")
+    if query("PRAGMA application_id") != [(APPLICATION_ID,)]:
         raise VaultError(f"{path}: {DAMAGED}")
-    [(version,)] = ask("PRAGMA user_version")
+    [(version,)] = query("PRAGMA user_version")
     if version != SCHEMA_VERSION:
         raise VaultError(
             f"{path}: has schema {version}, but this homespun reads schema {SCHEMA_VERSION}. "
             "Upgrade homespun, or use the version that wrote it."
         )
-    if sorted(ask(_LISTED), key=repr) != _expected_schema():
+    if sorted(query(_SCHEMA_QUERY), key=repr) != _expected_schema():
         raise VaultError(f"{path}: its schema is not that of a vault. {DAMAGED}")
     if not read_only:
-        ask("PRAGMA journal_mode=WAL")
+        query("PRAGMA journal_mode=WAL")
 
 
-_LISTED = "SELECT type, name, tbl_name, sql FROM sqlite_master"
+_SCHEMA_QUERY = "SELECT type, name, tbl_name, sql FROM sqlite_master"
 
 
 @cache
@@ -222,13 +222,13 @@ def _expected_schema() -> list[tuple[Any, ...]]:
         db.text_factory = bytes
         for statement in SCHEMA:
             db.execute(statement)
-        return sorted(db.execute(_LISTED).fetchall(), key=repr)
+        return sorted(db.execute(_SCHEMA_QUERY).fetchall(), key=repr)
 
 
-def explained(path: Path, error: Exception) -> VaultError:
-    """What SQLite said, and what to do about it."""
-    instead = {OverflowError: sqlite3.SQLITE_TOOBIG, UnicodeDecodeError: sqlite3.SQLITE_CORRUPT}
-    code = getattr(error, "sqlite_errorcode", instead.get(type(error), -1))
+def explain(path: Path, error: Exception) -> VaultError:
+    """An error with SQLite's message and a remedy."""
+    codes = {OverflowError: sqlite3.SQLITE_TOOBIG, UnicodeDecodeError: sqlite3.SQLITE_CORRUPT}
+    code = getattr(error, "sqlite_errorcode", codes.get(type(error), -1))
     remedy = _REMEDIES.get(code & 0xFF, "The last commit is intact.")  # the low byte is the kind of error
     return VaultError(f"{path}: {error}. {remedy}")
 
@@ -238,7 +238,7 @@ def put(db: sqlite3.Connection, *, key: str, value: bytes) -> None:
 
 
 def digest(*parts: object) -> bytes:
-    """sha256 of the parts and of where each ends; whatever a damaged file gives back can be digested."""
+    """SHA-256 of the parts and their lengths. Parts may have any type, since a damaged file may return any."""
     found = hashlib.sha256()
     for part in parts:
         data = part if isinstance(part, bytes) else repr(part).encode()

@@ -1,4 +1,4 @@
-"""Entries of a vault: users' ids as bytes, and what is said of a row."""
+"""Entries of a vault: encoding of user ids, and descriptions of rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Quarantined:
-    """A private row that failed its checksum, as it was found."""
+    """A private row that failed its checksum, unchanged."""
 
     user: str
     round: int | None  # None: damaged
@@ -27,28 +27,28 @@ class Quarantined:
     data: bytes
 
 
-def user_key(user: str) -> bytes:
-    """A user's id as bytes, one to one: as SQLite text a NUL or a lone surrogate would not survive."""
+def encode_user(user: str) -> bytes:
+    """A user's id as bytes, one to one. SQLite's text type would not preserve a NUL or a lone surrogate."""
     if not user:
-        raise VaultError("a user id is empty. Any other text is legal.")
+        raise VaultError("a user id is empty. Any other text is allowed.")
     return user.encode("utf-8", "surrogatepass")
 
 
-def user_of(key: object) -> str:
+def decode_user(key: object) -> str:
     try:
-        return bytes_of(key).decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:  # a damaged key must still be listed
-        return bytes_of(key).decode("utf-8", "backslashreplace")
+        return as_bytes(key).decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:  # a damaged key is listed too
+        return as_bytes(key).decode("utf-8", "backslashreplace")
 
 
-def bytes_of(found: object) -> bytes:
-    """SQLite keeps no types: what should be bytes may be anything in a damaged or forged file."""
+def as_bytes(found: object) -> bytes:
+    """SQLite does not enforce types: in a damaged or forged file a value may have any type."""
     return found if isinstance(found, bytes) else repr(found).encode()
 
 
-def number_of(found: object) -> int | None:
+def as_integer(found: object) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def quoted(user: str) -> str:
+def quote_user(user: str) -> str:
     return repr(user) if len(user) <= 100 else f"{user[:100]!r}... ({len(user)} characters)"

@@ -20,7 +20,7 @@ from homespun.engines.loop import LoopTrainer
 from homespun.engines.simulation import SimulationEngine
 from homespun.engines.staging import MemoryClients
 from homespun.runs.open_run import task_of
-from homespun.runs.prototypes import prototypical_users
+from homespun.runs.prototypes import make_prototypical_users
 from homespun.runs.round import run_round
 from homespun.system.method_loading import load_method, method_module
 
@@ -84,7 +84,7 @@ def run_rounds(
     store = MemoryClients(built, clients or subject.clients, seed=SEED)
     transforms = Transforms((*built.method.transforms, *more))
     engine = SimulationEngine(built, store, make_trainer(built, transforms), built.method.scoring, SEED, transforms)
-    server_users = prototypical_users(built, subject.federation, seed=SEED)
+    server_users = make_prototypical_users(built, subject.federation, seed=SEED)
     for _ in range(rounds):
         state, _ = run_round(
             built, engine, state, list(store.clients), transforms=transforms, server_users=server_users

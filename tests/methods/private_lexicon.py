@@ -1,4 +1,4 @@
-"""FURL whose users also have words of their own: integers, of another number for each user, that nobody trains."""
+"""FURL with a private lexicon: integers that are not trained, whose number differs between users."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ SMALL = furl.SMALL
 
 class Settings(furl.Settings):
     alike: bool = False
-    """Whether all users have as many words."""
+    """Whether all users have the same number of words."""
 
 
 def method(settings, task):
