@@ -158,3 +158,10 @@ def test_a_file_without_a_method_is_rejected(tmp_path):
     (tmp_path / "empty.py").write_text("x = 1")
     with pytest.raises(MethodError, match="Settings, method missing"):
         load_method(str(tmp_path / "empty.py"), {}, Task())
+
+
+def test_a_setting_that_the_run_has_too_is_found_by_the_check(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(OWN.format(change="pass").replace("Settings = furl.Settings", "class Settings(furl.Settings):\n    rounds: int = 3"))
+    with pytest.raises(MethodError, match="rounds is a setting of the run already"):
+        check_method(str(path))

@@ -526,7 +526,7 @@ def test_nan_in_statistics_and_weights_does_not_stop_a_round():
 
 
 def test_privacy_is_rejected_for_training_on_one_server(tmp_path):
-    with pytest.raises(SettingsError, match=r"central trains on one server.*take a federated method"):
+    with pytest.raises(SettingsError, match=r"central trains on one server.*use a federated method"):
         opened(tmp_path, method="central")
 
 

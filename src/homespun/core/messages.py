@@ -40,9 +40,20 @@ class Rows:
         )
 
 
-@dataclass(frozen=True)
+def _sizes(**trees: Tree) -> str:
+    """How many numbers each tree has; a message never prints its tensors."""
+    counts = {name: sum(value.numel() for value in one.values()) for name, one in trees.items() if one}
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items()) or "no"
+
+
+@dataclass(frozen=True, repr=False)
 class Broadcast:
-    """What the server sends to every client of a cohort."""
+    """What the server sends to every client of a cohort.
+
+    Example:
+        >>> Broadcast(3, federated={"w": torch.zeros(2)}, keyed={}).parameters
+        {'w': tensor([0., 0.])}
+    """
 
     round: int
     federated: Tree
@@ -53,6 +64,10 @@ class Broadcast:
     def parameters(self) -> dict[str, Tensor]:
         """All parameters in it, by name."""
         return {**self.federated, **self.keyed, **self.server}
+
+    def __repr__(self) -> str:
+        sizes = _sizes(federated=self.federated, keyed=self.keyed, server=self.server)
+        return f"<Broadcast of round {self.round}: {sizes} numbers>"
 
 
 @dataclass(frozen=True)
@@ -66,9 +81,15 @@ class Candidate:
 METRICS = ("loss", "examples")  # every update has exactly these
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Update:
-    """What clients upload, summed over `clients`: weight times delta, metrics, and declared statistics."""
+    """What clients upload, summed over `clients`: weight times delta, metrics, and declared statistics.
+
+    Example:
+        >>> one = Update(0, {"w": torch.tensor([2.0])}, {}, {"loss": 1.0, "examples": 2.0}, weight=2.0, clients=1)
+        >>> (one + one).federated["w"], (one + one).clients
+        (tensor([4.]), 2)
+    """
 
     round: int
     federated: Tree
@@ -80,6 +101,11 @@ class Update:
     best: Mapping[str, Candidate] = field(default_factory=dict)  # the only part that is not a sum
     # Standard deviation of the noise on each number, by the name of a parameter or statistic; set by the server
     noise: Mapping[str, float] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        rows = {name: rows.values for name, rows in self.keyed.items()}
+        sizes = _sizes(federated=self.federated, keyed=rows, statistics=self.statistics)
+        return f"<Update of round {self.round}, {self.clients} clients: {sizes} numbers>"
 
     def __add__(self, other: Update) -> Update:
         if self.round != other.round:
@@ -104,9 +130,14 @@ def _select_best(one: Mapping[str, Candidate], other: Mapping[str, Candidate]) -
     return {**one, **better}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ServerState:
-    """The server's state between rounds."""
+    """The server's state between rounds.
+
+    Example:
+        >>> ServerState(3, federated={"w": torch.zeros(2)}, keyed={}).broadcast().round
+        3
+    """
 
     round: int
     federated: Tree
@@ -116,6 +147,10 @@ class ServerState:
 
     def broadcast(self) -> Broadcast:
         return Broadcast(self.round, self.federated, self.keyed, self.server)
+
+    def __repr__(self) -> str:
+        sizes = _sizes(federated=self.federated, keyed=self.keyed, server=self.server, optimizer=self.optimizer)
+        return f"<ServerState after {self.round} rounds: {sizes} numbers>"
 
 
 def require_valid(

@@ -87,7 +87,13 @@ class Phase:
 @dataclass(frozen=True)
 class LocalView:
     """What an `Assign` phase computes private parameters from. For many clients at once, everything except frozen
-    parameters has a leading client axis."""
+    parameters has a leading client axis.
+
+    Example:
+        >>> view = LocalView(lambda *_: None, {}, {"x": torch.ones(3)}, lambda values: values.mean(dim=-1))
+        >>> float(view.mean(view.batch["x"]))
+        1.0
+    """
 
     predict: Predict
     parameters: Tree
@@ -98,7 +104,12 @@ class LocalView:
 @dataclass(frozen=True)
 class Assign:
     """A local step that is not a gradient step: it computes new values of private parameters from all examples of a
-    client, for instance the direction of a user's gradient in PFedKM."""
+    client, for instance the direction of a user's gradient in PFedKM.
+
+    Example:
+        >>> Assign(("user.mean",), lambda view: {"user.mean": view.batch["x"].mean(dim=-2)}).names
+        ('user.mean',)
+    """
 
     names: tuple[str, ...]
     compute: Callable[[LocalView], Tree]
@@ -110,7 +121,12 @@ LocalPhase: TypeAlias = Phase | Assign
 
 @dataclass(frozen=True)
 class Task:
-    """What a method needs to know about the data before training."""
+    """What a method needs to know about the data before training.
+
+    Example:
+        >>> Task(classes=2, population=400).contexts
+        0
+    """
 
     classes: int = 0
     population: int = 0
@@ -125,7 +141,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Window:
-    """How much of a text a method reads; the rest is cut."""
+    """How much of a text a method reads; the rest is cut.
+
+    Example:
+        >>> window = Window("length", 40, unit="characters", sizes=lambda texts: [len(text) for text in texts])
+        >>> window.sizes(["four"])
+        [4]
+    """
 
     setting: str  # name of the setting that sets the length
     length: int
@@ -136,7 +158,12 @@ class Window:
 @dataclass(frozen=True)
 class Artefact:
     """An input of runs that was made before, for instance a base model. Its fingerprint is part of a run's identity;
-    its name locates it on this machine."""
+    its name locates it on this machine.
+
+    Example:
+        >>> Artefact("base_model", "tiny", fingerprint="ab12").kind
+        'base model'
+    """
 
     setting: str  # the method's setting that names it
     name: str
@@ -160,7 +187,14 @@ def no_private(generator: torch.Generator, broadcast: Broadcast) -> dict[str, Te
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The network, the roles of its parameters, and its inputs."""
+    """The network, the roles of its parameters, and its inputs.
+
+    Example:
+        >>> from torch import nn
+        >>> spec = ModelSpec(build=lambda: nn.Linear(4, 2), roles=[("*", Role.FEDERATED)], encode=lambda examples: {})
+        >>> spec.reads, spec.keys
+        ('texts', {})
+    """
 
     build: Callable[[], nn.Module]
     roles: Rules  # globs to roles, first match wins
@@ -181,7 +215,14 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """A client's training in a round, and the statistics it discloses."""
+    """A client's training in a round, and the statistics it discloses.
+
+    Example:
+        >>> phase = Phase(trains={"*": Sgd(0.1)}, batch=8, epochs=1)
+        >>> local = LocalTraining(loss=lambda predict, parameters, batch: predict(parameters, batch), phases=(phase,))
+        >>> local.client_weight(20)
+        20.0
+    """
 
     loss: Loss
     phases: tuple[LocalPhase, ...]
@@ -197,7 +238,16 @@ class LocalTraining:
 
 @dataclass(frozen=True)
 class Method:
-    """A method: its model, local training, server rule, personalization and scoring. See docs/your-first-method.md."""
+    """A method: its model, local training, server rule, personalization and scoring. See docs/your-first-method.md.
+
+    Example:
+        >>> from homespun.methods import fedavg
+        >>> made = fedavg.method(fedavg.Settings(), Task(classes=2))
+        >>> made
+        <Method fedavg, version 1>
+        >>> made.model.roles[0]
+        ('characters.*', <Role.FEDERATED: 'federated'>)
+    """
 
     name: str
     version: int  # incremented when results may change

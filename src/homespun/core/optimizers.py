@@ -12,7 +12,12 @@ from typing import TypeAlias
 
 @dataclass(frozen=True)
 class Sgd:
-    """`torch.optim.SGD`; weight decay adds weight_decay * w to the gradient."""
+    """`torch.optim.SGD`; weight decay adds weight_decay * w to the gradient.
+
+    Example:
+        >>> Sgd(0.1, momentum=0.9)
+        Sgd(lr=0.1, momentum=0.9, weight_decay=0.0)
+    """
 
     lr: float
     momentum: float = 0.0
@@ -21,7 +26,12 @@ class Sgd:
 
 @dataclass(frozen=True)
 class Adam:
-    """`torch.optim.Adam`; weight decay adds weight_decay * w to the gradient, and so to both moments."""
+    """`torch.optim.Adam`; weight decay adds weight_decay * w to the gradient, and so to both moments.
+
+    Example:
+        >>> Adam(0.001).eps
+        1e-08
+    """
 
     lr: float
     beta1: float = 0.9
@@ -32,7 +42,12 @@ class Adam:
 
 @dataclass(frozen=True)
 class AdamW:
-    """`torch.optim.AdamW`; weight decay multiplies w by 1 - lr * weight_decay before the step."""
+    """`torch.optim.AdamW`; weight decay multiplies w by 1 - lr * weight_decay before the step.
+
+    Example:
+        >>> AdamW(0.001).weight_decay
+        0.01
+    """
 
     lr: float
     beta1: float = 0.9

@@ -21,7 +21,13 @@ from homespun.core.tree import Tree
 
 @dataclass(frozen=True)
 class Home:
-    """The input of personalization: a client's examples, its parameters, and training functions of the engine."""
+    """The input of personalization: a client's examples, its parameters, and training functions of the engine.
+
+    Example:
+        >>> home = Home("ada", {"w": torch.ones(1)}, {}, torch.Generator(), lambda *given: {}, lambda *given: None)
+        >>> home.user
+        'ada'
+    """
 
     user: str
     parameters: Tree  # shared, frozen and private
@@ -35,7 +41,15 @@ class Home:
 
 class Personalization:
     """A function from a `Home` to the client's personalized parameters. The client keeps the private ones, and copies
-    of the shared ones that changed."""
+    of the shared ones that changed.
+
+    Example:
+        >>> class Zero(Personalization):
+        ...     def __call__(self, home):
+        ...         return {**home.parameters, "user.embedding": torch.zeros(4)}
+        >>> Zero().adapts
+        True
+    """
 
     phases: Sequence[Any] = ()  # the gradient steps at its end
     generates: bool = False  # private parameters are generated from a text each time, even an empty one
@@ -51,6 +65,11 @@ class Personalization:
 
 @dataclass(frozen=True)
 class GradientSteps(Personalization):
+    """Example:
+    >>> GradientSteps().adapts  # without phases nothing is learned
+    False
+    """
+
     phases: Sequence[Any] = ()  # of type `Phase`; engines run them for many clients at once
 
     @property
@@ -64,7 +83,12 @@ class GradientSteps(Personalization):
 @dataclass(frozen=True)
 class Generated(Personalization):
     """`generate` computes parameters that replace private ones or, as the client's own copy, shared ones. It must also
-    work without examples."""
+    work without examples.
+
+    Example:
+        >>> Generated(lambda parameters, data: {"user.embedding": torch.zeros(4)}).generates
+        True
+    """
 
     generate: Callable[[Tree, dict[str, Tensor]], Tree]
     phases: Sequence[Any] = ()

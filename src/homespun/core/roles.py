@@ -14,6 +14,11 @@ from homespun.core.tree import Tree
 
 
 class Role(Enum):
+    """Example:
+    >>> [role.value for role in Role]
+    ['frozen', 'federated', 'keyed', 'server', 'private']
+    """
+
     FROZEN = "frozen"  # built by every process, never changed
     FEDERATED = "federated"  # held by the server; broadcast every round, uploaded as a delta
     KEYED = "keyed"  # held by the server, one row per key; uploaded as deltas of rows

@@ -31,7 +31,18 @@ class Evaluation(Protocol):
 
 
 class Scoring:
-    """How a method is evaluated: by labels or token losses, for instance. A method may define its own subclass."""
+    """How a method is evaluated: by labels or token losses, for instance. A method may define its own subclass.
+
+    Example:
+        >>> class Hits(Scoring):
+        ...     def score(self, data, output):
+        ...         return {"hits": (output.argmax(dim=1) == data["label"]).sum().numpy()}
+        ...     def summarize(self, counts):
+        ...         return sum(int(one["hits"]) for one in counts)
+        >>> data, output = {"label": torch.tensor([0, 1])}, torch.tensor([[2.0, 1.0], [3.0, 1.0]])
+        >>> Hits().summarize([Hits().score(data, output)])
+        1
+    """
 
     k_shot: ClassVar[tuple[int | None, ...]] = (0, 1, 5, 20, None)  # numbers of examples that users adapt to; None: all
     scored_part: ClassVar[Part] = "test"  # the part that final evaluations score

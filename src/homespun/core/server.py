@@ -46,7 +46,14 @@ ServerName: TypeAlias = Literal["fedavg", "fedadam"]
 
 @dataclass(frozen=True)
 class FedAvg:
-    """w <- w + lr * (sum of c_i delta_i / sum of c_i)."""
+    """w <- w + lr * (sum of c_i delta_i / sum of c_i).
+
+    Example:
+        >>> state = ServerState(0, federated={"w": torch.tensor([1.0])}, keyed={})
+        >>> update = Update(0, {"w": torch.tensor([6.0])}, {}, {"loss": 0.0, "examples": 3.0}, weight=3.0, clients=2)
+        >>> FedAvg()(state, update).federated["w"]
+        tensor([3.])
+    """
 
     lr: float = 1.0
     row_denominator: RowDenominator = "cohort"
@@ -70,6 +77,12 @@ class FedAdam:
 
     Two options of `torch.optim.Adam` that the paper does not have: `weight_decay` subtracts weight_decay * w from the
     mean delta, which is minus a gradient; `bias_correction` divides the moments by 1 - beta^t after t steps.
+
+    Example:
+        >>> state = ServerState(0, federated={"w": torch.tensor([1.0])}, keyed={})
+        >>> update = Update(0, {"w": torch.tensor([1.0])}, {}, {"loss": 0.0, "examples": 1.0}, weight=1.0, clients=1)
+        >>> FedAdam(lr=0.1)(state, update).federated["w"]
+        tensor([1.0990])
     """
 
     lr: float = 0.01

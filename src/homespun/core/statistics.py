@@ -24,7 +24,13 @@ from homespun.core.tree import Tree
 
 @dataclass(frozen=True)
 class Sum:
-    """The sum over clients of weight times value."""
+    """The sum over clients of weight times value.
+
+    Example:
+        >>> count = Sum(lambda trained, generator: torch.ones(1), label="that the client took part")
+        >>> count.compute({}, torch.Generator())
+        tensor([1.])
+    """
 
     compute: Callable[[Tree, torch.Generator], Tensor]  # from a client's parameters after local training
     label: str  # shown in reports and notices
@@ -32,7 +38,13 @@ class Sum:
 
 @dataclass(frozen=True)
 class Best:
-    """The value of the client with the highest score. Scores are at most 0."""
+    """The value of the client with the highest score. Scores are at most 0.
+
+    Example:
+        >>> best = Best(lambda trained: trained["w"], lambda trained: -float(trained["w"].norm()), "the shortest w")
+        >>> best.score({"w": torch.tensor([3.0, 4.0])})
+        -5.0
+    """
 
     compute: Callable[[Tree], Tensor]
     score: Callable[[Tree], float]
@@ -43,7 +55,12 @@ class Best:
 class Stack:
     """One row per user that the server itself holds, for instance FedEmbed's prototypical users. In every round the
     server trains each of them with its row as the private parameter `parameter`; the trained rows are the statistic.
-    Clients do not take part."""
+    Clients do not take part.
+
+    Example:
+        >>> Stack("user.embedding").parameter
+        'user.embedding'
+    """
 
     parameter: str
     label: str = ""

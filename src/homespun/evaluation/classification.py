@@ -71,7 +71,14 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class LabelScoring(Scoring):
-    """Scores logits against labels: accuracy, loss, AUC for two labels, macro-F1 if sub-populations are known."""
+    """Scores logits against labels: accuracy, loss, AUC for two labels, macro-F1 if sub-populations are known.
+
+    Example:
+        >>> scoring = LabelScoring(classes=3)
+        >>> data, output = {"label": torch.tensor([0, 1])}, torch.tensor([[2.0, 1.0, 0.0], [3.0, 1.0, 0.0]])
+        >>> scoring.summarize([scoring.score(data, output)]).headline
+        ('accuracy', 0.5)
+    """
 
     classes: int
     metric: Literal["accuracy", "auc", "f1"] | None = None  # the headline; None: AUC for two labels, else accuracy

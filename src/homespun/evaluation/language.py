@@ -91,7 +91,14 @@ def summarize(losses: Sequence[np.ndarray], lengths: Sequence[np.ndarray]) -> Te
 @dataclass(frozen=True)
 class TokenScoring(Scoring):
     """Scores every token after the first three of an utterance by its loss. Half of the test part is reserved for
-    adaptation."""
+    adaptation.
+
+    Example:
+        >>> scoring = TokenScoring()
+        >>> data, losses = {"length": torch.tensor([4])}, torch.zeros(1, 4)
+        >>> scoring.summarize([scoring.score(data, losses)]).headline
+        ('perplexity', 1.0)
+    """
 
     k_shot = (0, 1, 5, 15, None)
     scored_part = "scored"

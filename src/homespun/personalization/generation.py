@@ -75,6 +75,11 @@ def generate(
 
     `user` and `context` are names or unambiguous parts of names. Without a user, the parameters are those of a new
     user. `sampling` are the fields of `Sampling`.
+
+    Example:
+        >>> with train("fedperc", load("sotu", since=2000), rounds=1, cohort=1, local_steps=1, workers=0) as run:
+        ...     len(generate(run, "We must", user=run.federation.users[0], context="spoken", max_tokens=2))
+        1
     """
     return continue_text(find_personal_model(run, user=user, context=context), prompt, **sampling)
 

@@ -87,6 +87,12 @@ def personalize(
 
     This takes `steps` gradient steps (None: as in the run's settings) or, with `generated`, one pass of the method's
     generator. Nothing is uploaded, the shared model does not change, and the vault is not written.
+
+    Example:
+        >>> with train("furl", load("dialects", users=12), rounds=1, workers=0) as run:
+        ...     ada = personalize(run, "ada", ["mepu basi", "tolo rani"], labels=["label-0", "label-3"])
+        ...     sorted(ada.private)
+        ['user.embedding']
     """
     require_text_method(run)
     engine = build_local_engine(run, steps=steps, generated=generated)

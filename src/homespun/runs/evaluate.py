@@ -22,6 +22,11 @@ def evaluate(run: Run, part: Part = "test") -> AnyEvaluation:
     """Evaluate the run's model on its participants, each with their own private parameters.
 
     Progress is reported to the run's `progress`.
+
+    Example:
+        >>> with train("furl", load("dialects", users=12), rounds=2, workers=0) as run:
+        ...     evaluate(run).headline[0]
+        'accuracy'
     """
     if run.method.personalize.generates and part == "train":
         raise SettingsError(

@@ -45,7 +45,14 @@ LENGTH_SETTINGS = {"rounds", "epochs"}  # alternatives: setting one replaces the
 
 def load(source: Any, *, columns: Columns = DEFAULT_COLUMNS, **settings: Any) -> Federation:
     """Load a built-in corpus by name, a file, or data in memory: a list of dicts, a pandas frame, a pyarrow table or a
-    Hugging Face data set. For instance `load("dialects", users=200)`."""
+    Hugging Face data set. For instance `load("dialects", users=200)`.
+
+    Example:
+        >>> load("dialects", users=12)
+        <Federation dialects: 12 users, 8 labels>
+        >>> load([{"user": "ada", "text": "hello", "label": "greeting"}]).users[0]
+        'ada'
+    """
     if not isinstance(source, str | os.PathLike):
         return load_federation(source, columns=columns, settings=settings)
     named = {name: value for name, value in asdict(columns).items() if value != getattr(DEFAULT_COLUMNS, name)}
@@ -122,6 +129,11 @@ def train(
 
     `progress` is called with the progress of training and, afterwards, of other long work on the run, such as
     `evaluate(run)`. For instance `progress=print`.
+
+    Example:
+        >>> with train("fedavg", load("dialects", users=12), rounds=2, workers=0) as run:
+        ...     run
+        <Run of fedavg on dialects/participants: 12 users, round 2>
     """
     run = prepare(method, as_federation(data, columns), folder=folder, settings=settings, progress=progress)
     for event in train_and_evaluate(run):
@@ -174,6 +186,14 @@ def reopen(
     A folder may come from anyone. A method file that it names runs only if you trained with it on this machine, and a
     data set or base model of the Hugging Face hub is fetched only if you used it before, or if you name it in `trust`.
     `progress` is called with the progress of long work on the run.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     train("fedavg", load("dialects", users=12), rounds=1, workers=0, folder=folder).close()
+        ...     with reopen(folder) as run:
+        ...         run.state.round
+        1
     """
     with vouched_for(trust):
         return _reopen(folder, federation, read_only=read_only, progress=progress)

@@ -119,7 +119,13 @@ class ContractReport:
 
 @named_by_user()
 def check_method(origin: str, settings: Mapping[str, Any] | None = None) -> ContractReport:
-    """Run all checks on a method; raise `MethodError` with every check that fails."""
+    """Run all checks on a method; raise `MethodError` with every check that fails.
+
+    Example:
+        >>> report = check_method("fedavg")
+        >>> "wire" in report.passed
+        True
+    """
     subject = make_subject(origin, settings or {})
     failed: list[str] = []
     passed = ["roles"]  # checked when the method was built

@@ -22,6 +22,7 @@ from homespun.engines.staging import MemoryClients
 from homespun.runs.open_run import task_of
 from homespun.runs.prototypes import make_prototypical_users
 from homespun.runs.round import run_round
+from homespun.runs.training import separate_settings
 from homespun.system.method_loading import load_method, method_module
 
 SIZES = (1, 3, 8, 17, 20, 500)  # examples per user: one, partial last batches, very many
@@ -44,6 +45,7 @@ class Subject:
 
 
 def make_subject(origin: str, settings: Mapping[str, Any]) -> Subject:
+    separate_settings(origin, settings)  # a name that the run has too could not be set
     small = getattr(method_module(origin), "SMALL", {})
     corpus = getattr(
         method_module(settings.get("base_method", origin)), "CORPUS", {"source": "dialects", "users": USERS}
