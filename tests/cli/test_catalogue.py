@@ -67,7 +67,7 @@ def test_printed_lists(monkeypatch):
     assert found["method"] == "furl" and list(found["settings"]) == ["method", "run", "privacy"]
     assert found["settings"]["run"][2] == {
         "name": "cohort", "default": 10, "allowed": "integer > 0 or all", "paper": 10, "required": False,
-        "meaning": "Clients in a round; with sampler = poisson, on average.",
+        "meaning": "Clients in a round; with sampler = poisson, the mean number.",
     }  # fmt: skip
     printed = CliRunner().invoke(app, ["data", "settings", "dialects"]).output
     assert "  noise = 0.1  [number from 0 to 1]\n" in printed

@@ -176,5 +176,5 @@ def test_train_takes_columns_for_rows_alone() -> None:
     columns = Columns(user="who", text="said")
     with homespun.train("furl", rows, columns=columns, **SMALL) as run:
         assert len(run.federation.users) == 3
-    with pytest.raises(SettingsError, match="columns: a federation has its own"):
+    with pytest.raises(SettingsError, match="columns: a federation is loaded already"):
         homespun.train("furl", homespun.load(rows, columns=columns), columns=columns, **SMALL)
