@@ -162,6 +162,10 @@ def test_a_file_without_a_method_is_rejected(tmp_path):
 
 def test_a_setting_that_the_run_has_too_is_found_by_the_check(tmp_path):
     path = tmp_path / "own.py"
-    path.write_text(OWN.format(change="pass").replace("Settings = furl.Settings", "class Settings(furl.Settings):\n    rounds: int = 3"))
+    path.write_text(
+        OWN.format(change="pass").replace(
+            "Settings = furl.Settings", "class Settings(furl.Settings):\n    rounds: int = 3"
+        )
+    )
     with pytest.raises(MethodError, match="rounds is a setting of the run already"):
         check_method(str(path))

@@ -78,10 +78,7 @@ def test_it_starts_from_an_artefact_of_the_run(corpus, tmp_path):
     with train(TOY, corpus, folder=tmp_path / "run", workers=0, start=str(start), **SETTINGS) as run:
         assert torch.equal(run.built.start().federated["words.weight"], torch.ones(8, 24))
     save_file({"words.weight": torch.zeros(8, 24), "words.bias": torch.zeros(8)}, start)
-    with (
-        pytest.raises(RunError, match=r"the start '.*' is not the one that this run was trained with"),
-        vouched_for([TOY]),
-    ):
+    with pytest.raises(RunError, match=r"the start '.*' is not the one that this run"), vouched_for([TOY]):
         train(TOY, corpus, folder=tmp_path / "run", workers=0, start=str(start), **{**SETTINGS, "rounds": 5})
 
 
