@@ -47,8 +47,8 @@ def perplexities(run: Run, pace: float) -> list[float]:
     found = []
     for count in COUNTS:
         draws = {user: seeds.numpy_generator(run.settings.seed, "samples", user) for user in users}
-        homes = [Client(user, private[user], k_shot(parts[user][0], count, draw=draws[user])) for user in users]
-        learned: dict[str, Tree] = dict(engine.train(broadcast, homes, mode="personalize").private)
+        clients = [Client(user, private[user], k_shot(parts[user][0], count, draw=draws[user])) for user in users]
+        learned: dict[str, Tree] = dict(engine.train(broadcast, clients, mode="personalize").private)
         clients = [Client(user, learned[user], parts[user][1]) for user in users]
         counts = score_clients(run.scoring, engine, broadcast, clients)
         found.append(float(np.exp(run.scoring.summarize(list(counts.values())).loss)))

@@ -128,7 +128,7 @@ def _head_count(settings: Settings, task: Task) -> int:
 
 
 def _kinds(settings: Settings, task: Task) -> int:
-    """Outputs of the k-way head; 0: there is none."""
+    """Outputs of the k-way head; 0 if there is no such head."""
     return task.contexts if settings.kinds_head else 0
 
 
