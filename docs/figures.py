@@ -98,7 +98,7 @@ def by_samples(panels: Sequence[tuple[str, Table]]) -> str:
         left, right = MARGIN + number * (PANEL + 20), number * (PANEL + 20) + PANEL
         places = np.linspace(left, right, len(table.columns) - 1).tolist()
         parts += [
-            _text(left, top - 16, title, size=13),
+            _text(left, top - 16, f"{title}: perplexity by number of own samples", size=13),
             f'<path d="M{left} {top}V{bottom}H{right}" fill="none" stroke="#888"/>',
             *(_text(left - 6, up(value) + 4, f"{value:.0f}", anchor="end") for value in (low, high)),
             *(
