@@ -19,6 +19,27 @@ def test_the_page_shows_the_file():
     assert [block for block in blocks if block not in code] == []
 
 
+def test_the_table_is_that_of_the_record(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    import records
+
+    found = records.comparison("first-method")
+    ours, one = (found["configurations"][key]["summary"] for key in ("fedper", "fedavg"))
+    own = found["controls"]["summary"]["own_majority"]
+
+    def text(spread):
+        return f"{100 * spread['value']['mean']:.1f} ± {100 * spread['value']['std']:.1f} %"
+
+    rows = [
+        [text(ours["test"]), text(ours["newcomers"]["5"]), text(ours["newcomers"]["all"])],
+        [text(one["test"]), *[text(one["newcomers"]["0"])] * 2],  # nothing is personalized
+        [text(own)],
+    ]
+    page = PAGE.read_text(encoding="utf-8")
+    assert [row for row in rows if f"| {' | '.join(row)} |" not in page] == []
+
+
 @pytest.mark.system
 def test_the_example_keeps_the_contract():
     assert "wire" in check_method(str(EXAMPLE)).passed
