@@ -46,7 +46,7 @@ def test_the_example_keeps_the_contract():
 
 
 def test_the_example_learns_what_one_model_for_all_cannot():
-    federation = load("dialects", users=30, examples=60, groups=2, classes=4)
-    settings = {"rounds": 12, "cohort": "all", "workers": 0, "evaluate_every": 12}
+    federation = load("dialects", users=16, examples=60, groups=2, classes=4)
+    settings = {"rounds": 6, "cohort": "all", "workers": 0, "evaluate_every": 6}
     with train(str(EXAMPLE), federation, **settings) as ours, train("fedavg", federation, **settings) as one:
         assert evaluate(ours).headline[1] > evaluate(one).headline[1] + 0.1

@@ -49,6 +49,8 @@ class Network(nn.Module):
 
 
 class Stacked(Network):
+    takes_shared_weights = True
+
     def stacked(self, parameters, batch):
         def rows(table, at):
             if table.dim() == 2:

@@ -47,6 +47,14 @@ def make_clients(made, size=DIGIT):
     return found
 
 
+def test_shared_weights_without_a_client_axis_are_for_models_that_take_them(monkeypatch):
+    made = make("type")
+    clients = make_clients(made)
+    assert single_step.can_take_single_step(made, clients)
+    monkeypatch.setattr(type(made.model), "takes_shared_weights", False)
+    assert not single_step.can_take_single_step(made, clients)
+
+
 def differences(one, other):
     assert one.update.keyed.keys() == other.update.keyed.keys()
     found = {"federated": tree.max_abs_difference(one.update.federated, other.update.federated)}

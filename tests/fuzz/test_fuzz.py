@@ -1,8 +1,8 @@
 """Decoding any message or file succeeds or raises a HomespunError.
 
-Small seeds are mutated in a fixed order for `HOMESPUN_FUZZ_S` seconds in total, by default one minute. A failure names
-its case, from which `Target.case` reproduces the bytes. Failures that were found have a test in `test_found.py` or in
-`tests/core/test_malformed_messages.py`.
+Small seeds are mutated in a fixed order for `HOMESPUN_FUZZ_S` seconds in total, by default half a minute. A failure
+names its case, from which `Target.case` reproduces the bytes. Failures that were found have a test in `test_found.py`
+or in `tests/core/test_malformed_messages.py`.
 """
 
 import os
@@ -15,7 +15,7 @@ from homespun.core.errors import HomespunError
 
 pytestmark = pytest.mark.system
 
-BUDGET_S = float(os.environ.get("HOMESPUN_FUZZ_S", "60"))
+BUDGET_S = float(os.environ.get("HOMESPUN_FUZZ_S", "30"))
 SHARES = {"wire": 0.15, "replies": 0.15, "files": 0.7}  # making a report takes as long as decoding 500 messages
 SLOWEST_S = 30.0  # limit for one case
 

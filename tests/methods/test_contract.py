@@ -160,6 +160,66 @@ def test_a_file_without_a_method_is_rejected(tmp_path):
         load_method(str(tmp_path / "empty.py"), {}, Task())
 
 
+STATISTIC = """
+from dataclasses import dataclass
+import torch
+from torch import nn
+from homespun import Assign, Best, Sum
+from homespun.core.method import ModelSpec
+
+class Served(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.mean = inner, nn.Parameter(torch.zeros(3))
+    def forward(self, batch):
+        return self.inner(batch)
+
+def served(made, *, statistic, phases=()):
+    build, roles = made.model.build, made.model.roles
+    named = [("mean", Role.SERVER), *[(f"inner.{glob}", role) for glob, role in roles]]
+    private = lambda *given: {f"inner.{name}": one for name, one in made.model.new_private(*given).items()}
+    phase = Phase(trains={"inner.*": Sgd(0.1)}, batch=8, epochs=1)
+    model = replace(made.model, build=lambda: Served(build()), roles=named, new_private=private)
+    local = replace(made.local, phases=(*phases, phase), statistics={"mean": statistic})
+    loss = lambda predict, parameters, batch: furl.loss(predict, parameters, batch)
+    return replace(made, model=model, local=replace(local, loss=loss), personalize=type(made.personalize)())
+"""
+
+
+def served(folder: Path, statistic: str, phases: str = "()") -> str:
+    path = folder / "served.py"
+    change = f"return served(made, statistic={statistic}, phases={phases})"
+    path.write_text(OWN.format(change=change).replace("SMALL =", STATISTIC + "\nSMALL ="))
+    return str(path)
+
+
+def test_a_sum_over_clients_keeps_the_contract(tmp_path):
+    assert check_method(served(tmp_path, 'Sum(lambda trained, _: torch.ones(3), "one")')).passed == ALL
+
+
+@pytest.mark.parametrize(
+    ("statistic", "message"),
+    [
+        ('Sum(lambda trained, _: torch.ones(4), "four")', r"has shape \(4,\), but its parameter has shape \(3,\)"),
+        ('Sum(lambda trained, _: trained["absent"], "no")', "'mean' fails for a new user: KeyError"),
+        ('Best(lambda trained: torch.ones(2), lambda trained: 0.0, "two")', r"has shape \(2,\)"),
+    ],
+)
+def test_a_statistic_that_does_not_fit_is_found_when_the_method_is_built(tmp_path, statistic, message):
+    made = load_method(served(tmp_path, statistic), {}, Task(classes=2))
+    with pytest.raises(MethodError, match=message):
+        build(made, seed=0)
+
+
+def test_an_assign_phase_sets_the_parameters_it_names_and_no_others(tmp_path):
+    one = 'Sum(lambda trained, _: torch.ones(3), "one")'
+    shared = "(Assign(('inner.user.embedding',), lambda view: {'inner.output.bias': torch.ones(8)}),)"
+    with pytest.raises(MethodError, match=r"for \['inner.user.embedding'\] returned \['inner.output.bias'\]"):
+        check_method(served(tmp_path, one, shared))
+    with pytest.raises(MethodError, match="are a tuple, got the text 'mean'"):
+        load_method(served(tmp_path, one, "(Assign('mean', lambda view: {}),)"), {}, Task(classes=2))
+
+
 def test_a_setting_that_the_run_has_too_is_found_by_the_check(tmp_path):
     path = tmp_path / "own.py"
     path.write_text(

@@ -398,6 +398,13 @@ def test_invalid_candidates_are_rejected(federation):
         assert rejection_reason(replace(sent, best=wrong), start, **declared) is not None
 
 
+def test_a_round_without_clients_leaves_the_map_where_it_is():
+    state = map_state(round=1)
+    empty = replace(map_update(state, [[0.0] * 3] * 3), statistics={"places.overlap": torch.zeros(3, 3)}, weight=0.0)
+    after = SomRule(FedAvg(), every=5, radius=1.0, halves=10)(state, empty)
+    assert torch.equal(after.server["places.next"], state.server["places.next"]) and after.round == 2
+
+
 def test_the_radius_never_becomes_zero():
     state = map_state(round=100_000)
     after = SomRule(FedAvg(), every=7, radius=1.0, halves=1)(state, map_update(state, [[0.0] * 3] * 3))

@@ -109,7 +109,7 @@ def rejection_reason(
 def _wrong_best(found: Mapping[str, Candidate], expected: Tree) -> str | None:
     wrong = [one.score for one in found.values() if not (_is_finite(one.score) and one.score <= 0)]
     if wrong:
-        return f"a score of {_format(wrong[0])}"
+        return f"a score of {_format(wrong[0])}, where a Best statistic's score is at most 0"
     values = {name: one.value for name, one in found.items()}
     return _wrong_tensors(values, expected, largest=MAX_STEP, kind="statistics")
 

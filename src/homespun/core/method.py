@@ -6,8 +6,9 @@ and the task determine the method: worker processes and resumed runs rebuild it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -27,7 +28,11 @@ from homespun.core.roles import Partition, Role, Rules, first_match, partition
 from homespun.core.scoring import Scoring
 from homespun.core.server import FedAvg, ServerRule
 from homespun.core.settings import Settings
-from homespun.core.statistics import Statistics
+from homespun.core.statistics import Statistics, bests, sums
+from homespun.core.task import Artefact as Artefact
+from homespun.core.task import MethodFile as MethodFile
+from homespun.core.task import Task as Task
+from homespun.core.task import Window as Window
 from homespun.core.threads import one_thread
 from homespun.core.transforms import UpdateTransform
 from homespun.core.tree import Tree
@@ -40,7 +45,11 @@ Loss: TypeAlias = Callable[[Predict, Tree, Batch], Tensor]  # one value per exam
 @runtime_checkable
 class Stackable(Protocol):
     """A model that can train many clients at once. In `stacked`, every parameter that is not frozen and every column of
-    the batch has a leading client axis. A model opts in by defining this function."""
+    the batch has a leading client axis; rows beyond a client's examples are padding. A model opts in by defining this
+    function.
+
+    A model with the attribute `takes_shared_weights = True` also accepts shared parameters without the client axis.
+    Cohorts in which every client takes one gradient are then computed as one batch."""
 
     def stacked(self, parameters: Tree, batch: Batch) -> Tensor: ...
 
@@ -97,7 +106,7 @@ class LocalView:
 
     predict: Predict
     parameters: Tree
-    batch: Batch  # all examples of the client
+    batch: Batch  # all examples of the client; of many clients padded to the longest, so average with `mean` only
     mean: Callable[[Tensor], Tensor]  # over examples, weighted as in training: [..., examples] -> [...]
 
 
@@ -107,7 +116,7 @@ class Assign:
     client, for instance the direction of a user's gradient in PFedKM.
 
     Example:
-        >>> Assign(("user.mean",), lambda view: {"user.mean": view.batch["x"].mean(dim=-2)}).names
+        >>> Assign(("user.mean",), lambda view: {"user.mean": view.mean(view.batch["x"])}).names
         ('user.mean',)
     """
 
@@ -115,69 +124,19 @@ class Assign:
     compute: Callable[[LocalView], Tree]
     trains: ClassVar[Mapping[str, Optimizer]] = MappingProxyType({})
 
+    def __post_init__(self) -> None:
+        if isinstance(self.names, str):
+            raise MethodError(f"the names of an Assign phase are a tuple, got the text {self.names!r}")
+
+    def values(self, view: LocalView) -> dict[str, Tensor]:
+        """The new values of the named parameters, and of no others."""
+        found = dict(self.compute(view))
+        if found.keys() != set(self.names):
+            raise MethodError(f"an Assign phase for {sorted(self.names)} returned {sorted(found)}")
+        return found
+
 
 LocalPhase: TypeAlias = Phase | Assign
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a method needs to know about the data before training.
-
-    Example:
-        >>> Task(classes=2, population=400).contexts
-        0
-    """
-
-    classes: int = 0
-    population: int = 0
-    contexts: int = 0
-    image: tuple[int, int] | None = None  # height and width, if examples are images
-
-    def __post_init__(self) -> None:
-        if self.image is not None:  # workers get the task as JSON, which has lists only
-            height, width = self.image
-            object.__setattr__(self, "image", (height, width))
-
-
-@dataclass(frozen=True)
-class Window:
-    """How much of a text a method reads; the rest is cut.
-
-    Example:
-        >>> window = Window("length", 40, unit="characters", sizes=lambda texts: [len(text) for text in texts])
-        >>> window.sizes(["four"])
-        [4]
-    """
-
-    setting: str  # name of the setting that sets the length
-    length: int
-    unit: str  # "characters" or "tokens"
-    sizes: Callable[[Sequence[str]], Sequence[int]]  # lengths of whole texts in this unit
-
-
-@dataclass(frozen=True)
-class Artefact:
-    """An input of runs that was made before, for instance a base model. Its fingerprint is part of a run's identity;
-    its name locates it on this machine.
-
-    Example:
-        >>> Artefact("base_model", "tiny", fingerprint="ab12").kind
-        'base model'
-    """
-
-    setting: str  # the method's setting that names it
-    name: str
-    fingerprint: str
-    kind: str = "base model"
-
-
-@dataclass(frozen=True)
-class MethodFile:
-    """A source file of a method outside the package, with the content that was run."""
-
-    path: str  # absolute path
-    sha256: str  # of the file's bytes
-    source: str
 
 
 def no_private(generator: torch.Generator, broadcast: Broadcast) -> dict[str, Tensor]:
@@ -337,7 +296,11 @@ def build(method: Method, *, seed: int) -> BuiltMethod:
         name: value.detach() if parts.roles[name] is Role.FROZEN else value.detach().clone()
         for name, value in named.items()
     }
-    return BuiltMethod(method, model, parts, initial)
+    built = BuiltMethod(method, model, parts, initial)
+    faults = _statistic_faults(built)
+    if faults:
+        raise_faults(MethodError, method.name, faults)
+    return built
 
 
 def _faults(method: Method, parts: Partition) -> list[str]:
@@ -351,6 +314,8 @@ def _faults(method: Method, parts: Partition) -> list[str]:
             faults += [f"a phase trains {fixed}, which has the role {role.value}"] if fixed else []
         shared = [one for one in getattr(phase, "names", ()) if parts.role_of(one) is not Role.PRIVATE]
         faults += [f"a phase assigns {shared}, which does not have the role private"] if shared else []
+    if not any(isinstance(phase, Phase) for phase in method.local.phases):
+        faults.append("no phase takes gradient steps. Give LocalTraining a Phase")
     if method.local.stochastic and KEY in method.model.keys.values():
         faults.append(f"the column {KEY!r} is reserved for random draws and cannot be used in `keys`")
     keyed, served = parts.names(Role.KEYED), parts.names(Role.SERVER)
@@ -359,6 +324,28 @@ def _faults(method: Method, parts: Partition) -> list[str]:
     unknown = sorted(set(method.local.statistics) - set(served))
     if unknown:
         faults.append(f"statistics {unknown}: there is no parameter of this name with the role server")
+    return faults
+
+
+def _statistic_faults(built: BuiltMethod) -> list[str]:
+    """Compute each statistic once, for a new user: a wrong one would otherwise be found in training, or under
+    differential privacy never."""
+    declared = built.method.local.statistics
+    if not sums(declared) and not bests(declared):
+        return []
+    generator, faults = seeds.torch_generator(0, "statistics"), []
+    parameters = built.parameters(built.start().broadcast(), built.new_private("a new user", seed=0))
+    computed = {name: partial(one.compute, parameters, generator) for name, one in sums(declared).items()}
+    computed |= {name: partial(one.compute, parameters) for name, one in bests(declared).items()}
+    for name, compute in computed.items():
+        expected = tuple(built.initial[name].shape)
+        try:
+            shape = tuple(compute().shape)
+        except Exception as error:  # it is the method's own code
+            faults.append(f"statistic {name!r} fails for a new user: {type(error).__name__}: {error}")
+        else:
+            if shape != expected:
+                faults.append(f"statistic {name!r} has shape {shape}, but its parameter has shape {expected}")
     return faults
 
 

@@ -1,4 +1,5 @@
-"""Declared statistics: values that clients disclose in addition to their updates, and how a cohort's are reduced.
+"""Declared statistics: what the server rule gets in addition to updates. Clients disclose `Sum` and `Best`; `Stack` is
+computed on the server.
 
 A statistic has the name and the shape of a parameter with the role `SERVER`. Clients receive that parameter and never
 train it; the server rule updates it from the reduced statistic.
@@ -38,7 +39,8 @@ class Sum:
 
 @dataclass(frozen=True)
 class Best:
-    """The value of the client with the highest score. Scores are at most 0.
+    """The value of the client with the highest score. Scores are at most 0, for instance minus a
+    distance, so that a client cannot win with a score beyond the best possible one.
 
     Example:
         >>> best = Best(lambda trained: trained["w"], lambda trained: -float(trained["w"].norm()), "the shortest w")

@@ -182,7 +182,7 @@ def assign_private(built: BuiltMethod, phase: Assign, parameters: Tree, data: Ba
         return (values * shares).sum(dim=-1) / shares.sum(dim=-1)
 
     view = LocalView(lambda given, rows: model_output(built, given, rows), parameters, inputs, mean)
-    return dict(phase.compute(view))
+    return phase.values(view)
 
 
 def train_phase(

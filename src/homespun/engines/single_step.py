@@ -71,6 +71,7 @@ def can_take_single_step(built: BuiltMethod, clients: Sequence[Client]) -> bool:
     if (
         not clients
         or not isinstance(built.model, Stackable)
+        or not getattr(built.model, "takes_shared_weights", False)
         or method.local.example_weight is not None
         or not can_stack(built, clients)
     ):

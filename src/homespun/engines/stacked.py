@@ -156,7 +156,7 @@ def assign_private_stacked(
     able = examples > 0
     return {
         name: value.where(able.view(-1, *[1] * (value.dim() - 1)), parameters[name])
-        for name, value in phase.compute(view).items()
+        for name, value in phase.values(view).items()
     }
 
 

@@ -46,6 +46,10 @@ class Clustered(nn.Module):
 
 
 class StackedClustered(Clustered):
+    @property
+    def takes_shared_weights(self) -> bool:
+        return bool(getattr(self.model, "takes_shared_weights", False))
+
     def stacked(self, parameters: Tree, batch: Mapping[str, Tensor]) -> Tensor:
         assert isinstance(self.model, Stackable)
         plain = {name[len(MODEL) :]: value for name, value in parameters.items() if name.startswith(MODEL)}

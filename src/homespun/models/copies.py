@@ -34,6 +34,10 @@ class WithCopies(nn.Module):
 
 
 class StackedWithCopies(WithCopies):
+    @property
+    def takes_shared_weights(self) -> bool:
+        return bool(getattr(self.model, "takes_shared_weights", False))
+
     def stacked(self, parameters: Tree, batch: Mapping[str, Tensor]) -> Tensor:
         assert isinstance(self.model, Stackable)
         return self.model.stacked(without_copies(parameters, self.names), dict(batch))

@@ -24,6 +24,8 @@ class DocumentModel(nn.Module):
     row of `user.table` of each author.
     """
 
+    takes_shared_weights = True
+
     def __init__(
         self,
         *,

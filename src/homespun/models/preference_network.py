@@ -67,6 +67,8 @@ class PreferenceNetwork(nn.Module):
     for a single head. `places` are parameters that no logit depends on: the positions of sub-populations.
     """
 
+    takes_shared_weights = True
+
     def __init__(
         self,
         *,

@@ -72,8 +72,10 @@ class SomRule:
         model, places = self.rule(state, update), dict(state.server)
         if "places.next" in update.best:
             step = update.best["places.next"].value
-        else:
+        elif "places.next" in update.statistics:
             step = update.statistics["places.next"] / max(update.weight, 1.0)
+        else:  # no client came
+            step = torch.zeros_like(places["places.next"])
         places["places.next"] = places["places.next"] + step
         places["places.overlap"] = places["places.overlap"] + update.statistics["places.overlap"]
         places["places.radius"] = torch.full((), max(NARROWEST, self.radius * 0.5 ** (model.round / self.halves)))

@@ -19,13 +19,16 @@ from homespun.personalization.generation import build_personal_model, continue_t
 from homespun.runs.run import Run
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class UserModel:
     """The shared model with the private parameters of one user."""
 
     run: Run
     user: str
     private: Tree
+
+    def __repr__(self) -> str:
+        return f"<UserModel of {self.user!r} in {self.run!r}>"
 
     def predict(self, texts: Sequence[str]) -> list[str]:
         """The label that this user would give to each text."""

@@ -29,7 +29,7 @@ class Privacy(Settings):
     clip: PositiveFinite | dict[str, PositiveFinite] = 1.0
     """Maximum L2 norm of a client's update; or one norm per group of parameters, by glob pattern."""
     metrics_clip: PositiveFinite | None = None
-    """Maximum L2 norm of a client's statistics (loss, examples). Not set: clients do not send them."""
+    """Maximum L2 norm of a client's metrics (loss, examples). Not set: clients do not send them."""
     epsilon: PositiveFinite | None = None
     """Total epsilon of all rounds, from which the noise is computed. Give either epsilon or noise_multiplier."""
     noise_multiplier: PositiveFinite | None = None

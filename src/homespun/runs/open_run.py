@@ -162,8 +162,8 @@ def _require_protectable(built: BuiltMethod, settings: RunSettings, *, users: in
     validate_privacy(settings.privacy, users=users, sampler=settings.sampler, shared=shared)
     if bests(built.method.local.statistics):
         raise SettingsError(
-            f"privacy: {name} applies the step of a single client, which noise on a sum does not hide. Set map_step to "
-            "mean: then the steps of all clients are clipped, summed and noised like all other updates."
+            f"privacy: {name} applies a value of a single client, which noise on a sum does not hide. Use a Sum "
+            "statistic instead of Best (fedembed: map_step = mean), which is clipped, summed and noised like an update."
         )
 
 

@@ -169,6 +169,8 @@ class Run:
         if "trainer" in vars(self):  # it is created on first use
             self.trainer.close()
         self.vault.close()
+        if self.temporary is not None:
+            self.temporary.cleanup()
 
     def __enter__(self) -> Run:
         return self

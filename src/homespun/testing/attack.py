@@ -10,7 +10,7 @@ from torch import Tensor
 
 from homespun.core import seeds
 from homespun.core.messages import Update
-from homespun.core.method import BuiltMethod
+from homespun.core.method import Assign, BuiltMethod
 from homespun.core.roles import Role
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
 from homespun.engines.client import Client
@@ -40,10 +40,12 @@ def attack_updates(
     If the embedding is instead multiplied by a shared parameter, it is a factor of that parameter's gradient: every
     tensor and row of the same size is also a guess, at its best scale.
     """
+    assigned = {name for phase in built.method.local.phases if isinstance(phase, Assign) for name in phase.names}
     names = [
         name
         for name in built.partition.names(Role.PRIVATE)
-        if SMALLEST_EMBEDDING <= built.initial[name].numel() <= LARGEST_EMBEDDING
+        if name not in assigned  # its value does not depend on what the client had
+        and SMALLEST_EMBEDDING <= built.initial[name].numel() <= LARGEST_EMBEDDING
     ]
     if not names:
         return ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -42,6 +43,17 @@ class Subject:
     @property
     def method(self) -> Method:
         return self.built.method
+
+    @cached_property
+    def engine_difference(self) -> float:
+        """The largest difference between the loop and the cohort trainer, over two rounds with all clients and their
+        predictions afterwards."""
+        all_clients = [*self.clients, self.large_client]
+        slow, fast = (run_rounds(self, make, clients=all_clients) for make in (loop_trainer, cohort_trainer))
+        trainers = LoopTrainer(self.built, SEED), CohortTrainer(self.built, SEED, workers=0)
+        outputs = [trainer.predict(slow[0].broadcast(), self.clients) for trainer in trainers]
+        apart = [float((one - other).abs().max()) for one, other in zip(*outputs, strict=True)]
+        return max(*differences(slow, fast), *apart)
 
 
 def make_subject(origin: str, settings: Mapping[str, Any]) -> Subject:
@@ -105,5 +117,6 @@ def differences(one: tuple[ServerState, Any], other: tuple[ServerState, Any]) ->
     return [
         tree.max_abs_difference(one[0].federated, other[0].federated),
         tree.max_abs_difference(one[0].keyed, other[0].keyed),
+        tree.max_abs_difference(one[0].server, other[0].server),
         *(tree.max_abs_difference(one[1][user], other[1][user]) for user in one[1]),
     ]
