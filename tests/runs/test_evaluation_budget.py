@@ -44,6 +44,7 @@ def test_language_experiments_set_their_evaluation(path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "results").glob("*")), ids=lambda path: path.stem)
 def test_experiments_evaluate_as_in_their_records(path, monkeypatch):
+    monkeypatch.chdir(ROOT)  # method files of experiments are relative to the repository
     monkeypatch.syspath_prepend(ROOT / "docs")
     from record_file import read_record
 
@@ -52,6 +53,7 @@ def test_experiments_evaluate_as_in_their_records(path, monkeypatch):
     for (key, draw), run in record.runs.items():
         configuration = experiment.configurations[key]
         asked = run_settings(configuration.method, {**experiment.settings, **configuration.settings})
-        assert run["method"] == configuration.method
+        if not configuration.method.endswith(".py"):  # the name of a method in a file is its own
+            assert run["method"] == configuration.method
         assert run["run"]["evaluate_users"] == asked.evaluate_users, f"{key}, {draw}"
         assert run["run"]["evaluate_examples"] == asked.evaluate_examples, f"{key}, {draw}"
