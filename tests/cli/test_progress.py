@@ -64,7 +64,7 @@ def test_a_language_run_reports_the_progress_of_its_final_evaluation(tmp_path, c
     monkeypatch.setattr("homespun.runs.controls._cached_controls", {})  # filled by another test on the same corpus
     seen = []
     corpus = load(write_corpus(tmp_path / "people.csv"))
-    settings = {**SMALL, "base": str(write_gpt2(tmp_path / "base")), "withheld": 0.5, "workers": 0}
+    settings = {**SMALL, "base_model": str(write_gpt2(tmp_path / "base")), "withheld": 0.5, "workers": 0}
     capsys.readouterr()  # drop the output of writing the base model
     with train("fedperc", corpus, rounds=1, progress=seen.append, **settings) as run:
         seen.clear()

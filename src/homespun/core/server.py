@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -143,6 +143,29 @@ def server_rule(
     if weight_decay or bias_correction:
         raise SettingsError("weight_decay and bias_correction are options of server = fedadam, not of fedavg.")
     return FedAvg(row_denominator=row_denominator, **given)
+
+
+class ServerSettings(Protocol):
+    """The settings of a method that choose its server rule."""
+
+    @property
+    def server(self) -> ServerName: ...
+    @property
+    def server_lr(self) -> float | None: ...
+    @property
+    def server_weight_decay(self) -> float: ...
+    @property
+    def server_bias_correction(self) -> bool: ...
+
+
+def rule_from_settings(settings: ServerSettings, *, row_denominator: RowDenominator) -> FedAvg | FedAdam:
+    return server_rule(
+        settings.server,
+        lr=settings.server_lr,
+        row_denominator=row_denominator,
+        weight_decay=settings.server_weight_decay,
+        bias_correction=settings.server_bias_correction,
+    )
 
 
 def equal_weight(examples: int) -> float:

@@ -40,7 +40,7 @@ from homespun.core.messages import Broadcast, ServerState, Update
 from homespun.core.method import Adam, Artefact, Batch, LocalTraining, Method, ModelSpec, Phase, Predict, Task
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role, Rules
-from homespun.core.server import RowDenominator, ServerName, ServerRule, equal_weight, server_rule
+from homespun.core.server import RowDenominator, ServerName, ServerRule, equal_weight, rule_from_settings
 from homespun.core.settings import Paper
 from homespun.core.statistics import Sum
 from homespun.core.tree import Tree
@@ -239,13 +239,7 @@ def _averages(settings: Settings) -> bool:
 
 
 def _server(settings: Settings) -> ServerRule:
-    rule = server_rule(
-        settings.server,
-        lr=settings.server_lr,
-        row_denominator=settings.row_denominator,
-        weight_decay=settings.server_weight_decay,
-        bias_correction=settings.server_bias_correction,
-    )
+    rule = rule_from_settings(settings, row_denominator=settings.row_denominator)
     return AverageRule(rule) if _averages(settings) else rule
 
 

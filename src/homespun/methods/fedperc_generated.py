@@ -38,7 +38,7 @@ from homespun.core.messages import Broadcast
 from homespun.core.method import Artefact, Batch, LocalTraining, Method, ModelSpec, Phase, Predict, Sgd, Task
 from homespun.core.personalize import Generated
 from homespun.core.roles import Role
-from homespun.core.server import FedAdam, RowDenominator, ServerName, ServerRule, equal_weight, server_rule
+from homespun.core.server import FedAdam, RowDenominator, ServerName, ServerRule, equal_weight, rule_from_settings
 from homespun.core.settings import Paper
 from homespun.core.tree import Tree
 from homespun.evaluation.language import TokenScoring
@@ -187,13 +187,7 @@ def _phase(settings: Settings) -> Phase:
 
 
 def _server(settings: Settings) -> ServerRule:
-    rule = server_rule(
-        settings.server,
-        lr=settings.server_lr,
-        row_denominator=settings.row_denominator,
-        weight_decay=settings.server_weight_decay,
-        bias_correction=settings.server_bias_correction,
-    )
+    rule = rule_from_settings(settings, row_denominator=settings.row_denominator)
     return replace(rule, tau=TAU) if isinstance(rule, FedAdam) else rule
 
 

@@ -39,7 +39,7 @@ from homespun.core.messages import Broadcast
 from homespun.core.method import Batch, LocalTraining, Method, ModelSpec, Phase, Predict, Sgd, Task, Window
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role, Rules
-from homespun.core.server import RowDenominator, ServerName, ServerRule, server_rule
+from homespun.core.server import RowDenominator, ServerName, ServerRule, rule_from_settings
 from homespun.core.settings import Paper
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples
@@ -187,13 +187,7 @@ def _server(settings: Settings) -> ServerRule:
     # Averaged over its contributors, a user's row of the server's table moves as a private embedding with z = 1;
     # averaged over the cohort, as with z = c_i / sum c.
     rows: RowDenominator = "contributors" if settings.private_update == "all" else "cohort"
-    return server_rule(
-        settings.server,
-        lr=settings.server_lr,
-        row_denominator=rows,
-        weight_decay=settings.server_weight_decay,
-        bias_correction=settings.server_bias_correction,
-    )
+    return rule_from_settings(settings, row_denominator=rows)
 
 
 # The method

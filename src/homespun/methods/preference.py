@@ -31,7 +31,7 @@ from homespun.core.messages import Broadcast
 from homespun.core.method import ALL_EXAMPLES, Adam, Batch, LocalTraining, Method, ModelSpec, Phase, Predict, Sgd, Task
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role, Rules
-from homespun.core.server import FedAdam, FedAvg, RowDenominator, ServerName, equal_weight, server_rule
+from homespun.core.server import FedAdam, FedAvg, RowDenominator, ServerName, equal_weight, rule_from_settings
 from homespun.core.settings import Paper
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples
@@ -62,13 +62,7 @@ class PreferenceSettings(core_settings.Settings):
     """Gradient steps on a new user's embedding, in personalization."""
 
     def rule(self, row_denominator: RowDenominator) -> FedAvg | FedAdam:
-        return server_rule(
-            self.server,
-            lr=self.server_lr,
-            row_denominator=row_denominator,
-            weight_decay=self.server_weight_decay,
-            bias_correction=self.server_bias_correction,
-        )
+        return rule_from_settings(self, row_denominator=row_denominator)
 
 
 class Settings(PreferenceSettings):

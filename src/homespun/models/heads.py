@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from homespun.core import settings as core_settings
 from homespun.core.errors import InputError
-from homespun.core.server import FedAdam, FedAvg, RowDenominator, ServerName, server_rule
+from homespun.core.server import FedAdam, FedAvg, RowDenominator, ServerName, rule_from_settings
 from homespun.core.settings import Paper
 from homespun.models.pretrained import BaseName, Pretrained
 from homespun.models.token_batches import UtteranceLength
@@ -73,13 +73,7 @@ class HeadSettings(core_settings.Settings):
     """Factor on the learning rates in personalization."""
 
     def rule(self) -> FedAvg | FedAdam:
-        return server_rule(
-            self.server,
-            lr=self.server_lr,
-            row_denominator=self.row_denominator,
-            weight_decay=self.server_weight_decay,
-            bias_correction=self.server_bias_correction,
-        )
+        return rule_from_settings(self, row_denominator=self.row_denominator)
 
 
 class SharedHead(nn.Module):
