@@ -324,7 +324,7 @@ def test_a_cohort_without_members_of_a_sub_population_has_no_gradient_for_its_he
 def test_uploaded_zeros_equal_rows_that_are_not_uploaded_if_averaged_over_the_cohort(federation, over):
     sent = {}
     for sends in ("touched", "all"):
-        built = made(federation, assignment="type", sends=sends, row_denominator=over, server="fedavg")
+        built = made(federation, assignment="type", upload_rows=sends, row_denominator=over, server="fedavg")
         clients = [make_client(built, federation, position) for position in range(4)]
         update = LoopTrainer(built, 0).train(built.start().broadcast(), clients).update
         sent[sends] = built.method.server(built.start(), update).keyed["heads.weight"]
