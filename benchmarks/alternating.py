@@ -12,7 +12,7 @@ import torch
 from gemm import gemm_peak_gflops
 from memory import peak_rss_mb
 
-from homespun.engines.cohort import default_workers
+from homespun.system.machine import cpu_cores
 
 State = TypeVar("State")
 
@@ -33,7 +33,7 @@ class Alternating:
             seconds.append(took)
         torch.set_num_threads(1)
         self.cohort_s.append(timed(cohort)[0])
-        self.peaks.append(gemm_peak_gflops(default_workers()))
+        self.peaks.append(gemm_peak_gflops(cpu_cores()))
         return reached
 
     def figures(self, *, clients: int, flop: float, max_abs_difference: float) -> dict[str, float | int]:

@@ -23,8 +23,8 @@ from rounds import Rounds, user_name
 from homespun.core import seeds
 from homespun.core.batches import plan_batches
 from homespun.core.method import Phase, Task, build
-from homespun.engines.cohort import default_workers
 from homespun.models.pretrained import TINY
+from homespun.system.machine import cpu_cores
 from homespun.system.method_loading import load_method
 
 SEED = 0
@@ -89,9 +89,7 @@ def compare(data: reference.Data, start: reference.Start, *, rounds: int, client
     model, theirs = reference.make_model(), start
     folder = tempfile.TemporaryDirectory(prefix="homespun-bench-")
     ours = Cohort(data, start, write_base(Path(folder.name)))
-    ours.rounds.round(
-        reference.make_plan(10**6, data, clients=min(clients, default_workers())).cohort
-    )  # workers warm up
+    ours.rounds.round(reference.make_plan(10**6, data, clients=min(clients, cpu_cores())).cohort)  # workers warm up
     ours.begin(start)
     watch, flops = Alternating(), []
     for round_number in range(rounds):

@@ -10,6 +10,7 @@ import typer
 
 from homespun.cli.options import (
     ContextColumn,
+    ConversationColumn,
     DataSet,
     Json,
     LabelColumn,
@@ -36,13 +37,20 @@ def data_show(
     context_column: ContextColumn = None,
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
+    conversation_column: ConversationColumn = None,
 ) -> None:
     """Show some users of a corpus and some of their examples.
 
     Example: homespun data show dialects --users 2
     """
     federation = data_settings_from(
-        source, data_settings, user=user_column, context=context_column, text=text_column, label=label_column
+        source,
+        data_settings,
+        user=user_column,
+        context=context_column,
+        text=text_column,
+        label=label_column,
+        conversation=conversation_column,
     ).load()
     counts = f"{len(federation.labels)} labels, {len(federation.contexts)} contexts"
     say(f"{federation.name}: {len(federation.users):,} users, {counts}")
@@ -68,6 +76,7 @@ def data_check(
     context_column: ContextColumn = None,
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
+    conversation_column: ConversationColumn = None,
     method: Annotated[str | None, typer.Option(help="Also count the texts that this method truncates.")] = None,
     settings: Annotated[
         list[str], typer.Option("--set", "-s", metavar="NAME=VALUE", help="Setting of that method.")
@@ -79,18 +88,29 @@ def data_check(
     Example: homespun data check posts.jsonl.gz --label-column context --method furl --set length=100
     """
     from homespun.data.corpus_report import inspect_corpus
+    from homespun.data.dialogue_report import inspect_dialogue
+    from homespun.data.table import TableFederation
 
     if settings and method is None:
         raise SettingsError("--set needs --method.")
 
     federation = data_settings_from(
-        source, data_settings, user=user_column, context=context_column, text=text_column, label=label_column
+        source,
+        data_settings,
+        user=user_column,
+        context=context_column,
+        text=text_column,
+        label=label_column,
+        conversation=conversation_column,
     ).load()
     found = inspect_corpus(federation).to_dict()
+    dialogue = inspect_dialogue(federation) if isinstance(federation, TableFederation) else None
     cut = None if method is None else _cut(method, settings, federation)
     if json_output:
-        print_json(found if method is None else {**found, "cut": cut and asdict(cut)})
+        more = {} if dialogue is None else {"dialogue": dialogue.to_dict()}
+        print_json({**found, **more} if method is None else {**found, **more, "cut": cut and asdict(cut)})
         return
+    found |= {} if dialogue is None else dialogue.to_dict()
     if method is not None:
         found = {**found, f"truncated by {method}": str(cut) if cut else "none: it has no length limit"}
     for name, value in found.items():
@@ -118,14 +138,16 @@ def data_settings(
 def _cut(method: str, settings: list[str], federation: Any) -> Any:
     """The number of texts that the method truncates; None if it has no length limit."""
     from homespun.data.corpus_report import INSPECTED_AT_MOST
+    from homespun.data.dialogue import as_read
     from homespun.data.truncation import measure_truncation
     from homespun.runs.open_run import task_of
     from homespun.runs.training import separate_settings
     from homespun.system.method_loading import load_method
 
     _, own = separate_settings(method, parse_overrides(settings))
-    window = load_method(method, own, task_of(federation)).model.window
-    return window and measure_truncation(federation, window, users=INSPECTED_AT_MOST, texts=10 * INSPECTED_AT_MOST)
+    model = load_method(method, own, task_of(federation)).model
+    read, texts = as_read(federation, model.reads), 10 * INSPECTED_AT_MOST
+    return model.window and measure_truncation(read, model.window, users=INSPECTED_AT_MOST, texts=texts)
 
 
 @data_app.command("voices")

@@ -32,6 +32,9 @@ UserColumn = Annotated[str | None, typer.Option(help="Column of the user.")]
 ContextColumn = Annotated[str | None, typer.Option(help="Column of the context.")]
 TextColumn = Annotated[str | None, typer.Option(help="Column of the text.")]
 LabelColumn = Annotated[str | None, typer.Option(help="Column of the label.")]
+ConversationColumn = Annotated[
+    str | None, typer.Option(help="Columns that name a conversation, separated by commas: season,episode,scene.")
+]
 
 
 def data_settings_from(source: str, settings: list[str], **columns: str | None) -> Any:

@@ -168,8 +168,13 @@ class ModelSpec:
     derived: Mapping[str, Callable[[Tree, Batch], Tensor]] = field(default_factory=dict)
     upload_rows: Literal["touched", "all"] = "touched"  # of a keyed parameter; all: zeros for untouched rows
     head: tuple[str, ...] = ()  # globs of the output layer, for methods with one per user
-    reads: Literal["texts", "images"] = "texts"
+    reads: Literal["texts", "images", "replies"] = "texts"  # replies: texts that have a prompt, and their prompts
     window: Window | None = None  # None: whole texts are read
+
+    @property
+    def medium(self) -> Literal["texts", "images"]:
+        """What a corpus must hold for the model to read it."""
+        return "images" if self.reads == "images" else "texts"
 
 
 @dataclass(frozen=True)

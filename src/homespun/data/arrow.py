@@ -27,8 +27,7 @@ def read_parquet(file: IO[bytes], faults: Faults, *, columns: Columns, byte_limi
             schema = opened.schema_arrow
             if not check_types(schema, columns, faults):
                 return
-            wanted = [name for name in columns.names if name in set(schema.names)]
-            batches = opened.iter_batches(rows, columns=wanted)
+            batches = opened.iter_batches(rows, columns=readable_columns(schema, columns))
             yield from batch_records(batches, schema.names, faults, spend=byte_limit.spend)
     except (arrow.ArrowException, OSError, BrokenParquetError, UnicodeDecodeError) as error:
         if isinstance(error, PermissionError):
@@ -38,7 +37,7 @@ def read_parquet(file: IO[bytes], faults: Faults, *, columns: Columns, byte_limi
 
 def _rows_at_once(file: IO[bytes], columns: Columns, byte_limit: ByteLimit) -> int:
     """The number of rows per batch. Raises if all unpacked pages together, or all rows, exceed the limit."""
-    footer = read_footer(file, columns.names)
+    footer = read_footer(file, (*columns.chosen, *columns.automatic))
     byte_limit.require(footer.rows * EXAMPLE_BYTES)
     largest, total = 1, 0
     for chunk in footer.chunks:
@@ -50,9 +49,9 @@ def _rows_at_once(file: IO[bytes], columns: Columns, byte_limit: ByteLimit) -> i
 
 
 def check_types(schema: Any, columns: Columns, faults: Faults) -> bool:
-    """Whether each requested column occurs at most once and has a readable type."""
+    """Whether each chosen column occurs at most once and has a readable type."""
     found = True
-    for name in columns.names:
+    for name in columns.chosen:
         places = schema.get_all_field_indices(name)
         if len(places) > 1:
             faults.add(f"{len(places)} columns are named {name!r}. Rename all but one.")
@@ -62,6 +61,16 @@ def check_types(schema: Any, columns: Columns, faults: Faults) -> bool:
                 expected = "text" if name == columns.text else "text, numbers or dates"
                 faults.add(f"{name!r} is a column of type {kind}. Expected {expected}.")
                 found = False
+    return found
+
+
+def readable_columns(schema: Any, columns: Columns) -> list[str]:
+    """The chosen columns that are present, and the automatic ones that are present once, with a readable type."""
+    found = [name for name in columns.chosen if name in set(schema.names)]
+    for name in columns.automatic:
+        places = schema.get_all_field_indices(name)
+        if len(places) == 1 and not _unreadable_type(schema.field(places[0]).type, as_text=False):
+            found.append(name)
     return found
 
 

@@ -46,7 +46,7 @@ def read_csv(
                 continue
             if not header:
                 header = cells
-                if any(header.count(name) > 1 for name in columns.names):
+                if any(header.count(name) > 1 for name in columns.chosen):
                     faults.add(f"{place}: a column name occurs twice in the header.")
                 continue
             if len(cells) != len(header):

@@ -57,6 +57,8 @@ class Examples:
     images: np.ndarray | Images | None = None  # uint8 [examples, height, width]
     groups: np.ndarray | None = None  # the author's sub-population, if the corpus knows it
     parts: np.ndarray | None = None  # 0 train, 1 eval, 2 test, if the corpus itself assigns parts
+    prompts: Sequence[str | None] | None = None  # what each text replies to; None: it replies to nothing
+    conversations: np.ndarray | None = None  # the conversation of each example, numbered within the corpus; -1: none
 
     def __len__(self) -> int:
         return len(self.texts) if self.images is None else len(self.images)
@@ -67,11 +69,12 @@ class Examples:
         columns = {name: getattr(self, name) for name in _COLUMNS}
         return Examples(
             texts=[self.texts[row] for row in rows] if self.images is None else (),
+            prompts=None if self.prompts is None else [self.prompts[row] for row in rows],
             **{name: None if column is None else column[rows] for name, column in columns.items()},
         )
 
 
-_COLUMNS = tuple(field.name for field in fields(Examples) if field.name != "texts")
+_COLUMNS = tuple(field.name for field in fields(Examples) if field.name not in ("texts", "prompts"))
 
 
 def concatenate(parts: Sequence[Examples]) -> Examples:
@@ -80,7 +83,12 @@ def concatenate(parts: Sequence[Examples]) -> Examples:
     for name in _COLUMNS:
         found = [column for each in parts if (column := getattr(each, name)) is not None]
         columns[name] = np.concatenate(found) if found and len(found) == len(parts) else None
-    return Examples(texts=[text for each in parts for text in each.texts], **columns)
+    prompts = [each.prompts for each in parts if each.prompts is not None]
+    return Examples(
+        texts=[text for each in parts for text in each.texts],
+        prompts=[prompt for some in prompts for prompt in some] if prompts and len(prompts) == len(parts) else None,
+        **columns,
+    )
 
 
 def short_repr(federation: Federation) -> str:

@@ -27,6 +27,8 @@ def read_folder(folder: Path, *, columns: Columns, settings: FileSettings) -> Ta
     """The federation in a folder of .txt and .md files, with users sorted by name."""
     if columns != Columns():
         raise SettingsError(f"{folder}: a folder of texts has no columns. Leave the column options out.")
+    if settings.max_words is not None:
+        raise SettingsError(f"{folder}: a folder of texts has no conversations. Leave max_words out.")
     paths = sorted((path for path in _files(folder) if is_text_file(path)), key=lambda path: path.parts)
     if not paths:
         raise DataError(f"{folder}: a folder without {' or '.join(SUFFIXES)} files{_other_files(folder)}.")

@@ -55,6 +55,6 @@ def read_hub(name: str, *, columns: Columns, settings: Settings, otherwise: str 
 
 def _records(rows: Any, columns: Columns, digest: Any) -> Iterator[Record]:
     for number, values in enumerate(rows, start=1):
-        used = [values.get(name) for name in columns.names]
+        used = [values.get(name) for name in columns.chosen]
         digest.update(repr(used).encode("utf-8", "surrogatepass"))
         yield Record(f"row {number}", values)

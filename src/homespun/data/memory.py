@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from homespun.core.errors import DataError
-from homespun.data.arrow import batch_records, check_types
+from homespun.data.arrow import batch_records, check_types, readable_columns
 from homespun.data.columns import Columns
 from homespun.data.readers import collect, fingerprint
 from homespun.data.records import Faults, Record
@@ -26,7 +26,7 @@ def read_rows(data: Any, *, columns: Columns, filters: Filters) -> TableFederati
     """The federation in these rows. Its name and fingerprint depend on the content alone, not on its type."""
     faults, where = Faults(), type(data).__name__
     collected = collect(_records(data, columns, faults), columns, faults=faults, where=where, filters=filters)
-    content = _sha256(collected)
+    content = _sha256(collected, with_conversations=bool(columns.conversation))
     return build_table(
         collected,
         name=f"rows-{content[:8]}",
@@ -52,7 +52,7 @@ def _row_records(rows: Any, columns: Columns, faults: Faults) -> Iterator[Record
     """Records from any iterable of mappings."""
     names = getattr(rows, "column_names", None)
     if names and hasattr(rows, "select_columns"):  # do not read other columns, which may hold pictures
-        rows = rows.select_columns([name for name in columns.names if name in names])
+        rows = rows.select_columns([name for name in (*columns.chosen, *columns.automatic) if name in names])
     unread: dict[str, Any] = dict.fromkeys(names or ())
     for number, row in enumerate(rows, start=1):
         place = f"row {number}"
@@ -64,12 +64,14 @@ def _row_records(rows: Any, columns: Columns, faults: Faults) -> Iterator[Record
 
 def _frame_records(frame: Any, columns: Columns, faults: Faults) -> Iterator[Record]:
     names = [str(name) for name in frame.columns]
-    doubled = [name for name in columns.names if names.count(name) > 1]
+    doubled = [name for name in columns.chosen if names.count(name) > 1]
     for name in doubled:
         faults.add(f"{names.count(name)} columns are named {name!r}. Rename all but one.")
     if doubled:
         return
-    wanted = [name for name in columns.names if name in frame.columns]
+    wanted = [
+        name for name in (*columns.chosen, *columns.automatic) if name in frame.columns and names.count(name) == 1
+    ]
     cells = [frame[name].astype(object).where(frame[name].notna(), None).tolist() for name in wanted]
     unread: dict[str, Any] = dict.fromkeys(names)
     for number in range(len(frame)):
@@ -82,7 +84,7 @@ def _arrow_records(table: Any, columns: Columns, faults: Faults) -> Iterator[Rec
 
     with arrow.RecordBatchReader.from_stream(table) as reader:
         if check_types(reader.schema, columns, faults):
-            wanted = [name for name in columns.names if name in reader.schema.names]
+            wanted = readable_columns(reader.schema, columns)
             yield from batch_records((batch.select(wanted) for batch in reader), reader.schema.names, faults)
 
 
@@ -96,10 +98,17 @@ def _plain(cell: Any) -> Any:
     return None if is_missing else cell
 
 
-def _sha256(collected: Collector) -> str:
-    """The hash of all examples, in order."""
+def _sha256(collected: Collector, *, with_conversations: bool) -> str:
+    """The hash of all examples, in order.
+
+    Automatic conversations are not part of it, because data were hashed before there were any. The fingerprint of a
+    corpus's replies covers them.
+    """
     digest = hashlib.sha256()
     for names in (collected.users.index, collected.labels.index, collected.contexts.index, collected.texts):
         digest.update(json.dumps(list(names)).encode())
     digest.update(np.frombuffer(collected.rows, dtype=np.int64).astype("<i8").tobytes())
+    conversations = collected.conversations() if with_conversations else None
+    if conversations is not None:
+        digest.update(conversations.astype("<i8").tobytes())
     return digest.hexdigest()

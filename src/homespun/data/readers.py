@@ -8,7 +8,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import date, time
 from decimal import Decimal
 from pathlib import Path
@@ -18,7 +18,8 @@ from pydantic import PositiveInt, field_validator
 
 from homespun.core.errors import DataError, SettingsError, UnknownNameError, nearest, raise_faults
 from homespun.data.arrow import read_parquet
-from homespun.data.columns import Columns, look_like_names, missing_column
+from homespun.data.columns import Columns, look_like_names, missing_column, name_conversations
+from homespun.data.conversations import ConversationIndex
 from homespun.data.csv_records import read_csv
 from homespun.data.json_records import read_json
 from homespun.data.limited_streams import EXAMPLE_BYTES, ByteLimit, HashedStream, unpack
@@ -31,7 +32,7 @@ VERSION = 1  # increment when the same file gives different examples
 NAMES_KEPT = 1000  # distinct column names stored for error messages; a file may have more
 FORMATS = ".jsonl, .json, .csv, .tsv (each also with .gz) or .parquet"
 # Settings added in later versions, with their defaults
-ADDED_LATER = {"min_context_examples": None, "encoding": None, "delimiter": None, "quotes": True}
+ADDED_LATER = {"min_context_examples": None, "encoding": None, "delimiter": None, "quotes": True, "max_words": None}
 KINDS = ("jsonl", "json", "csv", "tsv")
 
 
@@ -141,7 +142,8 @@ def format_of(path: Path) -> str | None:
 
 def collect(records: Iterable[Record], columns: Columns, *, faults: Faults, where: str, filters: Filters) -> Collector:
     """Check the records and collect the examples. Raises if there is any fault."""
-    collected, seen = Collector(), _ColumnCheck(columns)
+    conversations = ConversationIndex(columns)
+    collected, seen = Collector(conversations), _ColumnCheck(columns, conversations)
     names = columns.names
     for record in records:
         seen.note(record)
@@ -151,14 +153,21 @@ def collect(records: Iterable[Record], columns: Columns, *, faults: Faults, wher
                 faults.add(f"{record.place}: {cell}")
         user, text = cells[columns.user], cells[columns.text]
         if user is not None and text is not None:
-            collected.add(user, text, label=cells[columns.label], context=cells[columns.context])
+            collected.add(user, text, label=cells[columns.label], context=cells[columns.context], values=record.values)
+        for name in conversations.chosen:
+            if isinstance(cell := _cell(record, name, as_text=False), _Fault) and record.values[name] != "":
+                faults.add(f"{record.place}: {cell}")
     seen.report(where, faults)
+    collected.note_columns(seen.shown)
     if not collected.users.index:
         raise DataError(f"{where}: the corpus is empty. At least one example is needed.")
     if filters.most_frequent_labels is not None and not collected.labels.index:
         raise DataError(f"{where}: most_frequent_labels needs labels. Name their column with --label-column.")
     if filters.min_context_examples is not None and not collected.contexts.index:
         raise DataError(f"{where}: min_context_examples needs contexts. Name their column with --context-column.")
+    if (filters.max_words is not None or conversations.chosen) and collected.conversations() is None:
+        asked = "max_words needs conversations" if not conversations.chosen else "no row names a conversation"
+        raise DataError(f"{where}: {asked}. {name_conversations(seen.shown)}")
     return collected
 
 
@@ -169,7 +178,8 @@ class _ColumnCheck:
     is one fault of the file. An optional column that all records lack is no fault.
     """
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: Columns, conversations: ConversationIndex) -> None:
+        self.conversations = conversations
         self.columns, self.names, self.required = columns, columns.names, set(columns.required)
         self.present: dict[str, None] = {}
         self.lacking = {name: Faults() for name in self.names}
@@ -179,6 +189,7 @@ class _ColumnCheck:
     def note(self, record: Record) -> None:
         if not record.values.keys() <= self.present.keys() and len(self.present) < NAMES_KEPT:
             self.present.update(dict.fromkeys(record.values))
+            self.conversations.notice(record.values)
         if not self.recurs and not self.present.keys() >= self.required:
             self.recurs = any(name and name == cell for name, cell in record.values.items())
         for name in self.names:
@@ -187,10 +198,14 @@ class _ColumnCheck:
             else:
                 self.lacking[name].add(f"{record.place}: no {name!r}. Either all examples have one or none.")
 
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """The names of the columns, if error messages may show them."""
+        return tuple(self.present) if look_like_names(self.present) and not self.recurs else ()
+
     def report(self, where: str, faults: Faults) -> None:
-        show = look_like_names(self.present) and not self.recurs
         nowhere = [
-            missing_column(name, list(self.present), show=show)
+            missing_column(name, list(self.present), show=bool(self.shown))
             for name in self.columns.required
             if self.present and name not in self.filled and name not in self.present
         ]
@@ -257,7 +272,7 @@ def fingerprint(content: str, columns: Columns, filters: Filters) -> str:
     for name, default in ADDED_LATER.items():  # defaults are left out, so that fingerprints of earlier runs stay valid
         if used.get(name) == default:
             used.pop(name, None)
-    parts = [VERSION, content, asdict(columns), used]
+    parts = [VERSION, content, columns.identity(), used]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

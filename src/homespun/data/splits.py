@@ -1,6 +1,8 @@
 """Views of a federation: participants and newcomers, train/eval/test parts of each user, all users pooled.
 
-A user's split depends only on the seed and the user's name, not on the other users or their order.
+A user's split by example depends only on the seed and the user's name, not on the other users or their order. Split by
+conversation, the part of an example depends only on the seed and its conversation, so that a conversation is not torn
+apart.
 """
 
 from __future__ import annotations
@@ -9,14 +11,15 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from homespun.core.errors import SettingsError
+from homespun.core.errors import DataError, SettingsError
 from homespun.core.seeds import numpy_generator
+from homespun.data.columns import name_conversations
 from homespun.data.federation import Examples, Federation, concatenate, short_repr
 from homespun.data.table import LeftOut
 from homespun.data.user_names import ListedNames, PickedNames
@@ -24,6 +27,8 @@ from homespun.data.user_names import ListedNames, PickedNames
 PartName = Literal["train", "eval", "test"]
 Fractions = tuple[float, float, float]
 FRACTIONS: Fractions = (0.8, 0.1, 0.1)
+SplitBy = Literal["example", "conversation"]
+STRATUM = 10  # this many consecutive conversations are spread evenly over the parts
 
 
 class Split(NamedTuple):
@@ -44,21 +49,74 @@ class Split(NamedTuple):
         return self.test.take(np.arange(1, len(self.test), 2))
 
 
-def split(examples: Examples, *, seed: int, user: str, fractions: Fractions = FRACTIONS) -> Split:
+def split(
+    examples: Examples, *, seed: int, user: str, fractions: Fractions = FRACTIONS, split_by: SplitBy = "example"
+) -> Split:
     """Split one user's examples at random, unless the corpus itself assigns parts.
 
-    With the default fractions, a user with fewer than 5 examples gets no eval and test part.
+    By example with the default fractions, a user with fewer than 5 examples gets no eval and test part. By
+    conversation, any part of a user may be empty.
     """
-    return Split(*(examples.take(rows) for rows in _rows_by_part(examples, seed=seed, user=user, fractions=fractions)))
+    rows = _rows_by_part(examples, seed=seed, user=user, fractions=fractions, split_by=split_by)
+    return Split(*(examples.take(some) for some in rows))
 
 
-def _rows_by_part(examples: Examples, *, seed: int, user: str, fractions: Fractions) -> list[np.ndarray]:
+def _rows_by_part(
+    examples: Examples, *, seed: int, user: str, fractions: Fractions, split_by: SplitBy
+) -> list[np.ndarray]:
     """The rows for train, eval and test, each ascending."""
-    if examples.parts is not None:
-        return [np.flatnonzero(examples.parts == place) for place in range(3)]
-    sizes = part_sizes(len(examples), fractions)
-    order = numpy_generator(seed, "split", user).permutation(len(examples))
-    return [np.sort(rows) for rows in np.split(order, np.cumsum(sizes[:2]))]
+    parts = examples.parts
+    if parts is None and split_by == "conversation":
+        parts = _parts_by_conversation(examples, seed=seed, user=user, fractions=fractions)
+    if parts is None:
+        parts = _parts_by_example(len(examples), seed=seed, user=user, fractions=fractions)
+    return [np.flatnonzero(parts == place) for place in range(3)]
+
+
+def _parts_by_example(count: int, *, seed: int, user: str, fractions: Fractions) -> np.ndarray:
+    """The part of each of a user's examples: 0 train, 1 eval, 2 test."""
+    order = numpy_generator(seed, "split", user).permutation(count)
+    parts = np.empty(count, dtype=np.int64)
+    parts[order] = np.repeat(np.arange(3), part_sizes(count, fractions))
+    return parts
+
+
+def _parts_by_conversation(examples: Examples, *, seed: int, user: str, fractions: Fractions) -> np.ndarray:
+    """The part of each example; examples without a conversation are split by example."""
+    conversations = examples.conversations
+    if conversations is None:
+        raise SettingsError("split_by: the examples have no conversations. Split them by example.")
+    parts = np.zeros(len(examples), dtype=np.int64)
+    alone = conversations < 0
+    parts[alone] = _parts_by_example(int(alone.sum()), seed=seed, user=user, fractions=fractions)
+    count = int(conversations.max(initial=-1)) + 1
+    parts[~alone] = conversation_parts(count, seed=seed, fractions=fractions)[conversations[~alone]]
+    return parts
+
+
+def conversation_parts(count: int, *, seed: int, fractions: Fractions = FRACTIONS) -> np.ndarray:
+    """The parts of the first `count` conversations of a corpus: 0 train, 1 eval, 2 test.
+
+    They do not depend on `count`. In each ten consecutive conversations, the parts have their shares.
+    """
+    return _conversation_parts(1 << max(0, count - 1).bit_length(), seed=seed, fractions=tuple(fractions))[:count]
+
+
+@lru_cache(maxsize=4)  # every user's split needs them
+def _conversation_parts(count: int, *, seed: int, fractions: Fractions) -> np.ndarray:
+    strata = -(-count // STRATUM)
+    order, jitter = numpy_generator(seed, "conversations").random((strata, 2, STRATUM)).swapaxes(0, 1)
+    places = (order.argsort(axis=1).argsort(axis=1) + jitter) / STRATUM  # one in each tenth of [0, 1)
+    found: np.ndarray = np.searchsorted(np.cumsum(fractions[:2]), places.ravel()[:count], side="right")
+    found.setflags(write=False)
+    return found
+
+
+def require_conversations(federation: Federation) -> None:
+    """Raise if the corpus has no conversations to split it by."""
+    if len(federation.users) and federation.examples(0).conversations is None:
+        remedy = name_conversations(getattr(original(federation), "columns", ()))
+        raise DataError(f"{federation.name}: split_by = conversation, but the corpus has no conversations. {remedy}")
 
 
 def part_sizes(count: int, fractions: Fractions = FRACTIONS) -> tuple[int, int, int]:
@@ -83,6 +141,7 @@ class SplitPart:
     part: PartName
     seed: int
     fractions: Fractions = FRACTIONS
+    split_by: SplitBy = "example"
 
     __repr__ = short_repr
 
@@ -92,7 +151,8 @@ class SplitPart:
 
     @property
     def fingerprint(self) -> str:
-        return _derived(self.federation, f"{self.part} {self.seed} {self.fractions}")
+        by = "" if self.split_by == "example" else f" by {self.split_by}"
+        return _derived(self.federation, f"{self.part} {self.seed} {self.fractions}{by}")
 
     @property
     def users(self) -> Sequence[str]:
@@ -108,17 +168,26 @@ class SplitPart:
 
     def examples(self, user: int) -> Examples:
         everything = self.federation.examples(user)
-        rows = _rows_by_part(everything, seed=self.seed, user=self.users[user], fractions=self.fractions)
+        rows = _rows_by_part(
+            everything, seed=self.seed, user=self.users[user], fractions=self.fractions, split_by=self.split_by
+        )
         return everything.take(rows[("train", "eval", "test").index(self.part)])
 
     def group(self, user: int) -> str | None:
         return self.federation.group(user)
 
 
-def select_part(federation: Federation, name: PartName, *, seed: int, fractions: Fractions = FRACTIONS) -> SplitPart:
+def select_part(
+    federation: Federation,
+    name: PartName,
+    *,
+    seed: int,
+    fractions: Fractions = FRACTIONS,
+    split_by: SplitBy = "example",
+) -> SplitPart:
     """A view in which every user has only their `train`, `eval` or `test` examples."""
     part_sizes(0, fractions)  # rejects wrong fractions here, before any examples are read
-    return SplitPart(federation, name, seed, fractions)
+    return SplitPart(federation, name, seed, fractions, split_by)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

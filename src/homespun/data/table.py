@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,14 @@ from pydantic import Field
 from homespun.core.errors import DataError
 from homespun.core.settings import Settings
 from homespun.data.content_signature import ContentSignature, sign_content
+from homespun.data.conversations import ConversationIndex, opening_turns, previous_turns
 from homespun.data.federation import Examples, short_repr
 from homespun.data.user_names import ListedNames
 
 
 class Filters(Settings):
-    """The examples and users of a corpus that take part. Filters apply in this order."""
+    """The examples and users of a corpus that take part. Filters apply in this order, `max_words` when a method reads
+    replies."""
 
     most_frequent_labels: int | None = Field(default=None, ge=1)
     """Keep only examples with one of the k most frequent labels. Not set: all."""
@@ -31,6 +34,8 @@ class Filters(Settings):
     """Leave out users with more examples."""
     max_users: int | None = Field(default=None, ge=1)
     """Keep at most this many of the remaining users, the first ones in the file."""
+    max_words: int | None = Field(default=None, ge=1)
+    """Methods that read replies: leave out pairs in which the prompt or the reply has more words."""
 
     @property
     def looks_across(self) -> tuple[str, ...]:
@@ -60,6 +65,13 @@ class TableFederation:
     starts: np.ndarray = field(repr=False)  # start of each user's texts, and the end of the last
     label_of: np.ndarray | None = field(repr=False, default=None)
     context_of: np.ndarray | None = field(repr=False, default=None)
+    # Of a corpus with conversations: the text that each text replies to, if any, and the conversation it belongs to,
+    # numbered before filters, or -1
+    prompts: tuple[str | None, ...] | None = field(repr=False, default=None)
+    conversation_of: np.ndarray | None = field(repr=False, default=None)
+    opens: np.ndarray | None = field(repr=False, default=None)  # whether it is the first text of its conversation
+    max_words: int | None = None  # of prompts and replies
+    columns: tuple[str, ...] = ()  # of the source, if error messages may show them
     left_out: LeftOut = LeftOut()
     place: Path | None = None  # the file it was read from
     content: ContentSignature | None = None  # of the source, before filters
@@ -77,6 +89,8 @@ class TableFederation:
             texts=texts,
             labels=None if self.label_of is None else self.label_of[mine],
             contexts=None if self.context_of is None else self.context_of[mine],
+            prompts=None if self.prompts is None else self.prompts[mine],
+            conversations=None if self.conversation_of is None else self.conversation_of[mine],
             authors=np.full(len(texts), user, dtype=np.int64),
         )
 
@@ -97,13 +111,24 @@ class NameIndex:
 class Collector:
     """Collects examples for a table. A blank text registers its user but adds no example."""
 
-    def __init__(self) -> None:
+    def __init__(self, conversation_index: ConversationIndex | None = None) -> None:
+        self.conversation_index = conversation_index
+        self.columns: tuple[str, ...] = ()
         self.users, self.labels, self.contexts = NameIndex(), NameIndex(), NameIndex()
         self.texts: list[str] = []
         self.rows = array("q")  # user, label and context of each example; -1 if absent
         self.blank = 0
 
-    def add(self, user: str, text: str, *, label: str | None, context: str | None) -> None:
+    def add(
+        self,
+        user: str,
+        text: str,
+        *,
+        label: str | None,
+        context: str | None,
+        values: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Add an example. `values`: all cells of its row, among which are those that name its conversation."""
         author = self.users.encode(user)
         if not text.strip():
             self.blank += 1
@@ -116,6 +141,16 @@ class Collector:
                 -1 if context is None else self.contexts.encode(context),
             )
         )
+        if self.conversation_index is not None:
+            self.conversation_index.add(values)
+
+    def note_columns(self, names: tuple[str, ...]) -> None:
+        """The columns of the source, if error messages may show them."""
+        self.columns = names
+
+    def conversations(self) -> np.ndarray | None:
+        """The number of each example's conversation, or -1; None if the corpus has no conversations."""
+        return None if self.conversation_index is None else self.conversation_index.resolve()
 
 
 def build_table(collected: Collector, *, name: str, fingerprint: str, filters: Filters) -> TableFederation:
@@ -149,6 +184,7 @@ def build_table(collected: Collector, *, name: str, fingerprint: str, filters: F
     contexts, context_index = _sorted_names(list(collected.contexts.index), context_of[kept_rows])
     names = list(collected.users.index)
     counts = np.bincount(position[user_of[kept_rows]], minlength=len(kept_users))
+    conversation_of = collected.conversations()
     return TableFederation(
         name=name,
         fingerprint=fingerprint,
@@ -159,10 +195,25 @@ def build_table(collected: Collector, *, name: str, fingerprint: str, filters: F
         starts=np.concatenate([[0], np.cumsum(counts)]),
         label_of=label_index,
         context_of=context_index,
+        prompts=_prompts(collected.texts, conversation_of, user_of=user_of, rows=kept_rows),
+        conversation_of=None if conversation_of is None else conversation_of[kept_rows],
+        opens=None if conversation_of is None else opening_turns(conversation_of)[kept_rows],
+        max_words=filters.max_words,
+        columns=collected.columns,
         left_out=left_out,
         content=sign_content((names[user], text) for user, text in zip(user_of.tolist(), collected.texts, strict=True)),
         looks_across=filters.looks_across,
     )
+
+
+def _prompts(
+    texts: Sequence[str], conversation_of: np.ndarray | None, *, user_of: np.ndarray, rows: np.ndarray
+) -> tuple[str | None, ...] | None:
+    """The text that each of these rows replies to. It may be in a row that filters leave out."""
+    if conversation_of is None:
+        return None
+    before = previous_turns(conversation_of, user_of)[rows]
+    return tuple(None if row < 0 else texts[row] for row in before.tolist())
 
 
 def describe_left_out(left_out: LeftOut) -> str:

@@ -6,7 +6,6 @@ workers or on which of them is faster.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,14 +27,11 @@ from homespun.engines.placement import place_method
 from homespun.engines.pool import Reply, broadcast_message, setup_message, shared_pool
 from homespun.engines.single_step import train_chunk
 from homespun.engines.stacked import merge_outcomes, predict_clients
+from homespun.system.machine import cpu_cores
 
 # Maximum number of clients per chunk: large enough for efficient stacked matrix products, small enough that activations
 # stay in the cache (measured; see docs/decisions/0002-stacked-lstm.md).
 CHUNK = 25
-
-
-def default_workers() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass
@@ -44,7 +40,7 @@ class CohortTrainer:
 
     built: BuiltMethod
     seed: int
-    workers: int = field(default_factory=default_workers)
+    workers: int = field(default_factory=cpu_cores)
     transforms: Transforms = NO_TRANSFORMS
     device: str = CPU  # on any device but the CPU, clients are trained in this process
 

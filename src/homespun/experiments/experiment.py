@@ -27,7 +27,7 @@ from homespun.core.records import RoundRecord
 from homespun.core.settings import Settings, current_identity, parse
 from homespun.data.federation import Federation
 from homespun.data.source import DataSettings
-from homespun.data.splits import sample_users, withhold
+from homespun.data.splits import original, sample_users
 from homespun.experiments.results import (
     EVALUATION_SETTINGS,
     RESULTS_FILE,
@@ -189,7 +189,8 @@ def _finished_elsewhere(
     run = only_run(place)
     values, method_values = separate_settings(configuration.method, _settings(experiment, configuration, draw))
     settings = parse(RunSettings, values, where="run")
-    method, _, _ = method_for(federation, settings, method=configuration.method, values=method_values)
+    method, participants, _ = method_for(federation, settings, method=configuration.method, values=method_values)
+    federation = original(participants)  # as the method reads it
     # besides the identity of the run: its length and how it was evaluated
     more = ("rounds", "epochs", *EVALUATION_SETTINGS)
     asked = {**identity_of(method, federation, settings), **settings.model_dump(mode="json", include=set(more))}
@@ -233,14 +234,16 @@ def check_settings(experiment: Experiment) -> None:
         parse(method_module(configuration.method).Settings, method, where=where, listed_by=listed_by)
 
 
+@named_by_user()
 def check_folds(experiment: Experiment, federation: Federation) -> None:
     """Draw the last fold before the first one trains: otherwise, too many folds would be noticed hours later."""
     if experiment.folds is None:
         return
     for configuration in experiment.configurations.values():
         values = {**experiment.settings, **configuration.settings}
-        run = RunSettings(**separate_settings(configuration.method, values)[0])
-        withhold(federation, share=run.withheld, seed=experiment.seeds[0], fold=experiment.folds - 1)
+        run, own = separate_settings(configuration.method, {**values, "seed": experiment.seeds[0]})
+        last = RunSettings(**{**run, "fold": experiment.folds - 1})
+        method_for(federation, last, method=configuration.method, values=own)
 
 
 def open_configuration(

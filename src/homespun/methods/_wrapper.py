@@ -115,7 +115,7 @@ def _gradient_phases(method: Method) -> list[Phase]:
 def _require_network(method: Method, settings: WrapperSettings, task: Task, *, name: str) -> None:
     """Raise unless the method is a plain network, which can be trained by another rule."""
     held = "texts" if task.image is None else "images"
-    if method.model.reads != held:
+    if method.model.medium != held:
         others = "furl (labels) or fedperc (language)" if held == "texts" else "preference"
         raise SettingsError(
             f"{name}: the network of {settings.base_method!r} reads {method.model.reads}, but this corpus has {held}. "

@@ -18,6 +18,7 @@ from homespun.core.personalize import Generated, GradientSteps, Personalization
 from homespun.core.roles import Role
 from homespun.core.tree import Tree
 from homespun.data.columns import look_like_names
+from homespun.data.dialogue import as_read
 from homespun.data.federation import Examples, Federation
 from homespun.data.source import DataSettings
 from homespun.data.text_files import is_text_file, read_text_file
@@ -79,11 +80,13 @@ def personalize(
     texts: Sequence[str],
     labels: Sequence[str] | None = None,
     *,
+    prompts: Sequence[str] | None = None,
     context: str | None = None,
     steps: int | None = None,
     generated: bool = False,
 ) -> UserModel:
-    """Personalize for a new user from their own texts: with labels or, for a language method, in one context.
+    """Personalize for a new user from their own texts: with labels or, for a language method, in one context. For a
+    method that reads replies, `prompts` has the prompt of each text.
 
     This takes `steps` gradient steps (None: as in the run's settings) or, with `generated`, one pass of the method's
     generator. Nothing is uploaded, the shared model does not change, and the vault is not written.
@@ -96,7 +99,7 @@ def personalize(
     """
     require_text_method(run)
     engine = build_local_engine(run, steps=steps, generated=generated)
-    examples = choose_reader(run).convert(run, texts, labels=labels, context=context)
+    examples = _with_prompts(run, choose_reader(run).convert(run, texts, labels=labels, context=context), prompts)
     client = Client(
         user, private=run.clients.new_private(user, run.state.broadcast()), data=run.method.model.encode(examples)
     )
@@ -129,11 +132,10 @@ def _summarize(
 
 
 def _describe_gain(before: Scores, after: Scores) -> str:
+    name, change = before.headline[0], f"from {before.headline[1]:.1f} to {after.headline[1]:.1f}"
     if isinstance(before, Evaluation) and isinstance(after, Evaluation):
-        change = f"accuracy went from {100 * before.accuracy:.1f} % to {100 * after.accuracy:.1f} %"
-    else:
-        change = f"perplexity went from {before.headline[1]:.1f} to {after.headline[1]:.1f}"
-    return f"On {after.examples} held-out examples {change}."
+        name, change = "accuracy", f"from {100 * before.accuracy:.1f} % to {100 * after.accuracy:.1f} %"
+    return f"On {after.examples} held-out examples {name} went {change}."
 
 
 # Reading examples
@@ -150,7 +152,7 @@ def read_labelled_file(
             f"{source.source}: {run.method.name} predicts labels, which a plain text does not have. "
             "Give a table with a label column."
         )
-    given = source.model_copy(update={"columns": {**_run_columns(run), **source.columns}}).load()
+    given = _load(run, source, columns=_run_columns(run))
     return select_labelled_examples(given, user, labels=run.federation.labels)
 
 
@@ -160,6 +162,8 @@ def read_utterance_file(
     """One user's utterances in contexts of the run, from a plain text or the rows of a table."""
     path = Path(source.source)
     if is_text_file(path):
+        if run.method.model.reads == "replies":
+            raise DataError(f"{path}: {run.method.name} learns from replies. Give a table with all turns of dialogues.")
         sentences = read_text_file(path)
         if user is None:
             raise InputError(f"{path}: name the author with --user.")
@@ -167,7 +171,7 @@ def read_utterance_file(
     columns = {name: column for name, column in _run_columns(run).items() if name != "label"}
     if context is not None:
         columns.pop("context", None)
-    given = source.model_copy(update={"columns": {**columns, **source.columns}}).load()
+    given = _load(run, source, columns=columns)
     name, examples = select_user_examples(given, user)
     if examples.contexts is None or not run.federation.contexts:
         return name, _assign_context(run, examples, context), 0
@@ -192,6 +196,13 @@ def convert_utterances(
     return _assign_context(run, Examples(list(texts)), context)
 
 
+def _with_prompts(run: Run, examples: Examples, prompts: Sequence[str] | None) -> Examples:
+    needed = len(examples) if run.method.model.reads == "replies" else 0
+    if len(prompts or ()) != needed:
+        raise InputError(f"prompts: {run.method.name} needs {needed} of them for {len(examples)} texts.")
+    return replace(examples, prompts=list(prompts)) if prompts else examples
+
+
 @dataclass(frozen=True)
 class Reader:
     """How the texts of a new user become examples of the run."""
@@ -201,10 +212,11 @@ class Reader:
 
 
 def choose_reader(run: Run) -> Reader:
-    """The reader for what the run's scoring offers: predict or generate."""
+    """The reader for what the run's scoring offers: predict, generate or reply."""
     readers = {
         "predict": Reader(read_labelled_file, convert_labelled_texts),
         "generate": Reader(read_utterance_file, convert_utterances),
+        "reply": Reader(read_utterance_file, convert_utterances),
     }
     found = [reader for offer, reader in readers.items() if offer in run.scoring.offers]
     if not found:
@@ -212,8 +224,20 @@ def choose_reader(run: Run) -> Reader:
     return found[0]
 
 
+def _load(run: Run, source: DataSettings, *, columns: Mapping[str, str]) -> Federation:
+    """The corpus in a user's file, as the run's method reads it."""
+    reads, settings = run.method.model.reads, {}
+    if reads == "replies" and run.data is not None and "max_words" in run.data.settings:
+        settings["max_words"] = run.data.settings["max_words"]
+    given = source.model_copy(update={"columns": {**columns, **source.columns}, "settings": settings})
+    return as_read(given.load(), reads)
+
+
 def _run_columns(run: Run) -> Mapping[str, str]:
-    return run.data.columns if run.data is not None else {}
+    columns: dict[str, str] = {} if run.data is None else dict(run.data.columns)
+    if run.method.model.reads != "replies":
+        columns.pop("conversation", None)
+    return columns
 
 
 def _assign_context(run: Run, examples: Examples, context: str | None) -> Examples:

@@ -17,7 +17,7 @@ from homespun.core.roles import SHARED, Role
 from homespun.core.scoring import Part
 from homespun.core.tree import Tree
 from homespun.data.federation import Examples, Federation
-from homespun.data.splits import Fractions, Split, pool_users, select_part, split
+from homespun.data.splits import Fractions, Split, SplitBy, pool_users, select_part, split
 from homespun.engines.client import Client
 from homespun.engines.protocol import UserSet
 from homespun.engines.staging import Staged, StagedRounds
@@ -36,6 +36,7 @@ class SimulatedClients:
     vault: Vault
     seed: int
     fractions: Fractions
+    split_by: SplitBy = "example"
     evaluate_examples: int | None = None  # maximum number that is scored per user
     _staged: StagedRounds = field(default_factory=StagedRounds)
     _encoded: EncodedBatches = field(default_factory=lambda: EncodedBatches(limit_bytes=MAX_ENCODED_BYTES))
@@ -43,7 +44,9 @@ class SimulatedClients:
     @cached_property
     def population(self) -> Federation:
         """The clients that train: every participant with the training part, or one server that has all of them."""
-        training = select_part(self.participants, "train", seed=self.seed, fractions=self.fractions)
+        training = select_part(
+            self.participants, "train", seed=self.seed, fractions=self.fractions, split_by=self.split_by
+        )
         return pool_users(training) if self.built.method.local.pooled else training
 
     def load(
@@ -130,6 +133,7 @@ class SimulatedClients:
             seed=self.seed,
             user=federation.users[position],
             fractions=self.fractions,
+            split_by=self.split_by,
         )
 
 

@@ -18,9 +18,10 @@ from homespun.core.progress import Show, silent
 from homespun.core.roles import SHARED
 from homespun.core.statistics import bests, sums
 from homespun.data.columns import look_like_names
+from homespun.data.dialogue import as_read
 from homespun.data.federation import Federation
 from homespun.data.source import DataSettings
-from homespun.data.splits import select_part, withhold
+from homespun.data.splits import original, require_conversations, select_part, withhold
 from homespun.privacy.account import UnprotectedUse
 from homespun.privacy.accounting import require_accountant
 from homespun.privacy.settings import require_public_filters, validate_privacy
@@ -70,9 +71,18 @@ def artefact_identity(method: Method) -> dict[str, str]:
 def method_for(
     federation: Federation, settings: RunSettings, *, method: str, values: Mapping[str, Any]
 ) -> tuple[Method, Federation, Federation]:
-    """The method, sized for the participants; then the participants and the newcomers."""
-    participants, newcomers = withhold(federation, share=settings.withheld, seed=settings.seed, fold=settings.fold)
-    return load_method(method, values, task_of(participants)), participants, newcomers
+    """The method, sized for the participants; then the participants and the newcomers, as the method reads them."""
+    share, seed = settings.withheld, settings.seed
+    # The method decides who takes part: of replies, only users who have any. A method is loaded again only if the
+    # number of participants then differs.
+    likely, _ = withhold(federation, share=share, seed=seed)
+    made = load_method(method, values, task_of(likely))
+    if made.task.image is None:
+        federation = as_read(federation, made.model.reads)
+    participants, newcomers = withhold(federation, share=share, seed=seed, fold=settings.fold)
+    if (task := task_of(participants)) != made.task:
+        made = load_method(method, values, task, files=made.files)
+    return made, participants, newcomers
 
 
 def open_run(
@@ -86,30 +96,30 @@ def open_run(
     read_only: bool = False,
     progress: Show = silent,
     temporary: Any = None,
+    data_fingerprint: str | None = None,
 ) -> Run:
     """Open a new run, or the one in this folder at its last commit. A different run in the folder is rejected.
 
     `data` says how the federation was loaded, unless `homespun.load` loaded it. Unless the run is only read, its
     settings are written to the folder, so that it can be reopened by the folder alone. `progress` is called with the
-    progress of long work on this run. `temporary` is kept alive as long as the run.
+    progress of long work on this run. `temporary` is kept alive as long as the run. `data_fingerprint` is the one that
+    the data must have, as the method reads them.
     """
     made, participants, newcomers = method_for(federation, settings, method=method, values=method_settings or {})
-    _require_readable(made, federation)
+    federation = original(participants)  # as the method reads it
+    _require_readable(made, federation, settings)
+    if data_fingerprint not in (None, federation.fingerprint):
+        raise _changed_data(folder, federation.name if data is None else data.source)
     if not read_only:
-        require_device(settings.device)
-        _require_known_contexts(made, participants, newcomers, settings)
+        _require_trainable(made, participants, newcomers, settings)
     _require_same_artefacts(Path(folder), made)
     if (Path(folder) / VAULT_FILE).exists():  # reject another run before building a model, which may be large
         Vault.open(Path(folder), identity=identity_of(made, federation, settings), read_only=True).close()
     built = build(made, seed=settings.seed)
-    if settings.privacy is not None and not read_only:  # earlier results can be read without the accountant
-        require_accountant()
-        require_public_filters(settings.privacy, looks_across=getattr(federation, "looks_across", ()))
     _require_protectable(built, settings, users=len(participants.users))
     server_users = make_prototypical_users(built, federation, seed=settings.seed, device=settings.device)
     new = not (Path(folder) / VAULT_FILE).exists()
     vault = Vault.open(Path(folder), identity=identity_of(made, federation, settings), read_only=read_only)
-    data = data or getattr(federation, "loaded_by", None)
     with ExitStack() as undo:
         undo.callback(vault.close)
         state = built.start() if vault.state is None else built.in_roles(state_from_bytes(vault.state))
@@ -121,7 +131,7 @@ def open_run(
             vault,
             state,
             server_users,
-            data=data,
+            data=data or getattr(federation, "loaded_by", None),
             progress=progress,
             temporary=temporary,
         )
@@ -137,15 +147,37 @@ def open_run(
     return run
 
 
-def _require_readable(method: Method, federation: Federation) -> None:
-    """Raise if the corpus lacks what the method scores or reads."""
+def _changed_data(folder: Path | str, source: str) -> RunError:
+    return RunError(
+        f"{folder}: {source} has changed since the run was trained on it. Restore the former data, or train again in "
+        "another folder."
+    )
+
+
+def _require_trainable(method: Method, participants: Federation, newcomers: Federation, settings: RunSettings) -> None:
+    """Raise if the run can be read but not trained."""
+    require_device(settings.device)
+    _require_known_contexts(method, participants, newcomers, settings)
+    if settings.privacy is not None:
+        require_accountant()
+        require_public_filters(settings.privacy, looks_across=getattr(original(participants), "looks_across", ()))
+
+
+def _require_readable(method: Method, federation: Federation, settings: RunSettings) -> None:
+    """Raise if the corpus lacks what the method scores or reads, or what the run splits it by."""
     method.scoring.require(federation.name, method=method.name)
     held = "texts" if method.task.image is None else "images"
-    if method.model.reads != held:
-        corpora = {"texts": "dialects, sotu or a file", "images": "digits or voices"}[method.model.reads]
+    if method.model.medium != held:
+        corpora = {
+            "texts": "dialects, sotu or a file",
+            "images": "digits or voices",
+            "replies": "a file with conversations",
+        }[method.model.reads]
         raise SettingsError(
             f"{federation.name}: {method.name} reads {method.model.reads}, but this corpus has {held}. Try {corpora}."
         )
+    if settings.split_by == "conversation":
+        require_conversations(federation)
 
 
 def _require_protectable(built: BuiltMethod, settings: RunSettings, *, users: int) -> None:
@@ -225,7 +257,9 @@ def _require_known_contexts(
     """Raise if a context is tested that no participant trains: its row of the context table would be untrained."""
     if "context" not in method.model.keys.values():
         return
-    training = select_part(participants, "train", seed=settings.seed, fractions=settings.fractions)
+    training = select_part(
+        participants, "train", seed=settings.seed, fractions=settings.fractions, split_by=settings.split_by
+    )
     missing = set(range(len(participants.contexts)))
     for position in range(len(training.users)):
         if not missing:  # usually after a few users

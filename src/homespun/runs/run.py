@@ -23,7 +23,7 @@ from homespun.core.scoring import Scoring
 from homespun.core.transforms import Transforms
 from homespun.data.federation import Federation
 from homespun.engines.client import Trainer
-from homespun.engines.cohort import CohortTrainer, default_workers
+from homespun.engines.cohort import CohortTrainer
 from homespun.engines.loop import LoopTrainer
 from homespun.engines.protocol import Engine
 from homespun.engines.simulation import SimulationEngine
@@ -36,7 +36,7 @@ from homespun.runs.run_transforms import make_transforms
 from homespun.runs.schedule import Schedule
 from homespun.runs.settings import RunSettings
 from homespun.runs.vault import Vault
-from homespun.system.machine import machine_records
+from homespun.system.machine import cpu_cores, machine_records
 
 
 @dataclass
@@ -70,6 +70,7 @@ class Run:
             self.vault,
             seed=self.settings.seed,
             fractions=self.settings.fractions,
+            split_by=self.settings.split_by,
             evaluate_examples=self.settings.evaluate_examples,
         )
 
@@ -95,7 +96,7 @@ class Run:
         device = require_device(settings.device)  # the run may be opened on another machine
         if settings.engine == "loop":
             return LoopTrainer(self.built, settings.seed, self.transforms, device=device)
-        workers = default_workers() if settings.workers is None else settings.workers
+        workers = cpu_cores() if settings.workers is None else settings.workers
         return CohortTrainer(self.built, settings.seed, workers, self.transforms, device=device)
 
     @cached_property

@@ -207,12 +207,6 @@ def _reopen(folder: str | Path, federation: Any, *, read_only: bool, progress: S
     saved = parse(SavedSettings, found, where=f"{folder}: {SETTINGS_FILE}")
     data = saved.data
     federation = _load_corpus(folder, data) if federation is None else as_federation(federation)
-    if federation.fingerprint != saved.data_fingerprint:
-        source = federation.name if data is None else data.source
-        raise RunError(
-            f"{folder}: {source} has changed since the run was trained on it. Restore the former data, or train again "
-            "in another folder."
-        )
     return open_run(
         folder,
         method=saved.method,
@@ -222,6 +216,7 @@ def _reopen(folder: str | Path, federation: Any, *, read_only: bool, progress: S
         data=data,
         read_only=read_only,
         progress=progress,
+        data_fingerprint=saved.data_fingerprint,
     )
 
 

@@ -34,6 +34,11 @@ def machine() -> dict[str, str]:
     }
 
 
+def cpu_cores() -> int:
+    """The CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def cpu_name() -> str:
     """The CPU's model name on Linux; the architecture if there is none."""
     try:

@@ -14,6 +14,7 @@ from homespun.core.messages import ServerState, state_to_bytes
 from homespun.core.method import BuiltMethod, Method, build
 from homespun.core.transforms import Transforms, UpdateTransform
 from homespun.data import load_federation
+from homespun.data.dialogue import as_read
 from homespun.data.federation import Federation
 from homespun.engines.client import Client, Trainer
 from homespun.engines.cohort import CohortTrainer
@@ -64,6 +65,9 @@ def make_subject(origin: str, settings: Mapping[str, Any]) -> Subject:
     )
     federation = load_federation(corpus["source"], settings={"users": corpus["users"]})
     method = load_method(origin, {**small, **settings}, task_of(federation))
+    if method.model.reads == "replies":
+        federation = as_read(talk_in_turns(federation), method.model.reads)
+        method = load_method(origin, {**small, **settings}, task_of(federation), files=method.files)
     built = build(method, seed=SEED)
     clients = []
     for position, size in enumerate(SIZES):
@@ -72,6 +76,16 @@ def make_subject(origin: str, settings: Mapping[str, Any]) -> Subject:
         data = method.model.encode(pool.take(np.arange(size) % len(pool)))  # repeats examples if there are too few
         clients.append(Client(user, private=built.new_private(user, seed=SEED), data=data))
     return Subject(built, federation, tuple(clients[:-1]), clients[-1])
+
+
+def talk_in_turns(federation: Federation) -> Federation:
+    """A corpus with conversations: in each, all users say one of their texts, and another one starts."""
+    users = len(federation.users)
+    texts = [federation.examples(user).texts for user in range(users)]
+    turns = [(talk, (talk + turn) % users) for talk in range(min(map(len, texts))) for turn in range(users)]
+    return load_federation(
+        [{"user": federation.users[user], "text": texts[user][talk], "conversation": talk} for talk, user in turns]
+    )
 
 
 MakeTrainer: TypeAlias = Callable[[BuiltMethod, Transforms], Trainer]
