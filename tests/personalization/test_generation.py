@@ -12,13 +12,12 @@ from homespun import generate
 from homespun.core.errors import InputError, RunError, SettingsError, UnknownNameError
 from homespun.data import load_federation
 from homespun.data.federation import Examples
+from homespun.decoding.sampling import choose_tokens, probabilities
 from homespun.methods import furl
 from homespun.personalization.generation import (
     Sampling,
-    choose_tokens,
     draw_tokens,
     find_personal_model,
-    probabilities,
     sample_continuations,
 )
 from homespun.runs.training import train

@@ -27,6 +27,7 @@ from homespun.core.tree import Tree
 from homespun.data.federation import Examples
 from homespun.data.sentences import sentence_end
 from homespun.data.user_names import match_name
+from homespun.decoding.sampling import choose_tokens
 from homespun.models.pretrained import Pretrained, load_pretrained
 from homespun.runs.run import Run
 
@@ -125,9 +126,12 @@ def require_language_model(run: Run) -> Pretrained:
     """The pretrained language model of a run. Raises if the method learns no prefix for one."""
     base = run.method.base_model
     if "generate" not in run.scoring.offers or base is None or not hasattr(run.built.model, "prefix"):
+        remedy = "Train a method that does, for instance with `homespun train fedperc --data sotu`."
+        if "reply" in run.scoring.offers:
+            remedy = "To reply to a text, use `homespun reply`."
         raise RunError(
-            f"{_where(run)}: {run.method.name} does not personalize a language model, so it cannot generate text. "
-            "Train a method that does, for instance with `homespun train fedperc --data sotu`."
+            f"{_where(run)}: {run.method.name} does not personalize a language model, so it cannot continue a text. "
+            f"{remedy}"
         )
     return load_pretrained(base.name)
 
@@ -241,30 +245,6 @@ def draw_tokens(model: PersonalLanguageModel, ids: Sequence[int], sampling: Samp
         tokens = choose_tokens(read.logits[:, -1], sampling, generators)
         yield tokens.tolist()
         read = model.backbone(input_ids=tokens[:, None], past_key_values=read.past_key_values, use_cache=True)
-
-
-def choose_tokens(logits: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> Tensor:
-    """Choose a token for each row of logits [samples, vocabulary]; each sample has its own random generator."""
-    if sampling.temperature == 0:
-        return logits.argmax(dim=-1)
-    chances = probabilities(logits, sampling)
-    drawn = [torch.multinomial(row, 1, generator=one) for row, one in zip(chances, generators, strict=True)]
-    return torch.cat(drawn)
-
-
-def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Apply temperature, then `top_k`, then `top_p`; at least one token remains."""
-    # in double precision and with the maximum at 0, no temperature is too small
-    scores = (logits - logits.amax(dim=-1, keepdim=True)).double() / sampling.temperature
-    if 0 < sampling.top_k < scores.shape[-1]:
-        fewest = scores.topk(sampling.top_k, dim=-1).values[..., -1:]
-        scores = scores.masked_fill(scores < fewest, -torch.inf)
-    chances = scores.softmax(dim=-1)
-    if sampling.top_p < 1:
-        ordered, order = chances.sort(dim=-1, descending=True, stable=True)
-        before = ordered.cumsum(dim=-1) - ordered  # total probability of the likelier tokens
-        chances = chances.masked_fill((before >= sampling.top_p).gather(-1, order.argsort(dim=-1)), 0.0)
-    return chances / chances.sum(dim=-1, keepdim=True)
 
 
 def _where(run: Run) -> str:
