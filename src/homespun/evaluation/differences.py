@@ -23,7 +23,7 @@ def differences(
     if runs[0]["test"]["metric"] != "perplexity":
         return None
     base_model = [
-        _control(run, control["untouched"], run.get("newcomers_untouched"))
+        _control(run, control.get("untouched"), run.get("newcomers_untouched"))
         for run, control in zip(runs, controls, strict=True)
     ]
     in_context = [

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
-from scipy.special import ndtr, stdtrit
 from torch import Tensor
 
 from homespun.core import seeds
 from homespun.core.scoring import Counts, Scoring
 from homespun.evaluation import metrics
+from homespun.evaluation.intervals import RESAMPLES, expanded_percentiles
 from homespun.models.token_batches import PROMPT
-
-RESAMPLES = 10_000
-FEWEST = 5  # users needed for an interval
 
 
 @dataclass(frozen=True)
@@ -75,13 +72,14 @@ class TextEvaluation:
         }
 
 
-def summarize(losses: Sequence[np.ndarray], lengths: Sequence[np.ndarray]) -> TextEvaluation:
-    """The evaluation of every user's token losses [utterances, tokens]. Users without utterances do not count."""
+def summarize(losses: Sequence[np.ndarray], lengths: Sequence[np.ndarray], *, given: int = PROMPT) -> TextEvaluation:
+    """The evaluation of every user's token losses [utterances, tokens], without the first `given` tokens. Users without
+    utterances do not count."""
     user_loss, user_tokens, examples = [], [], 0
     for loss, length in zip(losses, lengths, strict=True):
         if not len(length):
             continue
-        scored = (np.arange(loss.shape[1]) >= PROMPT) & (np.arange(loss.shape[1]) < length[:, None])
+        scored = (np.arange(loss.shape[1]) >= given) & (np.arange(loss.shape[1]) < length[:, None])
         user_loss.append(float(loss.astype(np.float64)[scored].sum()))
         user_tokens.append(int(scored.sum()))
         examples += len(length)
@@ -100,6 +98,7 @@ class TokenScoring(Scoring):
         ('perplexity', 1.0)
     """
 
+    given: ClassVar[int] = PROMPT  # first tokens of a text that are not scored
     k_shot = (0, 1, 5, 15, None)
     scored_part = "scored"
     offers = frozenset({"generate"})
@@ -108,7 +107,7 @@ class TokenScoring(Scoring):
     lower_is_better = True
 
     def score(self, data: Mapping[str, Tensor], output: Tensor) -> Counts:
-        one = summarize([output.numpy()], [data["length"].numpy()])
+        one = summarize([output.numpy()], [data["length"].numpy()], given=self.given)
         return {
             "examples": np.array(one.examples),
             "loss": np.array(sum(one.user_loss)),
@@ -125,6 +124,24 @@ class TokenScoring(Scoring):
 
 
 @dataclass(frozen=True)
+class ReplyScoring(TokenScoring):
+    """Scores every word of a reply, and its end, by its loss given the prompt.
+
+    Example:
+        >>> scoring = ReplyScoring()
+        >>> scoring.summarize([scoring.score({"length": torch.tensor([2])}, torch.zeros(1, 3))]).tokens
+        2
+    """
+
+    replies: int = 200  # test prompts whose generated replies are scored after training
+    beam: int = 20  # of the search for them
+
+    given = 0
+    k_shot = (0, 1, 5, 20, None)
+    offers = frozenset({"reply"})
+
+
+@dataclass(frozen=True)
 class Difference:
     """The difference in perplexity in percent, with a 95 % interval over users if there are enough of them."""
 
@@ -134,12 +151,7 @@ class Difference:
 
 
 def compare(ours: TextEvaluation, theirs: TextEvaluation, *, seed: int = 0) -> Difference:
-    """Compare perplexities by a paired bootstrap over users.
-
-    The interval covers the variation between samples of users, not between training runs. A bootstrap of few users
-    underestimates that variation, so the quantiles are widened by the ratio of Student's t to the normal distribution
-    (Hesterberg, 2015, expanded percentiles). Below FEWEST users there is no interval.
-    """
+    """Compare perplexities by a paired bootstrap over users; see `homespun.evaluation.intervals`."""
     if ours.user_tokens != theirs.user_tokens:
         raise ValueError("the two sides were not scored on the same tokens")
     draws = seeds.numpy_generator(seed, "bootstrap").integers(0, ours.users, size=(RESAMPLES, ours.users))
@@ -147,8 +159,4 @@ def compare(ours: TextEvaluation, theirs: TextEvaluation, *, seed: int = 0) -> D
     gap = np.asarray(ours.user_loss) - np.asarray(theirs.user_loss)
     ratios = 100 * (np.exp(gap[draws].sum(1) / tokens[draws].sum(1)) - 1)
     percent = 100 * float(np.exp(gap.sum() / tokens.sum()) - 1)
-    if ours.users < FEWEST:
-        return Difference(percent, None, None)
-    tail = ndtr(np.sqrt(ours.users / (ours.users - 1)) * stdtrit(ours.users - 1, 0.025))
-    low, high = np.quantile(ratios, [tail, 1 - tail])
-    return Difference(percent, float(low), float(high))
+    return Difference(percent, *expanded_percentiles(ratios, units=ours.users))

@@ -1,0 +1,226 @@
+"""Do generated replies sound like the person, and is the person consistent?
+
+- Is it the person? A classifier of speakers, trained on real lines, names the speaker of a reply: `fit_classifier`,
+  `naming_accuracy`. Compare with its accuracy on real held-out lines, and with `chance`. Training lines score higher
+  than held-out ones: texts that repeat them, such as retrieved answers, need a classifier that has not seen them.
+- Is the person consistent? The answers of one speaker to similar questions should be more similar than the answers to
+  other questions: `similar_questions`, `answer_agreement`. A model that always gives the same answer has a similarity
+  of 1 in both cases, and a gap of 0.
+- Retrieval control: the speaker's answer to the most similar question of the training data: `nearest_answer`.
+
+Texts are compared by lower-case words, so that "I know ." and "i know." are the same text. Similarity is the cosine of
+TF-IDF word vectors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from homespun.core.errors import InputError
+from homespun.evaluation.intervals import Estimate, cluster_numbers, estimate, resampled_sums
+
+WORD = r"\w+(?:'\w+)*"
+TOKEN = re.compile(WORD + r"|[^\w\s]")
+CHARACTERS = (1, 4)  # lengths of the classifier's character n-grams
+INVERSE_PENALTY = 1.0
+MAX_STEPS = 1_000
+BLOCK = 512  # questions compared with all others at once
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class SpeakerClassifier:
+    """Names the speaker of a text."""
+
+    users: tuple[str, ...]
+    pipeline: Any  # scikit-learn
+
+    def name_speakers(self, texts: Sequence[str]) -> list[str]:
+        return [self.users[label] for label in self.pipeline.predict(_normalized(texts))] if len(texts) else []
+
+
+@dataclass(frozen=True)
+class NamingAccuracy:
+    """How often the classifier names the right speaker, with intervals over conversations."""
+
+    macro: Estimate  # mean over users
+    users: Mapping[str, Estimate]
+    chance: float  # macro accuracy of guessing
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Mean similarity of a speaker's answers to similar questions, and to other questions."""
+
+    pairs: int
+    similar: float
+    other: float
+
+    @property
+    def gap(self) -> float:
+        return self.similar - self.other
+
+
+def fit_classifier(lines: Mapping[str, Sequence[str]], *, seed: int = 0) -> SpeakerClassifier:
+    """Train on the lines of every user: TF-IDF of character n-grams within words, logistic regression, users weighted
+    equally."""
+    if len(lines) < 2 or not all(lines.values()):
+        sizes = ", ".join(f"{user}: {len(said)}" for user, said in lines.items())
+        raise InputError(f"lines of speakers ({sizes}). Expected at least two users, each with at least one line.")
+    from sklearn.feature_extraction.text import TfidfVectorizer  # slow to import, and few evaluations need it
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    users = tuple(lines)
+    labels = [label for label, user in enumerate(users) for _ in lines[user]]
+    pipeline = make_pipeline(
+        TfidfVectorizer(analyzer="char_wb", ngram_range=CHARACTERS, sublinear_tf=True),
+        LogisticRegression(C=INVERSE_PENALTY, class_weight="balanced", max_iter=MAX_STEPS, random_state=seed),
+    )
+    pipeline.fit(_normalized([line for user in users for line in lines[user]]), labels)
+    return SpeakerClassifier(users, pipeline)
+
+
+def naming_accuracy(
+    classifier: SpeakerClassifier, said: Sequence[tuple[str, str]], *, clusters: Sequence[Hashable], seed: int = 0
+) -> NamingAccuracy:
+    """The share of (user, text) pairs whose user the classifier names. `clusters` names the conversation of each.
+
+    The bootstrap draws conversations; for a single user, those in which the user speaks.
+    """
+    if not said or len(said) != len(clusters):
+        raise InputError(f"{len(said)} texts and {len(clusters)} clusters. Expected as many, and at least one.")
+    unknown = sorted({user for user, _ in said} - set(classifier.users))
+    if unknown:
+        raise InputError(f"users {', '.join(unknown)}: the classifier does not know them. Train it on their lines too.")
+    column = {user: place for place, user in enumerate(dict.fromkeys(user for user, _ in said))}
+    numbers = cluster_numbers(clusters)
+    right, texts = np.zeros((2, int(numbers.max()) + 1, len(column)))
+    named = classifier.name_speakers([text for _, text in said])
+    for number, (user, _), name in zip(numbers, said, named, strict=True):
+        right[number, column[user]] += name == user
+        texts[number, column[user]] += 1
+    return NamingAccuracy(
+        macro=_macro_estimate(right, texts, seed=seed),
+        users={
+            user: _macro_estimate(right[there][:, [place]], texts[there][:, [place]], seed=seed)
+            for user, place in column.items()
+            for there in [texts[:, place] > 0]
+        },
+        chance=1 / len(classifier.users),
+    )
+
+
+def _macro_estimate(right: np.ndarray, texts: np.ndarray, *, seed: int) -> Estimate:
+    """Mean accuracy of users, from counts [clusters, users]. A resample without a user leaves the user out."""
+    total = resampled_sums(np.hstack([right, texts]), seed=seed)
+    many_right, many_texts = np.split(total, 2, axis=1)
+    accuracies = np.where(many_texts > 0, many_right / np.maximum(many_texts, 1), 0.0)
+    resampled = accuracies.sum(axis=1) / (many_texts > 0).sum(axis=1)
+    return estimate(float(np.mean(right.sum(axis=0) / texts.sum(axis=0))), resampled, units=len(texts))
+
+
+def similar_questions(
+    questions: Sequence[str],
+    *,
+    threshold: float,
+    users: Sequence[Hashable] | None = None,
+    corpus: Sequence[str] | None = None,
+) -> list[tuple[int, int]]:
+    """Pairs (i, j) of questions, i < j, whose similarity is at least `threshold`, in ascending order.
+
+    With `users`, only questions to the same user are paired. Questions of the same words are not: any deterministic
+    model answers them alike. `corpus` has the texts for the word weights, by default the questions.
+    """
+    if not 0 < threshold <= 1:
+        raise InputError(f"threshold of similarity {threshold}: expected a number above 0, at most 1.")
+    asked = _one_user(users, questions)
+    words = [tuple(re.findall(WORD, question.lower())) for question in questions]
+    vectors = _word_vectors(corpus if corpus is not None else questions, questions)
+    found = []
+    for begin, similarity in _similarity_blocks(vectors, vectors):
+        for row, other in zip(*np.nonzero(similarity >= threshold - ROUNDING), strict=True):
+            one = begin + int(row)
+            if one < other and asked[one] == asked[other] and words[one] != words[other]:
+                found.append((one, int(other)))
+    return found
+
+
+def answer_agreement(
+    answers: Sequence[str],
+    pairs: Sequence[tuple[int, int]],
+    *,
+    users: Sequence[Hashable] | None = None,
+    corpus: Sequence[str] | None = None,
+) -> Agreement:
+    """The similarity of the answers of `pairs`, and of all other pairs of answers of the same user.
+
+    Users weigh the same in both means, by their share of `pairs`. `corpus` has the texts for the word weights: give two
+    systems the same, for instance the training lines. An answer without a word of the corpus is similar to none.
+    """
+    said = _one_user(users, answers)
+    if not pairs:
+        raise InputError("no pairs of similar questions. Lower the threshold, or ask more questions.")
+    if any(said[one] != said[other] or one == other for one, other in pairs):
+        raise InputError("pairs of different users, or of a question with itself: use `similar_questions` with users.")
+    vectors = _word_vectors(corpus if corpus is not None else answers, answers)
+    left, right = np.array(pairs).T
+    similar = np.asarray(vectors[left].multiply(vectors[right]).sum(axis=1)).ravel()
+    other = 0.0
+    for user in dict.fromkeys(said[one] for one in left):
+        ours = np.array([said[one] == user for one in left])
+        own = vectors[[place for place, one in enumerate(said) if one == user]]
+        number = own.shape[0] * (own.shape[0] - 1) / 2 - ours.sum()
+        if number < 1:
+            raise InputError(f"user {user!r}: all answers are to similar questions. Raise the threshold.")
+        together = np.asarray(own.sum(axis=0)).ravel()
+        everything = (together @ together - own.multiply(own).sum()) / 2
+        other += ours.mean() * (everything - similar[ours].sum()) / number
+    return Agreement(len(pairs), float(similar.mean()), float(other))
+
+
+def nearest_answer(pairs: Sequence[tuple[str, str]], questions: Sequence[str]) -> list[str]:
+    """For every question, the answer to the most similar question among a speaker's (question, answer) pairs; the first
+    of equals, also if no word is shared."""
+    if not pairs:
+        raise InputError("no training pairs to retrieve an answer from. Leave the speaker out.")
+    if not questions:
+        return []
+    known = [question for question, _ in pairs]
+    blocks = _similarity_blocks(_word_vectors(known, questions), _word_vectors(known, known))
+    # rounded, as the order of additions makes equal similarities differ
+    nearest = np.concatenate([np.round(similarity, 9).argmax(axis=1) for _, similarity in blocks])
+    return [pairs[place][1] for place in nearest]
+
+
+def _one_user(users: Sequence[Hashable] | None, texts: Sequence[str]) -> Sequence[Hashable]:
+    found = users if users is not None else [None] * len(texts)
+    if len(found) != len(texts) or not texts:
+        raise InputError(f"{len(texts)} texts of {len(found)} users. Expected as many, and at least one.")
+    return found
+
+
+def _normalized(texts: Sequence[str]) -> list[str]:
+    return [" ".join(TOKEN.findall(text.lower())) for text in texts]
+
+
+def _word_vectors(corpus: Sequence[str], texts: Sequence[str]) -> Any:
+    """Sparse TF-IDF vectors [texts, words] of length 1, with the word weights of a corpus."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    if not any(re.search(WORD, text) for text in corpus):
+        raise InputError("the texts that word weights are taken from have no words.")
+    return TfidfVectorizer(token_pattern=WORD, lowercase=True).fit(corpus).transform(texts)
+
+
+def _similarity_blocks(rows: Any, columns: Any) -> Iterator[tuple[int, np.ndarray]]:
+    """Cosines [some rows, columns], with the number of the first row."""
+    edges = [*range(0, rows.shape[0], BLOCK), rows.shape[0]]
+    for begin, end in pairwise(edges):
+        yield begin, (rows[begin:end] @ columns.T).toarray()

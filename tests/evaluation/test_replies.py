@@ -1,0 +1,117 @@
+"""Metrics of replies by hand, and the coverage of their intervals."""
+
+import math
+
+import numpy as np
+import pytest
+
+from homespun.core.errors import InputError
+from homespun.evaluation.bleu import sentence_bleu
+from homespun.evaluation.replies import compare_replies, distinct, evaluate_replies
+
+NAMES = {
+    *("bleu_1", "bleu_2", "bleu_4", "bleu_4_smoothed", "sentence_bleu"),
+    *("distinct_1", "distinct_2", "length", "most_frequent"),
+}
+
+
+def words(*texts):
+    return [text.split() for text in texts]
+
+
+def test_metrics_by_hand():
+    replies = words("a b a", "a b", "a b", "c")
+    references = words("a b c", "b a", "a b d", "c")
+    found = evaluate_replies(replies, references, clusters=[1, 1, 2, 2])
+    assert set(found) == NAMES
+    value = {name: one.value for name, one in found.items()}
+    brevity = math.exp(1 - 9 / 8)  # 8 words, 9 in the references
+    assert value["bleu_1"] == pytest.approx(brevity * 7 / 8)  # 2, 2, 2, 1
+    assert value["bleu_2"] == pytest.approx(brevity * math.sqrt(7 / 8 * 2 / 4))  # a b in the first and the third
+    assert value["bleu_4"] == value["bleu_4_smoothed"] == 0  # there are no 4-grams
+    by_sentence = [sentence_bleu(*pair) for pair in zip(replies, references, strict=True)]
+    assert value["sentence_bleu"] == pytest.approx(sum(by_sentence) / 4)
+    assert value["distinct_1"] == pytest.approx(3 / 8) and value["distinct_2"] == pytest.approx(2 / 4)
+    assert value["length"] == 2 and value["most_frequent"] == 1 / 2
+    assert found["length"].low is None  # two conversations
+
+
+def test_smoothed_bleu_differs_where_an_order_has_no_match():
+    found = evaluate_replies(words("a b c d x"), words("a b c y d"), clusters=[0])
+    assert found["bleu_4"].value == 0
+    assert found["bleu_4_smoothed"].value == pytest.approx((4 / 5 * 2 / 4 * 1 / 3 * (1 / 2) / 2) ** (1 / 4))
+
+
+def test_without_ngrams_nothing_is_distinct():
+    assert distinct(words("a", "b"), 2) == 0
+    assert evaluate_replies([[], []], words("a", "b"), clusters=[0, 1])["distinct_1"].value == 0
+
+
+def test_one_reply_to_everything_is_visible():
+    found = evaluate_replies(words(*["i see"] * 12), words(*["well yes"] * 12), clusters=range(12))
+    assert found["most_frequent"].value == found["most_frequent"].low == 1
+    assert found["distinct_1"].value == pytest.approx(1 / 12)
+    assert (found["length"].value, found["length"].low, found["length"].high) == (2, 2, 2)
+
+
+def test_conversations_are_resampled_not_replies():
+    """Each of ten replies in a conversation has the same length: ten times as many replies say nothing new."""
+    draw = np.random.default_rng(0)
+    lengths = draw.integers(1, 9, 30)
+    once = [["w"] * length for length in lengths]
+    often = [reply for reply in once for _ in range(10)]
+    clusters = [number for number in range(30) for _ in range(10)]
+    one = evaluate_replies(once, once, clusters=range(30))["length"]
+    many = evaluate_replies(often, often, clusters=clusters)["length"]
+    assert (one.value, one.low, one.high) == pytest.approx((many.value, many.low, many.high))
+    separate = evaluate_replies(often, often, clusters=range(300))["length"]
+    assert separate.high - separate.low < 0.5 * (many.high - many.low)
+
+
+def test_a_paired_difference_is_narrower_than_its_sides():
+    """Theirs is ours with one more word each: the difference has no spread."""
+    draw = np.random.default_rng(1)
+    ours = [["w"] * length for length in draw.integers(1, 9, 20)]
+    theirs = [[*reply, "x"] for reply in ours]
+    found = compare_replies(ours, theirs, references=ours, clusters=range(20))
+    assert set(found) == NAMES
+    assert (found["length"].value, found["length"].low, found["length"].high) == pytest.approx((-1, -1, -1))
+    left, right = (evaluate_replies(one, ours, clusters=range(20)) for one in (ours, theirs))
+    for name in NAMES:
+        assert found[name].value == pytest.approx(left[name].value - right[name].value)
+    assert found["bleu_1"].low > 0
+    same = compare_replies(ours, ours, references=ours, clusters=range(20))
+    assert all((one.value, one.low, one.high) == (0, 0, 0) for one in same.values())
+
+
+@pytest.mark.parametrize("metric", ["distinct_1", "bleu_1"])
+def test_one_interval_in_twenty_misses(metric):
+    """Conversations of three replies over Zipf's words. Resampled conversations have too few different words: without
+    the linearization, no interval of distinct-1 would contain its expectation."""
+    draw = np.random.default_rng(7)
+    weights = 1 / np.arange(1, 301)
+
+    def sample():
+        shift = np.repeat(draw.integers(0, 40, 30), 3)  # a conversation has its words
+        texts = [
+            [[str((word + one) % 300) for word in draw.choice(300, 5, p=weights / weights.sum())] for one in shift]
+            for _ in range(2)
+        ]
+        return *texts, np.repeat(np.arange(30), 3).tolist()
+
+    samples = [sample() for _ in range(150)]
+    found = [
+        evaluate_replies(replies, references, clusters=clusters)[metric] for replies, references, clusters in samples
+    ]
+    expected = np.mean([one.value for one in found])
+    missed = np.mean([not one.low <= expected <= one.high for one in found])
+    assert 0.01 < missed < 0.10
+
+
+def test_wrong_input_is_rejected():
+    with pytest.raises(InputError, match="1 replies, 2 references, 1 clusters"):
+        evaluate_replies(words("a"), words("a", "b"), clusters=[0])
+    with pytest.raises(InputError, match="0 ours, 0 theirs"):
+        compare_replies([], [], references=[], clusters=[])
+    with pytest.raises(InputError, match="references are texts"):
+        evaluate_replies(words("a"), ["a"], clusters=[0])
