@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from homespun.core.devices import CPU
 from homespun.core.method import BuiltMethod, Phase, optimizers
 from homespun.core.optimizers import Adam, AdamW, Optimizer, Sgd
 from homespun.core.roles import SHARED
@@ -72,6 +73,8 @@ def clip_by_norm(gradients: Mapping[str, Tensor], largest: float, *, stacked: bo
     norms = [torch.linalg.vector_norm(one.reshape(*one.shape[:clients], -1), dim=-1) for one in gradients.values()]
     total = torch.linalg.vector_norm(torch.stack(norms), dim=0)
     factor = (largest / (total + SMALLEST_NORM)).clamp(max=1.0)
+    if factor.device.type == CPU and bool((factor == 1).all()):  # the usual case: saves a copy of every gradient
+        return dict(gradients)
     return {name: one * factor.view((*factor.shape, *[1] * (one.dim() - clients))) for name, one in gradients.items()}
 
 

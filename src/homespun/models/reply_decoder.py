@@ -1,0 +1,109 @@
+"""A `Seq2Seq` model as a step-wise decoder, for beam search and sampling (package `decoding`).
+
+Rows may belong to different users: the persona's part of the first layer's gates is computed once per row and is part
+of the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from homespun.models.packed_lstm import lstm_layer, pack
+from homespun.models.vocabulary import BEGIN, END, PADDING, UNKNOWN
+
+DecoderState = tuple[Tensor, ...]  # the persona's part of the gates, then hidden and cell state of each layer
+
+
+@dataclass(frozen=True)
+class ReplyDecoder:
+    """The decoder of one model. `parameters` are those of a `Seq2Seq`, without a client axis."""
+
+    parameters: Mapping[str, Tensor]
+    layers: int
+
+    begin: ClassVar[int] = BEGIN
+    end: ClassVar[int] = END
+    banned: ClassVar[tuple[int, ...]] = (PADDING, BEGIN, UNKNOWN)
+
+    @property
+    def vocabulary(self) -> int:
+        return len(self.parameters["output.weight"])
+
+    @torch.no_grad()
+    def start(self, questions: Sequence[Sequence[int]], personas: Tensor | None = None) -> DecoderState:
+        """The state after reading these questions, one row each. `personas` [rows, D] are those of the speakers who
+        reply."""
+        words = self.parameters["words.weight"]
+        in_question = "to_word.weight" in self.parameters and personas is not None
+        lengths = torch.tensor([[len(one) + int(in_question) for one in questions]])
+        layout = pack(lengths)
+        numbers = torch.zeros(1, len(questions), layout.longest, dtype=torch.int64)
+        for row, one in enumerate(questions):
+            numbers[0, row, int(in_question) : int(in_question) + len(one)] = torch.tensor(one, dtype=torch.int64)
+        inputs = words[layout.pack(numbers)]
+        if in_question and personas is not None:
+            first = (personas @ self.parameters["to_word.weight"].T)[None]
+            inputs = torch.cat((layout.rows_of(first), inputs[:, layout.sizes[0] :]), dim=1)
+        state: list[Tensor] = [self._persona_gates(personas, rows=len(questions))]
+        for number in range(self.layers):
+            weights = self._layer("encoder", number)
+            hidden, cell = lstm_layer(
+                inputs,
+                weight_ih=weights["weight_ih"][None],
+                weight_hh=weights["weight_hh"][None],
+                bias=(weights["bias_ih"] + weights["bias_hh"])[None, None],
+                sizes=layout.sizes,
+            )
+            state += [layout.final(hidden)[0], layout.final(cell)[0]]
+            inputs = hidden
+        return tuple(state)
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        """Logits [rows, vocabulary] of the word after `tokens` [rows], and the state that follows."""
+        features, state = self.features(tokens, state)
+        return torch.addmm(self.parameters["output.bias"], features, self.parameters["output.weight"].T), state
+
+    def features(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        """The input of the output layer, and the state that follows."""
+        persona, *layers = state
+        following: list[Tensor] = [persona]
+        inputs = self.parameters["words.weight"][tokens]
+        for number, (weights, bias) in enumerate(self._decoder_layers):
+            hidden, cell = layers[2 * number], layers[2 * number + 1]
+            gates = torch.addmm(bias, torch.cat((inputs, hidden), dim=1), weights)
+            if number == 0:
+                gates += persona
+            i, f, g, o = gates.chunk(4, dim=1)
+            cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+            inputs = o.sigmoid() * cell.tanh()
+            following += [inputs, cell]
+        return inputs, tuple(following)
+
+    @cached_property
+    def _decoder_layers(self) -> list[tuple[Tensor, Tensor]]:
+        """The weights [inputs + cells, 4 cells] of each layer, without the persona's, and its bias."""
+        width = self.parameters["words.weight"].shape[1]
+        found = []
+        for number in range(self.layers):
+            weights = self._layer("decoder", number)
+            of_input = weights["weight_ih"][:, :width] if number == 0 else weights["weight_ih"]
+            joined = torch.cat((of_input, weights["weight_hh"]), dim=1).T.contiguous()
+            found.append((joined, weights["bias_ih"] + weights["bias_hh"]))
+        return found
+
+    def _persona_gates(self, personas: Tensor | None, *, rows: int) -> Tensor:
+        weight, width = self._layer("decoder", 0)["weight_ih"], self.parameters["words.weight"].shape[1]
+        if personas is None:
+            return weight.new_zeros(rows, len(weight))
+        return personas @ weight[:, width:].T
+
+    def _layer(self, name: str, number: int) -> dict[str, Tensor]:
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        return {one: self.parameters[f"{name}.{number}.{one}_l0"] for one in names}
