@@ -11,8 +11,9 @@ ROOT = Path(homespun.__file__).parent
 LAYERS = (
     {"core"},
     {"system"},
-    {"data", "models", "privacy"},
-    {"evaluation", "pretraining"},
+    {"data", "decoding", "models", "privacy"},
+    {"evaluation"},
+    {"pretraining"},
     {"methods", "engines"},
     {"runs"},
     {"analysis", "personalization", "testing"},

@@ -1,4 +1,4 @@
-"""`homespun pretrain` as a process: a kill, its files, its card, its exit codes."""
+"""`homespun pretrain tiny` as a process: a kill, its files, its card, its exit codes."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from homespun.pretraining.run import PretrainRequest, open_run
 
 pytestmark = pytest.mark.system
 
-HOMESPUN = [sys.executable, "-m", "homespun", "pretrain"]
+HOMESPUN = [sys.executable, "-m", "homespun", "pretrain", "tiny"]
 SMALL = [
     "--only-text", "--text", "mine.txt", "--steps", "300",
     "--set", "network.layers=1", "--set", "network.width=16", "--set", "network.heads=2",
@@ -67,7 +67,7 @@ def test_the_run_holds_its_settings_its_figures_and_a_card_with_them(folder):
         f"**{results['evaluated']['perplexity']:.1f}**",
         "**0 (0.000%)** share 13 words",
         "| `mine.txt` | given as a file |",
-        "homespun pretrain --only-text --text mine.txt --steps 300",
+        "homespun pretrain tiny --only-text --text mine.txt --steps 300",
     ):
         assert figure in card
     assert results["held_out"]["all"]["perplexity"] < 100 < results["evaluated"]["perplexity"]
@@ -87,7 +87,7 @@ def test_a_finished_run_is_left_alone_and_other_settings_are_refused(folder, tmp
 
 
 def test_a_missing_text_file_ends_with_2_and_writes_nothing(folder, monkeypatch, capsys):
-    arguments = ["homespun", "pretrain", "--only-text", "--text", "nowhere.txt", "--folder", "new"]
+    arguments = ["homespun", "pretrain", "tiny", "--only-text", "--text", "nowhere.txt", "--folder", "new"]
     monkeypatch.setattr(sys, "argv", arguments)
     with pytest.raises(SystemExit) as ended:
         main()

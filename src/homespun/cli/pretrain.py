@@ -1,4 +1,5 @@
-"""The command that pretrains the small language model of the language methods."""
+"""Pretrains the small language model of the language methods, `homespun pretrain tiny`, and groups the commands that
+pretrain."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homespun.cli.options import Json, print_json
+from homespun.cli.pretrain_replies import seq2seq
 from homespun.core.errors import SettingsError
 from homespun.core.settings import parse_overrides
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from homespun.system.terminal import Terminal
 
 
-def pretrain(
+def tiny(
     folder: Annotated[Path, typer.Option("--folder", "-f", help="Folder of the run.")] = Path("runs/tiny"),
     minutes: Annotated[float | None, typer.Option(help="Training time in minutes. Default: 65.")] = None,
     steps: Annotated[int | None, typer.Option(help="Number of training steps, instead of --minutes.")] = None,
@@ -44,7 +46,7 @@ def pretrain(
     FOLDER/model in the Hugging Face format, with a model card. If training is
     interrupted, run the same command again to resume.
 
-    Example: homespun pretrain --minutes 65 --folder runs/tiny
+    Example: homespun pretrain tiny --minutes 65 --folder runs/tiny
     """
     from homespun.cli.console import err, out, table
     from homespun.pretraining.run import CACHE, finish, open_run
@@ -128,3 +130,8 @@ def _plain_lines(console: Terminal, *, begun: int, every: int) -> Callable[[Prog
         console.print(f"tiny: step {done.step}/{done.steps}, loss {mean:.3f}, {left_s:.0f} s left")
 
     return show
+
+
+pretrain_app = typer.Typer(help="Pretrain a model on public text.", no_args_is_help=True)
+pretrain_app.command()(tiny)
+pretrain_app.command()(seq2seq)

@@ -43,7 +43,7 @@ class PretrainRequest(Settings):
 
     def command(self) -> str:
         """The equivalent command line."""
-        words = ["homespun", "pretrain"]
+        words = ["homespun", "pretrain", "tiny"]
         if len(self.without) == len(SOURCES):
             words.append("--only-text")
         else:
