@@ -42,3 +42,13 @@ def test_a_damaged_artefact_is_not_used(tmp_path):
         pytest.raises(VaultError, match="reranker is missing or does not match"),
     ):
         vault.artefact("reranker")
+
+
+def test_a_dropped_artefact_is_gone(tmp_path):
+    with Vault.open(tmp_path, identity={}) as vault:
+        vault.keep_artefact("one", b"1")
+        vault.keep_artefact("two", b"2")
+        vault.drop_artefact("one")
+        vault.drop_artefact("never kept")
+        assert vault.artefacts() == ["two"]
+        assert vault.artefact("one") is None

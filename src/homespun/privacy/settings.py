@@ -98,6 +98,8 @@ def validate_privacy(settings: Privacy, *, users: int, sampler: Sampler, shared:
             f"privacy: amplification holds for sampler = 'poisson', not for {sampler!r}. Use that sampler, or set "
             "amplification = false, which accounts for each round at full cost."
         )
+    if not shared:
+        raise SettingsError("privacy: the method shares no parameters: nothing is to be protected. Leave privacy out.")
     clip = build_clip(settings)
     used = {clip.group_of(name) for name in shared}
     unused = [group for group in clip.norms if group not in used]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, exp, floor
 
 import numpy as np
 
@@ -21,6 +21,7 @@ class Cohorts:
     # Cohorts cannot be derived from the seed. Draws depend on the number of users, which is public, and not on their
     # examples: data sets in which one user has no examples (zero-out) have the same draws.
     secret: bool = False
+    decay: float = 0.0  # a round's share of its clients is exp(-decay * round)
     _order: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
 
     @property
@@ -31,6 +32,15 @@ class Cohorts:
 
     def of(self, round: int) -> list[int]:
         """The positions of the users in a round's cohort."""
+        if not self.decay:
+            return self._all_of(round)
+        everyone = self._all_of(round)
+        count = min(len(everyone), max(1, round_half_up(len(everyone) * exp(-self.decay * round))))
+        kept = seeds.numpy_generator(self.seed, "cohort decay", round).choice(len(everyone), count, replace=False)
+        return [everyone[place] for place in sorted(kept.tolist())]
+
+    def _all_of(self, round: int) -> list[int]:
+        """A round's cohort before it shrinks."""
         if self.sampler == "poisson":
             drawn = secure_uniform(self.users) if self.secret else self._draw(round).random(self.users)
             return np.flatnonzero(drawn < self.size / self.users).tolist()
@@ -53,6 +63,10 @@ class Cohorts:
             seeded = seeds.numpy_generator(self.seed, "epoch", pass_number)
             self._order = pass_number, _secure_order(self.users) if self.secret else seeded.permutation(self.users)
         return self._order[1]
+
+
+def round_half_up(number: float) -> int:
+    return floor(number + 0.5)
 
 
 def _secure_order(users: int) -> np.ndarray:

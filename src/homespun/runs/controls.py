@@ -1,7 +1,8 @@
 """Simple controls on the examples that the method is tested on, and how much of its result is personal.
 
 For labels: their frequencies. For text: the unmodified base model after its best start, alone or with k of the user's
-own sentences in its context. The latter needs no training and no server, and a method has to beat it.
+own sentences in its context. The latter needs no training and no server, and a method has to beat it. For replies: the
+unmodified base model.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from homespun.engines.protocol import EvaluationProtocol
 from homespun.engines.simulation import k_shot
 from homespun.evaluation import classification, language
 from homespun.evaluation.classification import Evaluation, LabelScoring
-from homespun.evaluation.language import TextEvaluation, TokenScoring
+from homespun.evaluation.language import ReplyScoring, TextEvaluation, TokenScoring
 from homespun.models.in_context import in_context_losses, join_sentences
 from homespun.models.prefix_language import PrefixLanguageModel
 from homespun.models.pretrained import Pretrained, load_pretrained
+from homespun.models.reply_model import load_reply_model
 from homespun.runs.clients import take_evenly_spaced
 from homespun.runs.evaluate import evaluate_users, sample_count_text, sample_names
 from homespun.runs.run import Run
@@ -87,6 +89,26 @@ def _compute_token_controls(
     if key not in _cached_controls:
         _cached_controls[key] = _evaluate_text_controls(run, federation, positions, part=part, learns_from=learns_from)
     return _cached_controls[key]
+
+
+@compute_controls.register
+@one_thread()
+def _compute_reply_controls(
+    scoring: ReplyScoring, run: Run, federation: Federation, *, part: Part, learns_from: Part
+) -> dict[str, TextEvaluation]:
+    """The pre-trained reply model, which knows no speakers; none if the method started from random weights."""
+    named = next((one for one in run.method.artefacts if one.kind == "reply model"), None)
+    base = None if named is None else load_reply_model(named.name)
+    if base is None or not base.weights:
+        return {}
+    network = base.build()
+    parameters = {name: value.detach()[None] for name, value in network.named_parameters()}
+    encoded = [run.clients.encode(federation, position, part) for position in _positions(run, federation)]
+    data = [one for one in encoded if len(one["length"])]
+    with torch.no_grad():
+        losses = [network.stacked(parameters, {name: one[None] for name, one in user.items()})[0] for user in data]
+    lengths = [one["length"].numpy() for one in data]
+    return {BASE_MODEL: language.summarize([one.numpy() for one in losses], lengths, given=scoring.given)}
 
 
 # All configurations of a comparison have the same controls: computing them once saves minutes.

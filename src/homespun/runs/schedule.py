@@ -44,7 +44,7 @@ def _make_cohorts(users: int, settings: RunSettings) -> Cohorts:
     size = users if settings.cohort == "all" else min(settings.cohort, users)
     privacy = settings.privacy  # with noise at the client, the server sees who takes part
     secret = privacy is not None and privacy.noise == "central" and not privacy.insecure
-    return Cohorts(users, size, settings.sampler, settings.seed, secret=secret)
+    return Cohorts(users, size, settings.sampler, settings.seed, secret=secret, decay=settings.cohort_decay)
 
 
 def _rounds_per_epoch(cohorts: Cohorts, built: BuiltMethod, population: Federation, *, seed: int) -> float:

@@ -18,7 +18,7 @@ from pydantic import (
 from homespun.core.devices import CPU
 from homespun.core.errors import SettingsError
 from homespun.core.settings import Settings
-from homespun.data.splits import part_sizes
+from homespun.data.splits import SplitBy, part_sizes
 from homespun.privacy.settings import Privacy, Sampler
 
 # A file or a command has no way to write None.
@@ -42,10 +42,16 @@ class RunSettings(Settings):
     sampler: Sampler = "shuffled"
     """How cohorts are drawn. shuffled: every client once in each pass over all clients; uniform: an independent draw of
     fixed size in every round; poisson: every client independently, which privacy amplification requires."""
+    cohort_decay: NonNegativeFloat = 0.0
+    """Rate at which cohorts shrink (dynamic sampling, Ji et al., 2020): round t, counted from 0, has a share of
+    exp(-cohort_decay * t) of the clients it would have, at least one."""
     seed: NonNegativeInt = 0
     """All random draws derive from it."""
     fractions: tuple[PositiveFloat, NonNegativeFloat, NonNegativeFloat] = (0.8, 0.1, 0.1)
     """Shares of a user's examples for training, evaluation and testing."""
+    split_by: SplitBy = "example"
+    """What is assigned to a part. example: each example of a user; conversation: all turns of a conversation, so that
+    no tested reply has its conversation in training. The shares are then those of conversations."""
     withheld: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of the users who never take part. They are tested as new users after training."""
     fold: NonNegativeInt | None = None
@@ -81,6 +87,8 @@ class RunSettings(Settings):
     def _one_length(self) -> RunSettings:
         if (self.rounds is None) == (self.epochs is None):
             raise ValueError("give either rounds or epochs")
+        if self.cohort_decay and self.privacy is not None:
+            raise ValueError("cohort_decay: the privacy cost of shrinking cohorts is unknown. Leave it at 0")
         return self
 
     def identity(self) -> dict[str, Any]:
@@ -88,6 +96,10 @@ class RunSettings(Settings):
         free = {"workers", "evaluate_every", "evaluate_users", "evaluate_examples", "commit_every"}
         if self.privacy is None or self.privacy.epsilon is None:  # else the noise depends on the length
             free |= {"rounds", "epochs"}
+        if not self.cohort_decay:  # runs older than this setting had none
+            free |= {"cohort_decay"}
+        if self.split_by == "example":  # runs older than this setting had no other way
+            free |= {"split_by"}
         if self.device == CPU:  # other devices give other numbers; runs older than this setting used the CPU
             free |= {"device"}
         found = self.model_dump(

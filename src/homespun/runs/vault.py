@@ -149,6 +149,11 @@ class Vault(VaultConnection):
         with self._transaction() as db:
             put(db, key=ARTEFACT + name, value=data)
 
+    def drop_artefact(self, name: str) -> None:
+        """Remove an artefact, if there is one of this name."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM run WHERE key = ?", (ARTEFACT + name,))
+
     def artefact(self, name: str) -> bytes | None:
         """The artefact of this name, or None."""
         with self.snapshot():

@@ -1,0 +1,279 @@
+"""FedNLG: Federated Natural Language Generation for Personalized Dialogue System (Lu et al., 2021).
+
+A sequence-to-sequence model reads a question Q and writes a reply R as speaker i would. Each decoder step reads the
+speaker's persona v_i (section "Persona-embedded Model"):
+
+    [f, i, o, j]_t = [sigma, sigma, sigma, tanh](W [h_{t-1}, x_t, v_i])                          (Eq. 2)
+
+Stage 1 pre-trains the model without personas on public dialogues (`homespun pretrain seq2seq`). Stage 2, here, goes on
+with one client per speaker. The server averages word embeddings and LSTMs, weighted by examples c_i,
+
+    w <- w + sum_i c_i d_i / sum_i c_i                                                           (Eq. 10)
+
+and personas stay on the clients: v_i <- v_i + z_i d_i, with z_i = 1 or, as Eq. 11 reads, c_i / sum_j c_j.
+
+| paper | here |
+|---|---|
+| v_i, persona embedding | `persona.embedding`, PRIVATE |
+| w_f, word embeddings and neural model | `words.*`, `encoder.*`, `decoder.*`, `output.*`, FEDERATED |
+| Q_i = {v_i, q_1, ...} | `persona_in_question` |
+| E, epochs between two aggregations | `local_epochs` |
+| FedAvg, FedProx, FedDrop | the defaults; `mu`; `keep_share` and the run's `cohort_decay` |
+| SEQ2SEQ + FL | `persona = "none"`; SEQ2SEQ and + Persona without FL are the method `central_dialogue` |
+
+Deviations and readings, numbered as in docs/methods/fednlg.md, which has the reasons and those of the experiments:
+1. W has 4K rows and K + K + 128 columns, not 3K: the persona has 128 numbers and a cell state 100.
+2. The persona is read by the first decoder layer, as in Li et al. (2016).
+3. The optimizer is not in the paper: Adam or SGD, fresh in every round.
+4. Columns of W for the persona start small, so that stage 2 starts close to the pre-trained model.
+5. Initialization is Xavier's with a larger gain for inputs of LSTMs, open forget gates and normal word embeddings.
+6. Dropout is on the input of each layer and of the output layer (Zaremba et al., 2014).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from homespun.core import settings as core_settings
+from homespun.core.errors import SettingsError
+from homespun.core.messages import Broadcast
+from homespun.core.method import (
+    Adam,
+    Artefact,
+    Batch,
+    LocalTraining,
+    Method,
+    ModelSpec,
+    Optimizer,
+    Phase,
+    Predict,
+    Sgd,
+    Task,
+    Window,
+)
+from homespun.core.personalize import GradientSteps
+from homespun.core.roles import Role, Rules
+from homespun.core.server import ServerName, rule_from_settings
+from homespun.core.settings import Paper
+from homespun.core.tree import Tree
+from homespun.core.words import words
+from homespun.data.federation import Examples
+from homespun.evaluation.language import ReplyScoring
+from homespun.methods._largest_changes import LargestChanges
+from homespun.models.reply_model import ReplyModel, ReplyModelName, load_reply_model
+from homespun.models.vocabulary import UNKNOWN, pad_rows
+
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class Settings(core_settings.Settings):
+    base_model: ReplyModelName = ""
+    """Folder of the pre-trained reply model (`homespun pretrain seq2seq`), or `untrained`."""
+    persona: Literal["private", "table", "none"] = "private"
+    """Where personas are stored: on the clients, in a table on the server, or there are none (the paper's SEQ2SEQ +
+    FL)."""
+    persona_dim: Annotated[PositiveInt, Paper(128)] = 128
+    """Size of a persona."""
+    persona_scale: NonNegativeFloat = 1.0
+    """Standard deviation of a new persona."""
+    persona_in_question: bool = False
+    """Whether the encoder reads the persona before the question as well (the paper's Q_i)."""
+    new_columns: NonNegativeFloat = 0.1
+    """Factor on the random start of matrix columns that the pre-trained model does not have."""
+    dropout: Annotated[float, Field(ge=0, lt=1), Paper(0.2)] = 0.2
+    """Share of the inputs of each layer that dropout sets to zero."""
+
+    # Local training
+    local_epochs: PositiveInt = 1
+    """Passes over a client's training examples in a round, the paper's E."""
+    batch: Annotated[PositiveInt, Paper(1024)] = 64
+    """Examples in a local batch."""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """Optimizer of local training."""
+    lr: Annotated[NonNegativeFloat, Paper(0.01)] = 1e-3
+    """Learning rate of local training."""
+    persona_lr: NonNegativeFloat | None = None
+    """Learning rate of the persona. Not set: the same as `lr`."""
+    clip_norm: Annotated[PositiveFloat, Paper(5)] = 5.0
+    """Maximum L2 norm of a step's gradient. It stabilizes training and gives no privacy."""
+    mu: NonNegativeFloat = 0.0
+    """FedProx's mu, on the shared parameters."""
+    keep_share: Share = 1.0
+    """Share of each parameter's changes that a client sends, the largest ones (FedDrop's selective masking)."""
+
+    # The server
+    server: Annotated[ServerName, Paper("fedavg")] = "fedavg"
+    """How the server applies the averaged update."""
+    server_lr: PositiveFloat | None = None
+    """Learning rate of the server. Not set: 1 for fedavg, 0.01 for fedadam."""
+    server_weight_decay: NonNegativeFloat = 0.0
+    """Weight decay of fedadam, subtracted from the averaged update. The published FedAdam has none."""
+    server_bias_correction: bool = False
+    """Whether fedadam corrects its moments for their start at zero. The published FedAdam does not."""
+    private_update: Literal["all", "share"] = "all"
+    """How much of its delta a persona keeps: all of it, or the client's share of the round's examples (equation 11)."""
+
+    # New speakers
+    personalize_epochs: PositiveInt = 20
+    """Passes over a new speaker's examples in personalization."""
+    personalize_lr: NonNegativeFloat | None = None
+    """Learning rate for a new speaker's persona. Not set: the same as `persona_lr`."""
+
+    # Evaluation
+    evaluate_replies: NonNegativeInt = 200
+    """Test prompts whose generated replies are scored after training, about as many of each speaker. 0: none."""
+    evaluate_beam: Annotated[PositiveInt, Paper(200)] = 20
+    """Beam of the search for these replies."""
+
+
+# How the paper runs it: all speakers in every round, 90 epochs.
+PAPER_RUN = {"epochs": 90, "cohort": "all"}
+RUN = {"epochs": 10, "cohort": "all", "split_by": "conversation"}
+
+# Sizes at which the contract is checked in seconds
+SMALL = {"base_model": "untrained-small", "persona_dim": 6, "batch": 8, "personalize_epochs": 2}
+
+
+# The model
+
+
+def encode(examples: Examples, base: ReplyModel) -> Batch:
+    """Prompts and replies as word numbers, cut at the model's length. A text without words is one unknown word."""
+    length = base.sizes.length
+    questions = [base.vocabulary.encode(prompt or "") or [UNKNOWN] for prompt in examples.prompts or ()]
+    replies = [base.vocabulary.encode(text) or [UNKNOWN] for text in examples.texts]
+    batch = {
+        "question": _padded(questions, length),
+        "question_length": torch.tensor([min(len(one), length) for one in questions], dtype=torch.int64),
+        "reply": _padded(replies, length),
+        # The end of a reply is predicted too, unless it is cut.
+        "length": torch.tensor([len(one) + 1 if len(one) <= length else length for one in replies], dtype=torch.int64),
+    }
+    if examples.authors is not None:
+        batch["author"] = torch.as_tensor(examples.authors, dtype=torch.int64)
+    return batch
+
+
+def _padded(rows: list[list[int]], length: int) -> Tensor:
+    return torch.tensor(pad_rows(rows, length=length), dtype=torch.int32).view(-1, length)
+
+
+def load_base(settings: Settings) -> ReplyModel:
+    if not settings.base_model:
+        raise SettingsError(
+            "base_model: name the folder of a pre-trained reply model, with --base FOLDER or --set base_model=FOLDER. "
+            "`homespun pretrain seq2seq --data FILE` makes one; `untrained` starts from random weights."
+        )
+    base = load_reply_model(settings.base_model)
+    if base.direction != "replies":
+        raise SettingsError(f"base_model: {base.name} is an inverse model: it writes prompts, not replies.")
+    return base
+
+
+# Roles
+
+SHARED = ("words.*", "encoder.*", "decoder.*", "output.*", "to_word.*")
+
+
+def roles(persona: str) -> Rules:
+    own = {"private": [("persona.embedding", Role.PRIVATE)], "table": [("persona.table", Role.KEYED)], "none": []}
+    return [*own[persona], *((glob, Role.FEDERATED) for glob in SHARED)]
+
+
+# Loss and local training
+
+
+def loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
+    """Mean loss per word of each reply, which is weighted in its batch by its number of words."""
+    return predict(parameters, batch).sum(dim=-1) / batch["length"].clamp(min=1)
+
+
+def _optimizer(settings: Settings, lr: float) -> Optimizer:
+    return Adam(lr) if settings.optimizer == "adam" else Sgd(lr)
+
+
+def _persona_lr(settings: Settings) -> float:
+    return settings.lr if settings.persona_lr is None else settings.persona_lr
+
+
+def _joint_phase(settings: Settings) -> Phase:
+    """Shared parameters and the persona together."""
+    own = {"persona.*": _optimizer(settings, _persona_lr(settings))} if settings.persona != "none" else {}
+    return Phase(
+        trains={**own, "*": _optimizer(settings, settings.lr)},
+        batch=settings.batch,
+        epochs=settings.local_epochs,
+        mu=settings.mu,
+        clip_norm=settings.clip_norm,
+    )
+
+
+def _personalization_phase(settings: Settings) -> Phase:
+    """The persona of a new speaker alone."""
+    lr = _persona_lr(settings) if settings.personalize_lr is None else settings.personalize_lr
+    return Phase(
+        trains={"persona.embedding": _optimizer(settings, lr)},
+        batch=settings.batch,
+        epochs=settings.personalize_epochs,
+        clip_norm=settings.clip_norm,
+    )
+
+
+# The method
+
+
+def method(settings: Settings, task: Task) -> Method:
+    base = load_base(settings)
+    private = settings.persona == "private"
+
+    def new_private(generator: torch.Generator, _: Broadcast) -> dict[str, Tensor]:
+        if not private:
+            return {}
+        return {"persona.embedding": settings.persona_scale * torch.randn(settings.persona_dim, generator=generator)}
+
+    return Method(
+        name="fednlg",
+        version=1,
+        settings=settings,
+        task=task,
+        model=ModelSpec(
+            build=lambda: base.build(
+                dropout=settings.dropout,
+                persona=settings.persona,
+                persona_dim=settings.persona_dim,
+                in_question=settings.persona_in_question,
+                population=task.population,
+                new_columns=settings.new_columns,
+            ),
+            roles=_roles_in_use(settings),
+            encode=lambda examples: encode(examples, base),
+            new_private=new_private,
+            keys={"persona.table": "author"} if settings.persona == "table" else {},
+            head=("output.*",),
+            reads="replies",
+            window=Window(
+                "sizes.length", base.sizes.length, "words", sizes=lambda texts: [len(words(t)) for t in texts]
+            ),
+        ),
+        local=LocalTraining(
+            loss,
+            phases=(_joint_phase(settings),),
+            example_weight="length",
+            private_update=settings.private_update,
+            stochastic=settings.dropout > 0,
+        ),
+        personalize=GradientSteps((_personalization_phase(settings),) if private else ()),
+        scoring=ReplyScoring(settings.evaluate_replies, settings.evaluate_beam),
+        server=rule_from_settings(settings, row_denominator="contributors"),
+        transforms=() if settings.keep_share == 1 else (LargestChanges(settings.keep_share),),
+        artefacts=(Artefact("base_model", settings.base_model, base.fingerprint, kind="reply model"),),
+    )
+
+
+def _roles_in_use(settings: Settings) -> Rules:
+    in_question = settings.persona_in_question and settings.persona != "none"
+    return [rule for rule in roles(settings.persona) if in_question or rule[0] != "to_word.*"]
