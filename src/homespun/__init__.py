@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from homespun.api import *  # noqa: F403
 
-_FOR_USERS = ("evaluate", "generate", "load", "personalize", "reopen", "train")
+_FOR_USERS = ("evaluate", "generate", "load", "personalize", "reopen", "reply", "train")
 _FOR_AUTHORS = (
     "Adam", "AdamW", "Artefact", "Assign", "Best", "Broadcast", "FedAdam", "FedAvg", "Generated", "GradientSteps",
     "Home", "LabelScoring", "LocalTraining", "LocalView", "Method", "ModelSpec", "Paper", "Personalization", "Phase",
-    "Role", "Scoring", "ServerState", "Settings", "Sgd", "Stack", "Sum", "Task", "TokenScoring", "Update",
-    "UpdateTransform", "Window", "check_method",
+    "ReplyScoring", "Role", "Scoring", "ServerState", "Settings", "Sgd", "Stack", "Sum", "Task", "TokenScoring",
+    "Update", "UpdateTransform", "Window", "check_method",
 )  # fmt: skip
 
 __all__ = [*_FOR_USERS, *_FOR_AUTHORS]

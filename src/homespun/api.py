@@ -32,9 +32,11 @@ from homespun.core.statistics import Stack as Stack
 from homespun.core.statistics import Sum as Sum
 from homespun.core.transforms import UpdateTransform as UpdateTransform
 from homespun.evaluation.classification import LabelScoring as LabelScoring
+from homespun.evaluation.language import ReplyScoring as ReplyScoring
 from homespun.evaluation.language import TokenScoring as TokenScoring
 from homespun.personalization.generation import generate as generate
 from homespun.personalization.new_user import personalize as personalize
+from homespun.personalization.replies import reply as reply
 from homespun.runs.evaluate import evaluate as evaluate
 from homespun.runs.training import load as load
 from homespun.runs.training import reopen as reopen

@@ -17,8 +17,9 @@ import click
 import typer
 
 from homespun import __version__
-from homespun.cli import language, pretrain, settings, training, users
+from homespun.cli import dialogue, language, settings, training, users
 from homespun.cli.corpora import data_app
+from homespun.cli.pretrain import pretrain_app
 from homespun.cli.privacy import privacy_app
 from homespun.core.errors import HomespunError
 from homespun.system.terminal import say
@@ -30,8 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (training.train, training.compare, training.demo, training.evaluate, users.personalize, users.predict,
-                language.generate, language.export, training.report, training.check, training.bench,
-                settings.settings, pretrain.pretrain):  # fmt: skip
+                language.generate, dialogue.reply, dialogue.chat, dialogue.rerank, language.export, training.report,
+                training.check, training.bench, settings.settings):  # fmt: skip
     app.command()(command)
 
 
@@ -51,6 +52,7 @@ def _options(
 
 
 app.add_typer(data_app, name="data")
+app.add_typer(pretrain_app, name="pretrain")
 app.add_typer(users.vault_app, name="vault")
 app.add_typer(privacy_app, name="privacy")
 
@@ -84,5 +86,5 @@ def main() -> None:
         say(traceback.format_exc().rstrip("\n"), to=sys.stderr)
         code = 1
     if code == 130:
-        say("\nInterrupted. Committed rounds are kept. Run the same command again to resume.", to=sys.stderr)
+        say("\nInterrupted. Committed work is kept. Run the same command again to resume.", to=sys.stderr)
     sys.exit(code)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from homespun.cli.options import Folder, Json, Trust, print_json
+from homespun.core.errors import InputError
 from homespun.system.terminal import say
+
+if TYPE_CHECKING:
+    from homespun.runs.run import Run
 
 User = Annotated[str | None, typer.Option(help="Name of the user, or a part of it. Default: a new user.")]
 Context = Annotated[
@@ -72,29 +76,65 @@ def generate(
 
 def export(
     folder: Folder,
-    output: Annotated[Path, typer.Option("--output", "-o", help="New folder for the adapter.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="New folder for the model.")],
     user: User = None,
     context: Context = None,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Also write ONNX files of a reply model, for phones and browsers.")
+    ] = False,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Store the ONNX weights as 8-bit integers: smaller, less exact.")
+    ] = False,
     trust: Trust = [],  # noqa: B006
 ) -> None:
-    """Export a user's prefix for a context as a PEFT prompt-tuning adapter.
+    """Export a user's model: a PEFT adapter of a language method, a reply model of a dialogue method.
 
     \b
-    The adapter works with the base model in any program that supports PEFT. It is
-    made from private parameters: keep it private.
+    A language method: the user's prefix for a context as a PEFT prompt-tuning
+    adapter, which works with the base model in any program that supports PEFT.
+    A dialogue method: the shared parameters, the user's persona, the vocabulary
+    and a card that shows how to use them. With --onnx (extra onnx) also
+    encoder.onnx and decoder_step.onnx, with which onnxruntime alone can search
+    for replies.
+    Both are made from private parameters: keep them private.
 
     Example: homespun export runs/fedperc-sotu --user kennedy --context written --output kennedy
+
+    Example: homespun export runs/fednlg-friends --user ross --output ross --onnx --int8
     """
     from homespun.personalization.adapter import export_adapter
+    from homespun.personalization.replies import find_reply_base
     from homespun.personalization.user import resolve_typed_user
     from homespun.runs.training import reopen
 
     with reopen(folder, trust=trust) as run:
-        model = export_adapter(
-            run, output, user=None if user is None else resolve_typed_user(run, user), context=context
-        )
+        name = None if user is None else resolve_typed_user(run, user)
+        if find_reply_base(run) is not None:
+            _export_replies(run, output, user=name, context=context, onnx=onnx, int8=int8)
+            return
+        if onnx or int8:
+            raise InputError(
+                f"--onnx and --int8 are for runs of a dialogue method, and this is a run of {run.method.name}. "
+                "Leave them out."
+            )
+        model = export_adapter(run, output, user=name, context=context)
     _warn_if_not_personalized(model)
     say(f"{output}: {model.user or 'a new user'}{f', {model.context}' if model.context else ''}")
+
+
+def _export_replies(run: Run, output: Path, *, user: str | None, context: str | None, onnx: bool, int8: bool) -> None:
+    from homespun.personalization.reply_export import export_reply_model
+
+    if context is not None:
+        raise InputError("--context: a reply model has no contexts. Leave it out.")
+    if int8 and not onnx:
+        raise InputError("--int8: it applies to ONNX files only. Add --onnx.")
+    exported = export_reply_model(run, output, user=user, onnx=onnx, int8=int8)
+    _warn_if_not_personalized(exported)
+    private = "; it contains private parameters: keep it private" if exported.private else ""
+    say(f"{output}: {exported.user or 'a new user'}{private}")
+    for name, size in exported.file_bytes.items():
+        say(f"  {name:<18} {size / 1e6:8.2f} MB")
 
 
 def _warn_if_not_personalized(model: Any) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from homespun.cli.options import (
     ContextColumn,
+    ConversationColumn,
     Data,
     DataSet,
     Folder,
@@ -40,12 +41,16 @@ def train(
         float | None, typer.Option(help="Passes over the data, instead of --rounds. Default: as in the paper, or 10.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    base: Annotated[
+        str | None, typer.Option(help="Base model, a folder or a name: short for --set base_model=BASE.")
+    ] = None,
     settings: Set = [],  # noqa: B006
     data_settings: DataSet = [],  # noqa: B006
     user_column: UserColumn = None,
     context_column: ContextColumn = None,
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
+    conversation_column: ConversationColumn = None,
     json_output: Json = False,
 ) -> None:
     """Train a method on a corpus and write a report.
@@ -54,13 +59,21 @@ def train(
     If training is interrupted, run the same command again to resume.
 
     Example: homespun train furl --data dialects --data-set users=200 --epochs 5
+
+    Example: homespun train fednlg --data talk.jsonl --base runs/seq2seq/model
     """
     from homespun.runs.training import LENGTH_SETTINGS, default_run_settings
 
     source = data_settings_from(
-        data, data_settings, user=user_column, context=context_column, text=text_column, label=label_column
+        data,
+        data_settings,
+        user=user_column,
+        context=context_column,
+        text=text_column,
+        label=label_column,
+        conversation=conversation_column,
     )
-    values = parse_overrides(settings)
+    values = _with_base(parse_overrides(settings), base, method=method)
     if rounds is not None and epochs is not None:
         raise SettingsError("--rounds and --epochs cannot be combined")
     length = {name: value for name, value in (("rounds", rounds), ("epochs", epochs)) if value is not None}
@@ -68,6 +81,22 @@ def train(
         length = {"epochs": 10.0}
     folder = folder or Path("runs") / f"{Path(method).stem}-{Path(data).name.split('.')[0]}"
     _train(method, source, folder, settings={**length, "seed": seed, **values}, json_output=json_output)
+
+
+def _with_base(values: Mapping[str, Any], base: str | None, *, method: str) -> dict[str, Any]:
+    """The settings with the base model that --base names."""
+    from homespun.system.method_loading import method_module
+    from homespun.system.trust import named_by_user
+
+    if base is None:
+        return dict(values)
+    if "base_model" in values:
+        raise SettingsError("--base and --set base_model=... cannot be combined")
+    with named_by_user():
+        known = method_module(method).Settings.model_fields
+    if "base_model" not in known:
+        raise SettingsError(f"--base: {method} has no base model (no setting base_model). Leave it out.")
+    return {**values, "base_model": base}
 
 
 def _train(method: str, source: Any, folder: Path, *, settings: Mapping[str, Any], json_output: bool) -> None:
@@ -288,7 +317,7 @@ def check(method: Annotated[str, typer.Argument(help="Method, or a .py file with
 
 
 def bench(
-    workload: Annotated[str, typer.Argument(help="w1, w2, w2-text, w3, w3-clipped, population or step-times.")],
+    workload: Annotated[str, typer.Argument(help="w1, w2, w2-text, w3, w3-clipped, beam, population or step-times.")],
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds of each side.")] = 5,
     settings: Annotated[
         list[str], typer.Option("--set", "-s", metavar="NAME=VALUE", help="Setting of the workload.")
@@ -298,9 +327,9 @@ def bench(
     """Run a benchmark.
 
     \b
-    The workloads w1 to w3 compare the cohort engine with a reference loop,
-    population compares two population sizes, and step-times compares FedPerC with its
-    baselines. The sides alternate in one run.
+    The workloads w1 to w3 compare the cohort engine with a reference loop, beam compares
+    beam search with a reference search, population compares two population sizes, and
+    step-times compares FedPerC with its baselines. The sides alternate in one run.
 
     Example: homespun bench w1
     """

@@ -10,6 +10,7 @@ import typer
 
 from homespun.cli.options import (
     ContextColumn,
+    ConversationColumn,
     Folder,
     Json,
     LabelColumn,
@@ -41,6 +42,7 @@ def personalize(
     context_column: ContextColumn = None,
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
+    conversation_column: ConversationColumn = None,
     trust: Trust = [],  # noqa: B006
     json_output: Json = False,
 ) -> None:
@@ -60,8 +62,15 @@ def personalize(
     from homespun.cli.console import out
     from homespun.personalization.new_user import personalize_from_file
 
-    columns = {"user": user_column, "context": context_column, "text": text_column, "label": label_column}
-    source = data_settings_from(str(file), [], **columns)
+    source = data_settings_from(
+        str(file),
+        [],
+        user=user_column,
+        context=context_column,
+        text=text_column,
+        label=label_column,
+        conversation=conversation_column,
+    )
     found = personalize_from_file(
         folder, source, user=user, context=context, steps=steps, generated=generated, trust=trust
     )

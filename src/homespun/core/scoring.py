@@ -46,7 +46,7 @@ class Scoring:
 
     k_shot: ClassVar[tuple[int | None, ...]] = (0, 1, 5, 20, None)  # numbers of examples that users adapt to; None: all
     scored_part: ClassVar[Part] = "test"  # the part that final evaluations score
-    offers: ClassVar[frozenset[str]] = frozenset()  # operations for a user: "predict", "generate"
+    offers: ClassVar[frozenset[str]] = frozenset()  # operations for a user: "predict", "generate", "reply"
     # Whether results include further adapted participants and the scores of each user, to compare methods by user
     by_user: ClassVar[bool] = False
     # How reports show the headline metric: as a share in percent, and which direction is better

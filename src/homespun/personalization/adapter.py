@@ -91,8 +91,8 @@ def adapter_config(pretrained: Pretrained, *, tokens: int) -> dict[str, Any]:
 def _card(run: Run, model: PersonalLanguageModel, output: Path) -> str:
     tokens = len(model.prefix)
     return CARD.format(
-        who=_plain(model.user or "A new user"),
-        context=_plain(model.context or "in any context"),
+        who=plain_name(model.user or "A new user"),
+        context=plain_name(model.context or "in any context"),
         tokens="One vector" if tokens == 1 else f"{tokens} vectors",
         method=run.method.name,
         whose=PERSONAL_NOTE if model.personalized else GENERIC_NOTE,
@@ -103,6 +103,6 @@ def _card(run: Run, model: PersonalLanguageModel, output: Path) -> str:
     )
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """Put a name on one line and remove markup characters."""
     return "".join(sign for sign in " ".join(name.split()) if sign not in "\\`*_[]<>#|")

@@ -16,7 +16,10 @@ from homespun.data.federation import Examples
 from homespun.data.user_names import find_user
 from homespun.engines.client import Client
 from homespun.personalization.generation import build_personal_model, continue_text
+from homespun.personalization.replies import Reply, find_replier
 from homespun.runs.run import Run
+
+GENERATE = "continue a text, use `homespun generate`"
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,8 +37,11 @@ class UserModel:
         """The label that this user would give to each text."""
         run = self.run
         if "predict" not in run.scoring.offers:
-            raise RunError(f"{run.method.name} does not predict labels. To continue a text, use `homespun generate`.")
+            use = "reply to a text, use `homespun reply`" if "reply" in run.scoring.offers else GENERATE
+            raise RunError(f"{run.method.name} does not predict labels. To {use}.")
         require_text_method(run)
+        if run.method.model.reads == "replies":
+            raise RunError(f"{run.method.name} reads replies with their prompts, so it cannot label texts alone.")
         examples = Examples(list(texts), labels=None, authors=np.full(len(texts), self._author_index()))
         client = Client(self.user, private=self.private, data=run.method.model.encode(examples))
         (logits,) = run.trainer.predict(run.state.broadcast(), [client])
@@ -45,6 +51,12 @@ class UserModel:
         """Continue a prompt as this user in a context; `sampling` as in `homespun.generate`."""
         model = build_personal_model(self.run, self.private, user=self.user, context=context)
         return continue_text(model, prompt, **sampling)
+
+    def reply(self, prompt: str, *, n: int = 5, **search: Any) -> list[Reply]:
+        """The n best replies of this user to a text; `search` as in `homespun.personalization.replies.reply`."""
+        replier = find_replier(self.run)
+        found = replier.reply_as(prompt, [replier.speaker_with(self.private, user=self.user)], n=n, search=search)
+        return found[0]
 
     def _author_index(self) -> int:
         users = self.run.federation.users
@@ -71,8 +83,8 @@ def load_user_model(run: Run, user: str) -> UserModel:
 
 
 def require_text_method(run: Run) -> None:
-    """Raise unless the method reads texts."""
-    if run.method.model.reads != "texts":
+    """Raise unless the method reads texts or replies."""
+    if run.method.model.medium != "texts":
         raise RunError(
             f"{run.method.name} reads {run.method.model.reads}, not text. To test the run on the users of its corpus, "
             "use `homespun evaluate`."

@@ -1,0 +1,293 @@
+"""Reply to a text as a user would.
+
+    reply(run, "Your love confuses me.", user="sheldon", n=5)
+
+The run's model with the user's persona searches for likely replies R to the text Q (equation 6 of FedNLG). If the run
+has a reranker, they are ordered by equation 7:
+
+    log p(R|Q, i) + lambda log p(Q|R) + gamma |R|
+
+Nothing is uploaded, and the run does not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
+from torch import Tensor
+
+from homespun.core.errors import InputError, RunError
+from homespun.core.method import Artefact
+from homespun.core.settings import Settings, parse
+from homespun.core.tree import Tree
+from homespun.core.words import words
+from homespun.decoding.beam import beam_search
+from homespun.decoding.diverse import diverse_beam_search
+from homespun.decoding.hypotheses import Hypothesis
+from homespun.decoding.sampling import sample
+from homespun.models.reply_decoder import ReplyDecoder
+from homespun.models.reply_model import ReplyModel, load_reply_model
+from homespun.models.seq2seq import Seq2Seq
+from homespun.models.vocabulary import UNKNOWN, Vocabulary
+from homespun.personalization.generation import match_user
+from homespun.personalization.reranking import Reranker, load_reranker
+from homespun.runs.run import Run
+from homespun.system.machine import cpu_cores
+
+
+class Search(Settings):
+    """How replies are searched for."""
+
+    decode: Literal["beam", "greedy", "sample", "diverse"] = "beam"
+    """beam: the likeliest replies; greedy: the likeliest word at each step; sample: random draws; diverse: beams in
+    groups that avoid each other's words."""
+    beam: PositiveInt = 200
+    """Hypotheses that a beam search keeps, at most as many as the vocabulary has words. A multiple of `groups` with
+    decode = diverse."""
+    max_words: PositiveInt = 20
+    """Maximum number of words of a reply."""
+    groups: PositiveInt = 5
+    """Groups of diverse beams."""
+    diversity: NonNegativeFloat = 0.5
+    """Penalty for a word that an earlier group uses at the same step, for diverse beams."""
+    temperature: NonNegativeFloat = 1.0
+    """Sampling temperature: below 1 favours likely words."""
+    top_k: NonNegativeInt = 0
+    """Sample from the k likeliest words. 0: from all."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample from the likeliest words whose total probability reaches this value."""
+    seed: NonNegativeInt = 0
+    """The same seed gives the same samples."""
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> Search:
+        if self.decode == "diverse" and self.beam % self.groups:
+            below = self.beam // self.groups * self.groups
+            fitting = f"{below} or {below + self.groups}" if below else str(self.groups)
+            raise ValueError(f"beam: {self.beam} hypotheses make no {self.groups} equal groups. Set it to {fitting}")
+        return self
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A candidate reply and its scores."""
+
+    text: str
+    log_prob: float  # log p(R|Q, i)
+    words: int  # |R|
+    rank: int  # by log_prob alone, from 1
+    log_prob_of_prompt: float | None = None  # log p(Q|R); None without a reranker
+    score: float = 0.0  # equation 7, or log_prob without a reranker
+    tokens: tuple[int, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, repr=False)
+class Speaker:
+    """A user's model: the shared decoder with a persona."""
+
+    user: str | None  # None: a new user
+    decoder: ReplyDecoder
+    persona: Tensor | None
+    personalized: bool = True  # False: the run has no parameters of this user, so that it is a new user's model
+
+    def __repr__(self) -> str:
+        return f"<Speaker {self.user!r}>"
+
+
+@dataclass(frozen=True)
+class ReadPrompt:
+    """A prompt as the model reads it."""
+
+    tokens: tuple[int, ...]
+    unknown: int  # words that the vocabulary does not have
+    cut: int  # words beyond the model's length
+
+    @property
+    def notes(self) -> list[str]:
+        read, found = len(self.tokens), []
+        if self.cut:
+            found.append(f"{self.cut} {'word' if self.cut == 1 else 'words'} after the first {read} not read")
+        if self.unknown:
+            found.append(f"{self.unknown} of {read} words not known to the model")
+        return found
+
+
+@dataclass(frozen=True, repr=False)
+class Replier:
+    """The reply model of a run, for any of its users."""
+
+    run: Run
+    base: ReplyModel
+    reranker: Reranker | None = None
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.base.vocabulary
+
+    @cached_property
+    def _shared(self) -> ReplyDecoder:
+        return self._decoder({})
+
+    def _decoder(self, private: Tree) -> ReplyDecoder:
+        return ReplyDecoder(self.run.built.parameters(self.run.state.broadcast(), private), self.base.sizes.layers)
+
+    def speaker(self, user: str | None) -> Speaker:
+        """The model of a user, given their name or a part of it; without a name, a new user's."""
+        run, broadcast = self.run, self.run.state.broadcast()
+        name = None if user is None else match_user(run, user)
+        kept = {} if name is None else run.clients.stored_private([name])
+        private = next(iter(kept.values()), None) or run.clients.new_private(name or "", broadcast)
+        return self.speaker_with(private, user=name, personalized=bool(kept) or not private or name is None)
+
+    def speaker_with(self, private: Tree, *, user: str | None, personalized: bool = True) -> Speaker:
+        """The model with these private parameters."""
+        shared_only = not private.keys() - {"persona.embedding"}
+        decoder = self._shared if shared_only else self._decoder(private)
+        return Speaker(user, decoder, self._persona(user, private), personalized)
+
+    def _persona(self, user: str | None, private: Tree) -> Tensor | None:
+        if "persona.embedding" in private:
+            return private["persona.embedding"]
+        table = self.run.state.broadcast().keyed.get("persona.table")
+        if table is None:
+            return None
+        return table.mean(dim=0) if user is None else table[self.run.federation.users.index(user)]
+
+    def read(self, prompt: str) -> ReadPrompt:
+        """A prompt as word numbers. Raises if there is nothing to read."""
+        tokens, length = self.vocabulary.encode(prompt), self.base.sizes.length
+        if not tokens:
+            raise InputError("prompt: it has no word. Write something to reply to.")
+        read = tuple(tokens[:length])
+        if all(token == UNKNOWN for token in read):
+            shown = ", ".join(words(prompt)[:5])
+            raise InputError(f"prompt: the model knows none of its words ({shown}). Use more common words.")
+        return ReadPrompt(read, sum(token == UNKNOWN for token in read), len(tokens) - len(read))
+
+    def search(
+        self, prompts: Sequence[Sequence[int]], speakers: Sequence[Speaker], search: Search, *, n: int
+    ) -> list[list[Hypothesis]]:
+        """The n best replies to each prompt by its speaker, by log probability. Prompts of speakers with the same
+        shared parameters are searched together."""
+        found: dict[int, list[Hypothesis]] = {}
+        for decoder in {id(one.decoder): one.decoder for one in speakers}.values():
+            rows = [row for row, one in enumerate(speakers) if one.decoder is decoder]
+            personas = [speakers[row].persona for row in rows]
+            stacked = torch.stack([one for one in personas if one is not None]) if personas[0] is not None else None
+            state = decoder.start([prompts[row] for row in rows], stacked)
+            found |= dict(zip(rows, _search(decoder, state, search, n=n), strict=True))
+        return [found[row] for row in range(len(prompts))]
+
+    def reply(self, prompt: str, user: str | None = None, *, n: int = 5, search: Search | None = None) -> list[Reply]:
+        """The n best replies of a user to a prompt."""
+        (replies,) = self.reply_as(prompt, [self.speaker(user)], n=n, search=search)
+        return replies
+
+    def reply_as(
+        self,
+        prompt: str,
+        speakers: Sequence[Speaker],
+        *,
+        n: int = 5,
+        search: Search | Mapping[str, Any] | None = None,
+    ) -> list[list[Reply]]:
+        """The n best replies of each speaker to one prompt. `search` may be a mapping of its fields."""
+        search = search if isinstance(search, Search) else parse(Search, search or {}, where="search")
+        if n < 1:
+            raise InputError(f"n: {n} replies. Ask for at least one.")
+        read = self.read(prompt)
+        # Reranking may find the best reply far down the list.
+        listed = max(n, search.beam) if self.reranker and search.decode in ("beam", "diverse") else n
+        lists = self.search([read.tokens] * len(speakers), speakers, search, n=listed)
+        return [self._ranked(read, one)[:n] for one in lists]
+
+    def best_replies(self, asked: Sequence[tuple[str, Speaker]], *, search: Search) -> list[str]:
+        """The best reply to each prompt by its speaker. A prompt without a known word is read as one unknown word."""
+        prompts = [
+            tuple((self.vocabulary.encode(prompt) or [UNKNOWN])[: self.base.sizes.length]) for prompt, _ in asked
+        ]
+        n = search.beam if self.reranker and search.decode == "beam" else 1
+        lists = self.search(prompts, [speaker for _, speaker in asked], search, n=n)
+        return [
+            self._ranked(ReadPrompt(prompt, 0, 0), found)[0].text for prompt, found in zip(prompts, lists, strict=True)
+        ]
+
+    def _ranked(self, prompt: ReadPrompt, found: Sequence[Hypothesis]) -> list[Reply]:
+        found = sorted(found, key=lambda one: -one.log_prob)  # samples are in the order in which they were drawn
+        reverse = None if self.reranker is None else self.reranker.log_probs([prompt.tokens] * len(found), found)
+        replies = []
+        for rank, one in enumerate(found, start=1):
+            of_prompt = None if reverse is None else float(reverse[rank - 1])
+            score = one.log_prob
+            if self.reranker is not None and of_prompt is not None:
+                score += self.reranker.lam * of_prompt + self.reranker.gamma * len(one.tokens)
+            text = self.vocabulary.decode(one.tokens)
+            replies.append(Reply(text, one.log_prob, len(one.tokens), rank, of_prompt, score, one.tokens))
+        return sorted(replies, key=lambda one: (-one.score, one.rank))
+
+
+def _search(decoder: ReplyDecoder, state: tuple[Tensor, ...], search: Search, *, n: int) -> list[list[Hypothesis]]:
+    cores, length, words = cpu_cores(), search.max_words, decoder.vocabulary
+    if search.decode == "beam":
+        return beam_search(decoder, state, beam=min(search.beam, words), n_best=n, max_length=length, threads=cores)
+    if search.decode == "diverse":
+        found = diverse_beam_search(
+            decoder,
+            state,
+            beam=min(search.beam, words // search.groups * search.groups),
+            groups=search.groups,
+            diversity=search.diversity,
+            max_length=length,
+            threads=cores,
+        )
+        return [one[:n] for one in found]
+    greedy = search.decode == "greedy" or search.temperature == 0
+    return sample(
+        decoder,
+        state,
+        samples=1 if greedy else n,
+        max_length=length,
+        temperature=0.0 if greedy else search.temperature,
+        top_k=search.top_k,
+        top_p=search.top_p,
+        seed=search.seed,
+        threads=cores,
+    )
+
+
+def find_reply_base(run: Run) -> Artefact | None:
+    """The base model of a run that replies to texts; None for other runs."""
+    base = next((one for one in run.method.artefacts if one.kind == "reply model"), None)
+    # pFedMe and PFedKM wrap the network, whose parameters then have other names.
+    return base if "reply" in run.scoring.offers and isinstance(run.built.model, Seq2Seq) else None
+
+
+def find_replier(run: Run, *, reranked: bool = True) -> Replier:
+    """The reply model of a run, with its reranker if it has one and `reranked` is set."""
+    base = find_reply_base(run)
+    if base is None:
+        remedy = "Train a method that does: `homespun train fednlg`."
+        if "generate" in run.scoring.offers:
+            remedy = "To continue a text, use `homespun generate`."
+        raise RunError(f"{run.vault.path.parent}: {run.method.name} does not reply to texts. {remedy}")
+    loaded = load_reply_model(base.name)
+    return Replier(run, loaded, load_reranker(run, loaded) if reranked else None)
+
+
+def reply(run: Run, prompt: str, *, user: str | None = None, n: int = 5, **search: Any) -> list[Reply]:
+    """The n best replies of a user to a text. `user` is a name or an unambiguous part of it; without one, the replies
+    are those of a new user. `search` are the fields of `Search`, for instance `beam=20`.
+
+    Example:
+        >>> rows = [{"user": who, "text": text, "scene": 1} for who, text in (("ada", "the people"), ("bo", "the law"))]
+        >>> with train("fednlg", load(4 * rows), base_model="untrained", rounds=1, workers=0) as run:
+        ...     len(reply(run, "the people", user="bo", n=2, beam=4, max_words=3))
+        2
+    """
+    parsed = parse(Search, search, where="search")  # before anything is loaded
+    return find_replier(run).reply(prompt, user, n=n, search=parsed)
