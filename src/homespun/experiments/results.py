@@ -17,13 +17,15 @@ from homespun.core.errors import RunError
 from homespun.data.corpus_report import inspect_corpus
 from homespun.data.federation import Federation
 from homespun.data.source import DataSettings
-from homespun.data.splits import Fractions, Subset, original_name, sample_users
+from homespun.data.splits import Subset, original_name, sample_users
 from homespun.evaluation.differences import differences, personal_differences, sample_gains
 from homespun.evaluation.metrics import mean_and_deviation
 from homespun.evaluation.pooling import COLUMNS, average_evaluations, merge_evaluations
+from homespun.experiments.reply_quality import reply_results
 from homespun.experiments.spending import total_privacy_cost
 from homespun.runs.controls import evaluate_controls
 from homespun.runs.run import Run
+from homespun.runs.settings import RunSettings
 from homespun.runs.training import collect_results
 from homespun.system.json_files import SCHEMA, read_json, versions, write_json
 
@@ -43,9 +45,10 @@ def single_results(run: Run, data: DataSettings, *, title: str) -> dict[str, Any
         "positions": evaluated_positions(run),
         "maps": project_users(run),
         "assigned": assignments(run),
+        "replies": reply_results(run),
     }
     described = {
-        **describe_data(run.federation, data, fractions=run.settings.fractions),
+        **describe_data(run.federation, data, settings=run.settings),
         "newcomers": len(run.newcomers.users),
     }
     return assemble(title, described, configurations={run.method.name: (title, [one])}, controls=[found])
@@ -84,7 +87,8 @@ def assemble(
     }
 
 
-def describe_data(federation: Federation, data: DataSettings, *, fractions: Fractions) -> dict[str, Any]:
+def describe_data(federation: Federation, data: DataSettings, *, settings: RunSettings) -> dict[str, Any]:
+    check = inspect_corpus(federation, fractions=settings.fractions, split_by=settings.split_by, seed=settings.seed)
     return {
         **data.model_dump(mode="json"),
         "name": original_name(federation),
@@ -92,7 +96,7 @@ def describe_data(federation: Federation, data: DataSettings, *, fractions: Frac
         "labels": list(federation.labels),
         "contexts": len(federation.contexts),
         "users": len(federation.users),
-        "check": inspect_corpus(federation, fractions=fractions).to_dict(),
+        "check": check.to_dict(),
         "groups": groups_of(federation),
     }
 

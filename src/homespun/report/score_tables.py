@@ -134,16 +134,28 @@ def _spread_cells(spreads: Sequence[Mapping[str, Any] | None], metric: Metric) -
 
 def _main_note(results: Mapping[str, Any], metric: Metric) -> str:
     about = _ABOUT_VALUE.get(metric, _OVER_ALL).format(metric.title)
+    if any(run.get("replies") for one in results.get("configurations", {}).values() for run in one["runs"]):
+        about = _ABOUT_REPLIES
     about += _ABOUT_LABELS if metric in (ACCURACY, AUC, F1) else ""
     return f"{seed_note(results)} {about} The best value of a column is bold."
 
 
 _OVER_ALL = "Test {} is computed over all test examples."
-_ABOUT_PERPLEXITY = (
+_PERPLEXITY = (
     "Perplexity, lower is better: a model with perplexity p is as uncertain as one that picks each token from p "
-    "equally likely ones. The first three tokens of an utterance are given; all later tokens of the test utterances "
-    "count equally. User mean is the mean of each user's perplexity; worst tenth is the mean over the tenth of users "
-    "with the highest perplexity. The controls are the unmodified pre-trained model, after the start text that is best "
+    "equally likely ones. "
+)
+_USERS = (
+    " count equally. User mean is the mean of each user's perplexity; worst tenth is the mean over the tenth of users "
+    "with the highest perplexity. "
+)
+_ABOUT_REPLIES = (
+    f"{_PERPLEXITY}Given the prompt, all words of the test replies and their ends{_USERS}The control is the "
+    "pre-trained reply model without training on these conversations."
+)
+_ABOUT_PERPLEXITY = (
+    f"{_PERPLEXITY}The first three tokens of an utterance are given; all later tokens of the test utterances{_USERS}"
+    "The controls are the unmodified pre-trained model, after the start text that is best "
     "on the evaluation part: alone, and with the user's own sentences before every utterance. Neither was trained on "
     "users' text."
 )

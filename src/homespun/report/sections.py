@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from homespun.report import continuation_tables, few_shot, groups, run_metadata, score_tables, traffic
+from homespun.report import (
+    continuation_tables,
+    few_shot,
+    groups,
+    reply_tables,
+    run_metadata,
+    score_tables,
+    traffic,
+)
 from homespun.report.differences import difference_table, own_samples_table, personal_table, unadapted_table
 from homespun.report.table_model import Table, byte_text, count_text, shorten
 
@@ -43,6 +51,7 @@ def sections(results: Mapping[str, Any]) -> list[Section]:
     """All sections that have content, in reading order."""
     found = [
         _result(results),
+        _replies(results),
         _continuations(results),
         _curves(results),
         _users(results),
@@ -85,6 +94,15 @@ def _result(results: Mapping[str, Any]) -> Section:
     compared = [made for made in every if made is not None]
     tables = (score_tables.main_table(results), *compared)
     return Section("result", "Result", heading, text=text, tables=tables)
+
+
+def _replies(results: Mapping[str, Any]) -> Section | None:
+    quality = reply_tables.quality_table(results)
+    if quality is None:
+        return None
+    tables = (quality, *reply_tables.prompt_tables(results))
+    heading = "Replies to test prompts, and whether they sound like the speaker"
+    return Section("replies", "Replies", heading, text=(reply_tables.NOTICE,), tables=tables)
 
 
 def _continuations(results: Mapping[str, Any]) -> Section | None:

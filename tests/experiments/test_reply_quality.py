@@ -1,0 +1,102 @@
+"""Replies of a run to test prompts: which pairs, whose persona, and the losses by conversation."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from small_dialogue import conversations, write_dialogue, write_reply_model
+
+from homespun.data.source import DataSettings
+from homespun.evaluation.language import ReplyScoring
+from homespun.experiments.reply_quality import (
+    _shuffled,
+    compare_losses,
+    conversation_losses,
+    make_reply_test,
+    part_of,
+    perplexity,
+    reply_results,
+    retrieved_replies,
+    write_replies,
+)
+from homespun.personalization.replies import Search, find_replier
+from homespun.runs.evaluate import evaluate
+from homespun.runs.training import prepare
+
+SMALL = {"rounds": 2, "workers": 0, "persona_dim": 3, "batch": 8, "new_columns": 1.0, "persona_scale": 3.0}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    place = tmp_path_factory.mktemp("talk")
+    data = DataSettings(source=str(write_dialogue(place / "talk.jsonl", conversations(60))))
+    values = {"base_model": write_reply_model(place / "base", scale=2.0), **SMALL, "evaluate_beam": 4}
+    with prepare("fednlg", data.load(), folder=place / "run", settings=values, data=data) as found:
+        list(found.rounds())
+        yield found
+
+
+def test_pairs_are_of_test_parts_and_spread_over_users(run):
+    test = make_reply_test(run, replies=6)
+    assert [one.user for one in test.pairs] == [user for user in run.federation.users for _ in range(2)]
+    for one in test.pairs:
+        part = part_of(run, one.user, "test")
+        rows = list(zip(part.prompts, part.texts, part.conversations.tolist(), strict=True))
+        assert (one.prompt, one.reply, one.conversation) in rows
+    trained = {int(name) for user in run.federation.users for name in part_of(run, user, "train").conversations}
+    assert not trained & set(test.clusters)
+
+
+def test_losses_by_conversation_give_the_perplexity_of_the_test_part(run):
+    losses = conversation_losses(run)
+    assert sum(losses["words"]) == evaluate(run, "test").tokens
+    assert perplexity(losses) == pytest.approx(evaluate(run, "test").perplexity, rel=1e-5)
+    assert len(losses["loss"]) == len(set(make_reply_test(run, replies=10**6).clusters))
+
+
+def test_another_persona_changes_losses_and_nobody_keeps_their_own(run):
+    assert perplexity(conversation_losses(run, "another")) != pytest.approx(perplexity(conversation_losses(run)))
+    for count in (2, 3, 7):
+        for seed in range(5):
+            order = _shuffled(list(range(count)), seed)
+            assert sorted(order) == list(range(count)) and all(own != given for own, given in enumerate(order))
+
+
+def test_replies_of_the_best_hypothesis(run):
+    test, replier = make_reply_test(run, replies=6), find_replier(run)
+    written = write_replies(replier, test.pairs, search=Search(beam=4))
+    for one, text in zip(test.pairs, written, strict=True):
+        assert replier.reply(one.prompt, one.user, n=1, search=Search(beam=4))[0].text == text
+
+
+def test_retrieval_answers_with_the_speakers_own_training_reply(run):
+    test = make_reply_test(run, replies=9)
+    for one, text in zip(test.pairs, retrieved_replies(run, test.pairs), strict=True):
+        assert text in part_of(run, one.user, "train").texts
+
+
+def test_results_have_every_score(run):
+    found = reply_results(run)
+    assert set(found["scores"]) == {"own", "another", "retrieved", "real"}
+    assert found["scores"]["real"]["bleu_4"][0] == 1.0
+    assert found["prompts"] == len(make_reply_test(run, replies=200).pairs)
+    assert {one["user"] for one in found["samples"]} == set(run.federation.users)
+    assert all(len(one) == 3 for name, one in found["scores"]["own"].items() if name.startswith("bleu"))
+
+
+def test_no_replies_are_written_if_none_are_asked_for(run, monkeypatch):
+    monkeypatch.setattr(type(run), "scoring", ReplyScoring(replies=0))
+    assert reply_results(run) is None
+
+
+def test_compared_losses_by_hand():
+    ours, theirs = {"loss": [2.0] * 8, "words": [1.0] * 8}, {"loss": [2.0 + math.log(2)] * 8, "words": [1.0] * 8}
+    found = compare_losses(ours, theirs)
+    assert found.value == pytest.approx(-50) and found.low == pytest.approx(-50) and found.high == pytest.approx(-50)
+    with pytest.raises(ValueError, match="same conversations"):
+        compare_losses(ours, {"loss": [1.0], "words": [2.0]})
+    noisy = {"loss": list(2 + np.linspace(-1, 1, 8)), "words": [1.0] * 8}
+    low_high = compare_losses(noisy, ours)
+    assert low_high.low < 0 < low_high.high
+    assert torch.isfinite(torch.tensor([low_high.low, low_high.high])).all()
