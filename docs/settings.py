@@ -61,7 +61,7 @@ def _sections() -> Iterator[str]:
     sampling = "Options of `homespun generate`, and `sampling` of a showcase."
     yield from _section("Continuations of a text", describe_settings(Sampling), note=sampling)
     yield from _section(
-        "Pre-training", describe_settings(PretrainSettings), note="For `homespun pretrain --set NAME=VALUE`."
+        "Pre-training", describe_settings(PretrainSettings), note="For `homespun pretrain tiny --set NAME=VALUE`."
     )
 
 
