@@ -63,6 +63,15 @@ def test_another_persona_changes_losses_and_nobody_keeps_their_own(run):
             assert sorted(order) == list(range(count)) and all(own != given for own, given in enumerate(order))
 
 
+def test_another_row_of_a_table_of_personas(tmp_path):
+    data = DataSettings(source=str(write_dialogue(tmp_path / "talk.jsonl", conversations(30))))
+    values = {"base_model": write_reply_model(tmp_path / "base", scale=2.0), **SMALL}
+    with prepare("central_dialogue", data.load(), folder=tmp_path / "run", settings=values, data=data) as run:
+        list(run.rounds())
+        own, another = conversation_losses(run), conversation_losses(run, "another")
+    assert own["words"] == another["words"] and own["loss"] != another["loss"]
+
+
 def test_replies_of_the_best_hypothesis(run):
     test, replier = make_reply_test(run, replies=6), find_replier(run)
     written = write_replies(replier, test.pairs, search=Search(beam=4))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from homespun.personalization.replies import Replier, Search, Speaker, find_repl
 from homespun.runs.run import Run
 
 AT_ONCE = 20  # prompts searched together
+Who = TypeVar("Who", str, Speaker)
 SHOWN = 4  # speakers, and prompts, of the samples in a report
 SIMILAR = 0.7  # cosine of two questions that count as paraphrases
 
@@ -104,7 +105,7 @@ def write_replies(
     return found
 
 
-def _shuffled(speakers: Sequence[Speaker], seed: int) -> list[Speaker]:
+def _shuffled(speakers: Sequence[Who], seed: int) -> list[Who]:
     """The speakers in another order, in which none keeps their place."""
     order = seeds.numpy_generator(seed, "shuffled personas").permutation(len(speakers))
     following = dict(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True))
@@ -144,13 +145,15 @@ def conversation_losses(run: Run, persona: Literal["own", "another"] = "own") ->
     """The loss and the number of words of each conversation in the test parts of all participants."""
     users = list(run.federation.users)
     private = run.clients.private(users, run.state.broadcast())
+    speaker = dict(zip(users, users, strict=True))  # whose persona is used
     if persona == "another":
-        order = seeds.numpy_generator(run.settings.seed, "shuffled personas").permutation(len(users)).tolist()
-        private = {users[mine]: private[users[other]] for mine, other in zip(order, np.roll(order, 1), strict=True)}
+        speaker = dict(zip(users, _shuffled(users, run.settings.seed), strict=True))
     clients, conversations = [], []
     for user in users:
         test = part_of(run, user, "test")
-        clients.append(Client(user, private[user], run.method.model.encode(test)))
+        author = np.full(len(test), users.index(speaker[user]), dtype=np.int64)  # of a table of personas
+        data = run.method.model.encode(replace(test, authors=author))
+        clients.append(Client(user, private[speaker[user]], data))
         conversations.append(test.conversations if test.conversations is not None else np.arange(len(test)))
     clients_with = [one for one in clients if one.examples]
     outputs = run.trainer.predict(run.state.broadcast(), clients_with)
