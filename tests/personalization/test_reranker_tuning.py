@@ -1,11 +1,13 @@
 """Tuning a reranker: on public pairs and on sums of clients' counts, resumed after a kill, never on the test part."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from small_dialogue import SPEAKERS, WORDS, conversations, write_dialogue, write_reply_model
 
-from homespun.core.errors import InputError
+from homespun.core.errors import InputError, RunError
 from homespun.data.source import DataSettings
 from homespun.evaluation.bleu import corpus_bleu
 from homespun.evaluation.mert import grid_counts
@@ -80,6 +82,15 @@ def test_the_reranker_is_kept_and_used(run):
     assert (kept.lam, kept.gamma, kept.bleu) == (tuned.lam, tuned.gamma, tuned.bleu)
     after = reply(run, "is the sea blue?", user=SPEAKERS[0], beam=8)
     assert all(one.log_prob_of_prompt is not None for one in after)
+
+
+def test_a_reranker_whose_inverse_model_changed_can_be_tuned_again(run):
+    tune_reranker(run, inverse_of(run), beam=8)
+    write_reply_model(Path(inverse_of(run)), scale=2.0, direction="prompts", seed=6)
+    with pytest.raises(RunError, match="Tune again"):
+        find_replier(run)
+    again = tune_reranker(run, inverse_of(run), beam=8)
+    assert find_replier(run).reranker.inverse.fingerprint == again.inverse.fingerprint
 
 
 def test_federated_tuning_adds_up_the_counts_of_clients(run):

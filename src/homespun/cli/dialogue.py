@@ -165,7 +165,7 @@ def rerank(
     ):
         if inverse is None:
             run.vault.drop_artefact(ARTEFACT)
-            say(f"{folder}: no reranker any more")
+            say(f"{folder}: reranker removed", to=sys.stderr)
             return
         tuned = tune_reranker(run, str(inverse.resolve()), federated=federated, questions=questions, beam=beam)
     if json_output:

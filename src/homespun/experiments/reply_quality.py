@@ -177,7 +177,7 @@ def reply_results(run: Run) -> dict[str, Any] | None:
     test = make_reply_test(run, replies=scoring.replies)
     if not test.pairs:
         return None
-    search, replier = Search(beam=scoring.beam), replace(find_replier(run), reranker=None)
+    search, replier = Search(beam=scoring.beam), find_replier(run, reranked=False)
     written = {
         "own": write_replies(replier, test.pairs, search=search),
         "retrieved": retrieved_replies(run, test.pairs),

@@ -54,7 +54,7 @@ def tune_reranker(
     run: Run, inverse: str, *, federated: bool = False, questions: int = 500, beam: int = 200
 ) -> Reranker:
     """Tune a reranker with the inverse model in a folder, and keep it in the run's vault."""
-    replier = replace(find_replier(run), reranker=None)
+    replier = find_replier(run, reranked=False)  # an earlier reranker may be unusable
     tuning = Tuning(federated, questions, Search(beam=beam))
     untuned = Reranker(load_inverse(inverse, replier.base), lam=0.0, gamma=0.0)
     weights = (_tune_federated if federated else _tune_public)(replier, untuned, tuning)
