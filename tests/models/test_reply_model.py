@@ -83,10 +83,15 @@ def test_sizes_that_do_not_fit_the_weights_are_rejected(tmp_path):
         load_reply_model(str(folder))
 
 
-@pytest.mark.parametrize(("persona", "in_question"), [("none", False), ("private", False), ("private", True)])
-def test_decoder_steps_give_the_losses_of_the_model(persona, in_question):
+@pytest.mark.parametrize(
+    ("persona", "in_question", "readers"),
+    [("none", False, None), ("private", False, None), ("private", True, [0]), ("private", False, [1])],
+)
+def test_decoder_steps_give_the_losses_of_the_model(persona, in_question, readers):
     torch.manual_seed(3)
-    network = untrained(WORDS, SMALL).build(persona=persona, persona_dim=3, in_question=in_question, new_columns=1.0)
+    network = untrained(WORDS, SMALL).build(
+        persona=persona, persona_dim=3, readers=readers, in_question=in_question, new_columns=1.0
+    )
     parameters = {name: value.detach() for name, value in network.named_parameters()}
     decoder = ReplyDecoder(parameters, layers=2)
     questions, reply = [[4, 5, 6], [7]], [8, 9, 4]

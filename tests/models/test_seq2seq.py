@@ -14,7 +14,7 @@ from homespun.models.word_losses import NOTHING, word_losses
 CLIENTS, ROWS, WORDS, VOCABULARY, AUTHORS = 3, 5, 6, 37, 8
 
 
-def network(persona="none", in_question=False, dropout=0.2):
+def network(persona="none", in_question=False, dropout=0.2, readers=None):
     torch.manual_seed(0)
     return Seq2Seq(
         vocabulary=VOCABULARY,
@@ -26,6 +26,7 @@ def network(persona="none", in_question=False, dropout=0.2):
         persona_dim=4,
         population=AUTHORS,
         in_question=in_question,
+        readers=readers,
     ).double()
 
 
@@ -59,11 +60,17 @@ def own_parameters(model, generator):
 
 @pytest.mark.parametrize("keyed", [True, False])
 @pytest.mark.parametrize(
-    ("persona", "in_question"),
-    [("none", False), ("private", False), ("private", True), ("table", False), ("table", True)],
+    ("persona", "in_question", "readers"),
+    [
+        ("none", False, None),
+        ("private", False, None),
+        ("private", True, [0]),
+        ("table", False, [2]),
+        ("table", True, None),
+    ],
 )
-def test_stacked_equals_each_client_alone(persona, in_question, keyed):
-    generator, model = torch.Generator().manual_seed(1), network(persona, in_question)
+def test_stacked_equals_each_client_alone(persona, in_question, readers, keyed):
+    generator, model = torch.Generator().manual_seed(1), network(persona, in_question, readers=readers)
     data, parameters = batch(generator, keyed), own_parameters(model, generator)
     stacked = model.stacked(parameters, data)
     alone = torch.stack(

@@ -23,7 +23,7 @@ and personas stay on the clients: v_i <- v_i + z_i d_i, with z_i = 1 or, as Eq. 
 
 Deviations and readings, numbered as in docs/methods/fednlg.md, which has the reasons and those of the experiments:
 1. W has 4K rows and K + K + 128 columns, not 3K: the persona has 128 numbers and a cell state 100.
-2. The persona is read by the first decoder layer, as in Li et al. (2016).
+2. The persona is read by every decoder layer (`persona_layers`); which layers read it is not in the paper.
 3. The optimizer is not in the paper: Adam or SGD, fresh in every round.
 4. Columns of W for the persona start small, so that stage 2 starts close to the pre-trained model.
 5. Initialization is Xavier's with a larger gain for inputs of LSTMs, open forget gates and normal word embeddings.
@@ -32,6 +32,7 @@ Deviations and readings, numbered as in docs/methods/fednlg.md, which has the re
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 import torch
@@ -80,6 +81,8 @@ class Settings(core_settings.Settings):
     """Size of a persona."""
     persona_scale: NonNegativeFloat = 1.0
     """Standard deviation of a new persona."""
+    persona_layers: Literal["all", "first", "last"] = "all"
+    """Decoder layers that read the persona."""
     persona_in_question: bool = False
     """Whether the encoder reads the persona before the question as well (the paper's Q_i)."""
     new_columns: NonNegativeFloat = 0.1
@@ -174,6 +177,13 @@ def load_base(settings: Settings) -> ReplyModel:
     return base
 
 
+_READERS: dict[str, Callable[[int], range]] = {
+    "all": range,
+    "first": lambda _: range(1),
+    "last": lambda layers: range(layers - 1, layers),
+}
+
+
 # Roles
 
 SHARED = ("words.*", "encoder.*", "decoder.*", "output.*", "to_word.*")
@@ -245,6 +255,7 @@ def method(settings: Settings, task: Task) -> Method:
                 dropout=settings.dropout,
                 persona=settings.persona,
                 persona_dim=settings.persona_dim,
+                readers=_READERS[settings.persona_layers](base.sizes.layers),
                 in_question=settings.persona_in_question,
                 population=task.population,
                 new_columns=settings.new_columns,

@@ -1,7 +1,7 @@
 """A `Seq2Seq` model as a step-wise decoder, for beam search and sampling (package `decoding`).
 
-Rows may belong to different users: the persona's part of the first layer's gates is computed once per row and is part
-of the state.
+Rows may belong to different users: the persona's part of each layer's gates is computed once per row and is part of
+the state.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from homespun.models.packed_lstm import lstm_layer, pack
 from homespun.models.vocabulary import BEGIN, END, PADDING, UNKNOWN
 
-DecoderState = tuple[Tensor, ...]  # the persona's part of the gates, then hidden and cell state of each layer
+DecoderState = tuple[Tensor, ...]  # the persona's part of all gates, then hidden and cell state of each layer
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,15 @@ class ReplyDecoder:
 
     def features(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """The input of the output layer, and the state that follows."""
-        persona, *layers = state
-        following: list[Tensor] = [persona]
+        of_persona, *layers = state
+        following: list[Tensor] = [of_persona]
+        added = dict(zip(self._readers, of_persona.chunk(max(1, len(self._readers)), dim=1), strict=False))
         inputs = self.parameters["words.weight"][tokens]
         for number, (weights, bias) in enumerate(self._decoder_layers):
             hidden, cell = layers[2 * number], layers[2 * number + 1]
             gates = torch.addmm(bias, torch.cat((inputs, hidden), dim=1), weights)
-            if number == 0:
-                gates += persona
+            if number in added:
+                gates += added[number]
             i, f, g, o = gates.chunk(4, dim=1)
             cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
             inputs = o.sigmoid() * cell.tanh()
@@ -89,21 +90,39 @@ class ReplyDecoder:
     @cached_property
     def _decoder_layers(self) -> list[tuple[Tensor, Tensor]]:
         """The weights [inputs + cells, 4 cells] of each layer, without the persona's, and its bias."""
-        width = self.parameters["words.weight"].shape[1]
         found = []
         for number in range(self.layers):
             weights = self._layer("decoder", number)
-            of_input = weights["weight_ih"][:, :width] if number == 0 else weights["weight_ih"]
+            of_input = weights["weight_ih"][:, : self._width(number)]
             joined = torch.cat((of_input, weights["weight_hh"]), dim=1).T.contiguous()
             found.append((joined, weights["bias_ih"] + weights["bias_hh"]))
         return found
 
+    @cached_property
+    def _readers(self) -> list[int]:
+        """The decoder layers that read the persona."""
+        return persona_readers(self.parameters, layers=self.layers)
+
+    def _width(self, number: int) -> int:
+        """The columns of a decoder layer's input without the persona: the encoder reads none."""
+        return self._layer("encoder", number)["weight_ih"].shape[1]
+
     def _persona_gates(self, personas: Tensor | None, *, rows: int) -> Tensor:
-        weight, width = self._layer("decoder", 0)["weight_ih"], self.parameters["words.weight"].shape[1]
-        if personas is None:
-            return weight.new_zeros(rows, len(weight))
-        return personas @ weight[:, width:].T
+        """The persona's part of the gates of all layers that read it, [rows, layers that read x 4 cells]."""
+        weights = {number: self._layer("decoder", number)["weight_ih"] for number in self._readers}
+        if personas is None or not weights:
+            return self.parameters["words.weight"].new_zeros(rows, sum(len(one) for one in weights.values()))
+        return personas @ torch.cat([one[:, self._width(number) :] for number, one in weights.items()]).T
 
     def _layer(self, name: str, number: int) -> dict[str, Tensor]:
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         return {one: self.parameters[f"{name}.{number}.{one}_l0"] for one in names}
+
+
+def persona_readers(parameters: Mapping[str, Tensor], *, layers: int) -> list[int]:
+    """The decoder layers with columns for a persona."""
+    columns = {
+        name: [parameters[f"{name}.{number}.weight_ih_l0"].shape[1] for number in range(layers)]
+        for name in ("encoder", "decoder")
+    }
+    return [number for number in range(layers) if columns["decoder"][number] > columns["encoder"][number]]

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -82,6 +82,7 @@ class ReplyModel:
         dropout: float = 0.0,
         persona: Persona = "none",
         persona_dim: int = 0,
+        readers: Collection[int] | None = None,
         in_question: bool = False,
         population: int = 0,
         new_columns: float = 0.1,
@@ -97,6 +98,7 @@ class ReplyModel:
             dropout=dropout,
             persona=persona,
             persona_dim=persona_dim,
+            readers=readers,
             in_question=in_question,
             population=population,
         )

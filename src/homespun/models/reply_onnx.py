@@ -4,7 +4,7 @@
     decoder step   tokens [batch], state [batch, 2 layers, cells]   -> log_probs [batch, vocabulary], new_state
 
 The state holds the hidden and the cell state of each layer, and one row per hypothesis. The persona is a constant of
-the graphs: in the bias of the first decoder layer and, if the encoder reads the persona as well, as its first word.
+the graphs: in the biases of the decoder layers and, if the encoder reads the persona as well, as its first word.
 
 The graphs are written operator by operator: they have few, and the file then does not depend on a version of torch.
 """
@@ -181,8 +181,8 @@ def _decoder_layer(values: Mapping[str, np.ndarray], number: int, persona: np.nd
     """`input_n`, `hidden_n`, `cell_n` -> `input_{n+1}`, which is the new hidden state, and `new_cell_n`."""
     given = {one: values[f"decoder.{number}.{one}_l0"] for one in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
     of_input, bias = given["weight_ih"], given["bias_ih"] + given["bias_hh"]
-    if number == 0 and persona is not None:
-        width = values["words.weight"].shape[1]
+    width = values[f"encoder.{number}.weight_ih_l0"].shape[1]
+    if persona is not None and of_input.shape[1] > width:
         of_input, bias = of_input[:, :width], bias + of_input[:, width:] @ persona
     weight, added = f"decoder.{number}.weight", f"decoder.{number}.bias"
 

@@ -6,7 +6,7 @@ with its own weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -29,8 +29,8 @@ class Seq2Seq(nn.Module):
     personas it also holds `author` [n]. Lengths are at least 1.
 
     The persona: "none" has none; "private" is the parameter `persona.embedding`, one per client; "table" is the row of
-    `persona.table` of each author. It is joined to the input of every decoder step (equation 2 of FedNLG) and, with
-    `in_question`, read before the question as well.
+    `persona.table` of each author. At every step it is joined to the input of the decoder layers in `readers`, not set:
+    of all layers (equation 2 of FedNLG). With `in_question` it is also read before the question.
     """
 
     chunk = 12  # clients that are trained at once: their copies of the word embeddings take most of the memory
@@ -45,15 +45,19 @@ class Seq2Seq(nn.Module):
         dropout: float = 0.0,
         persona: Persona = "none",
         persona_dim: int = 0,
+        readers: Collection[int] | None = None,
         in_question: bool = False,
         population: int = 0,
     ) -> None:
         super().__init__()
         self.persona_kind, self.in_question, self.dropout = persona, in_question and persona != "none", dropout
         self.words = nn.Embedding(vocabulary, word_dim)
-        extra = persona_dim if persona != "none" else 0
-        self.encoder = _lstm_layers(word_dim, cells=cells, layers=layers)
-        self.decoder = _lstm_layers(word_dim + extra, cells=cells, layers=layers)
+        widths = [word_dim, *[cells] * (layers - 1)]
+        self.readers = set(range(layers) if readers is None else readers) if persona != "none" else set()
+        self.encoder = _lstm_layers(widths, cells=cells)
+        self.decoder = _lstm_layers(
+            [width + persona_dim * (number in self.readers) for number, width in enumerate(widths)], cells=cells
+        )
         self.output = nn.Linear(cells, vocabulary)
         if persona == "private":
             self.persona = nn.ParameterDict({"embedding": torch.randn(persona_dim)})
@@ -68,10 +72,9 @@ class Seq2Seq(nn.Module):
         own, key = self._persona_rows(batch), batch.get(draws.KEY)
         state = self._encode(batch["question"].long(), batch["question_length"], own, key)
         inputs, targets = teacher_forcing(batch["reply"].long(), batch["length"])
-        read = self.words(inputs)
-        if own is not None:
-            read = torch.cat((read, own[:, None].expand(-1, read.shape[1], -1)), dim=-1)
-        outputs, _ = self._run(self.decoder, read, batch["length"], key, site=len(self.encoder), state=state)
+        outputs, _ = self._run(
+            self.decoder, self.words(inputs), batch["length"], key, site=len(self.encoder), state=state, own=own
+        )
         outputs = self._drop(outputs, key, site=2 * len(self.encoder))
         logits = self.output(outputs)
         losses = functional.cross_entropy(
@@ -94,11 +97,14 @@ class Seq2Seq(nn.Module):
         *,
         site: int,
         state: State | None = None,
+        own: Tensor | None = None,
     ) -> tuple[Tensor, State]:
         """The states of the last layer at each step, and the final state of every layer."""
         final: State = []
         for number, layer in enumerate(layers):
             inputs = self._drop(inputs, key, site=site + number)
+            if own is not None and number in self.readers:
+                inputs = torch.cat((inputs, own[:, None].expand(-1, inputs.shape[1], -1)), dim=-1)
             packed = pack_padded_sequence(inputs, lengths.cpu(), batch_first=True, enforce_sorted=False)
             begin = None if state is None else tuple(one[None] for one in state[number])
             states, (h, c) = layer(packed, begin)
@@ -107,14 +113,12 @@ class Seq2Seq(nn.Module):
         return inputs, final
 
     def _drop(self, inputs: Tensor, key: Tensor | None, *, site: int) -> Tensor:
-        """Dropout on the input of a layer (Zaremba et al., 2014), drawn for each position of each example. A persona at
-        the end of an input is not dropped."""
+        """Dropout on the input of a layer (Zaremba et al., 2014), drawn for each position of each example. Personas
+        are not dropped."""
         if key is None:
             return inputs
         keys = draws.example_keys(key[:, None], torch.arange(inputs.shape[1], device=inputs.device))
-        width = self.output.in_features if site not in (0, len(self.encoder)) else self.words.embedding_dim
-        dropped = draws.dropout(inputs[..., :width], keys, p=self.dropout, site=site)
-        return torch.cat((dropped, inputs[..., width:]), dim=-1)
+        return draws.dropout(inputs, keys, p=self.dropout, site=site)
 
     def _persona_rows(self, batch: Mapping[str, Tensor]) -> Tensor | None:
         if self.persona_kind == "private":
@@ -180,7 +184,7 @@ class Seq2Seq(nn.Module):
             inputs = self._stacked_drop(inputs, key, layout=layout, site=first_site + number)
             width = inputs.shape[2]
             bias = (weights["bias_ih"] + weights["bias_hh"])[:, None]
-            if number == 0 and own is not None:
+            if own is not None and number in self.readers:
                 of_persona = torch.bmm(own, weights["weight_ih"][:, :, width:].mT)
                 bias = bias + (of_persona if own.shape[1] == 1 else layout.rows_of(of_persona)[:, layout.row])
             found = lstm_layer(
@@ -230,9 +234,9 @@ def _stacked_personas(kind: Persona, parameters: Mapping[str, Tensor], batch: Ma
     return _embed(parameters["persona.table"], batch["author"].long())
 
 
-def _lstm_layers(inputs: int, *, cells: int, layers: int) -> nn.ModuleList:
-    """One module per layer, because dropout between layers is drawn by key."""
-    return nn.ModuleList(nn.LSTM(inputs if number == 0 else cells, cells, batch_first=True) for number in range(layers))
+def _lstm_layers(widths: Sequence[int], *, cells: int) -> nn.ModuleList:
+    """One module per layer, because dropout between layers is drawn by key and personas join at each."""
+    return nn.ModuleList(nn.LSTM(width, cells, batch_first=True) for width in widths)
 
 
 def _initialize(module: nn.Module) -> None:

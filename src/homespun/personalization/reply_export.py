@@ -24,7 +24,7 @@ from torch import Tensor
 
 from homespun.core.errors import InputError, RunError
 from homespun.core.roles import Role
-from homespun.models.reply_decoder import ReplyDecoder
+from homespun.models.reply_decoder import ReplyDecoder, persona_readers
 from homespun.models.reply_model import ReplyModel
 from homespun.models.reply_onnx import require_onnx, write_onnx
 from homespun.models.vocabulary import BEGIN, END, PADDING, SPECIAL, UNKNOWN
@@ -170,7 +170,7 @@ def _parameters(replier: Replier, speaker: Speaker) -> dict[str, Tensor]:
     run, persona = replier.run, speaker.persona
     found = {name: one for name, one in speaker.decoder.parameters.items() if not name.startswith("persona.")}
     own = {} if persona is None else {PERSONA: persona}
-    expected = _shapes(replier.base, persona, in_question="to_word.weight" in found)
+    expected = _shapes(replier.base, persona, found)
     joined = {name: one.detach().contiguous().clone() for name, one in {**found, **own}.items()}
     wrong = sorted(
         name for name in expected.keys() | joined.keys()
@@ -184,11 +184,17 @@ def _parameters(replier: Replier, speaker: Speaker) -> dict[str, Tensor]:
     return joined
 
 
-def _shapes(base: ReplyModel, persona: Tensor | None, *, in_question: bool) -> dict[str, tuple[int, ...]]:
+def _shapes(base: ReplyModel, persona: Tensor | None, found: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shapes of a `Seq2Seq` whose persona is read where that of `found` is."""
     if persona is None:
         network = base.build()
     else:
-        network = base.build(persona="private", persona_dim=len(persona), in_question=in_question)
+        network = base.build(
+            persona="private",
+            persona_dim=len(persona),
+            readers=persona_readers(found, layers=base.sizes.layers),
+            in_question="to_word.weight" in found,
+        )
     return {name: tuple(one.shape) for name, one in network.named_parameters()}
 
 
@@ -209,6 +215,7 @@ def reply_config(replier: Replier, speaker: Speaker, *, private: bool, onnx: str
         "persona": {
             "kind": kind,
             "dim": 0 if persona is None else len(persona),
+            "layers": persona_readers(speaker.decoder.parameters, layers=speaker.decoder.layers),
             "in_question": persona is not None and "to_word.weight" in speaker.decoder.parameters,
         },
         "base_model_sha256": replier.base.fingerprint,
