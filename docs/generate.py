@@ -3,11 +3,12 @@
     python docs/generate.py docs/methods/furl.md docs/methods/fedperc.md
 
 `<!-- results: NAME -->` takes the tables of the comparison NAME; `<!-- preferences: NAME -->` FedEmbed's tables of
-fedembed-NAME and fedembed-NAME-imbalanced; `<!-- scores: NAME -->`, `<!-- curves: NAME -->`,
-`<!-- by-samples: NAME -->` and `<!-- maps: NAME -->` a figure, which is written to `docs/figures`. All of them read the
-record `docs/results/NAME.json`; without one, the folder `runs/NAME` of a finished comparison. The record comes first,
-so that each page can be written again from the repository alone: `python docs/records.py keep NAME` brings a record up
-to date.
+fedembed-NAME and fedembed-NAME-imbalanced; `<!-- replies: NAME -->` FedNLG's tables of replies, and
+`<!-- newcomers: NAME -->` its table of new speakers by number of own samples; `<!-- scores: NAME -->`,
+`<!-- curves: NAME -->`, `<!-- by-samples: NAME -->` and `<!-- maps: NAME -->` a figure, which is written to
+`docs/figures`. All of them read the record `docs/results/NAME.json`; without one, the folder `runs/NAME` of a finished
+comparison. The record comes first, so that each page can be written again from the repository alone: `python
+docs/records.py keep NAME` brings a record up to date.
 
 `<!-- samples: NAME -->` inserts text generated from the runs, and `<!-- bench: NAME -->` the tables of
 `runs/bench-NAME.json`. If the input is missing, the page keeps its content; an empty block gets the command to run.
@@ -35,6 +36,7 @@ from homespun.report.differences import (
 )
 from homespun.report.few_shot import KNOWN, WITHHELD, configuration_table, user_range_table
 from homespun.report.groups import assignment_table
+from homespun.report.reply_tables import prompt_table, reply_tables
 from homespun.report.score_tables import folds_of, metric_of, seed_note, seeds_of
 from homespun.report.table_model import PERPLEXITY, Column, Table, make_table, mean
 from homespun.report.tables import central_tables, escape, markdown_table
@@ -48,7 +50,7 @@ import fedembed_tables
 import figures
 import records
 
-KIND = "results|samples|bench|preferences|scores|curves|by-samples|maps"
+KIND = "results|samples|bench|preferences|replies|newcomers|scores|curves|by-samples|maps"
 MARKED = re.compile(rf"(<!-- ({KIND}): (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
 RUNS, FIGURES = Path("runs"), Path("docs/figures")
 NOT_RUN = "Not run yet"
@@ -232,6 +234,32 @@ def preferences_of(name: str) -> str:
     return "\n\n".join([*parts, settings_text(balanced), provenance_text(balanced)])
 
 
+def replies_of(name: str) -> str | None:
+    """FedNLG's table 1, in three parts, and table 2; None if no replies were scored."""
+    results = comparison(name)
+    answered = prompt_table(results)
+    tables = [*reply_tables(results), *([answered] if answered else [])]
+    if not tables:
+        return None
+    parts = [f"**{made.caption}**\n\n{markdown_table(made)}\n\n{escape(made.note)}" for made in tables]
+    return "\n\n".join([*parts, settings_text(results), provenance_text(results)])
+
+
+def newcomers_of(name: str) -> str | None:
+    """Perplexity of speakers who never took part, by number of own samples; None if none were withheld."""
+    results = comparison(name)
+    made, folds = configuration_table(results, WITHHELD), folds_of(results)
+    if made is None:
+        return None
+    withheld = f", each in one of {folds} folds" if folds else ""
+    note = (
+        f"Test perplexity of {results['data']['newcomers']} speakers who were withheld from training{withheld}, by the "
+        "number of own replies that they adapt to. 0: a new speaker's initial persona, which is random. Same: there is "
+        f"nothing to adapt. The best value of a column is bold. {seed_note(results)}"
+    )
+    return "\n\n".join([markdown_table(made), escape(note), settings_text(results), provenance_text(results)])
+
+
 def curves_of(name: str) -> str:
     return figure(f"{name}-curves", figures.curves(comparison(name)), "Learning curves on the evaluation part")
 
@@ -269,6 +297,8 @@ KINDS = {
     "samples": samples_of,
     "bench": bench_of,
     "preferences": preferences_of,
+    "replies": replies_of,
+    "newcomers": newcomers_of,
     "scores": scores_of,
     "curves": curves_of,
     "by-samples": by_samples_of,

@@ -251,9 +251,10 @@ def _evaluation(found: Mapping[str, Any], *more: str) -> dict[str, Any]:
 
 
 def rounded(value: Any, digits: int = 7) -> Any:
-    """Round numbers to `digits`, but times to four digits and the run's identity not at all; shorten paths to names."""
+    """Round numbers to `digits`, but times to four digits, all results of replies, with their losses by conversation,
+    to five, and the run's identity not at all; shorten paths to names."""
     if isinstance(value, Mapping):
-        exact = {"identity": 17, "run": 17, "seconds": 4}
+        exact = {"identity": 17, "run": 17, "seconds": 4, "replies": 5}
         return {key: rounded(inner, exact.get(key, digits)) for key, inner in value.items()}
     if isinstance(value, list):
         return [rounded(inner, digits) for inner in value]

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import small_replies
 from language_models import write_gpt2
 from spoken_corpus import SMALL, write_corpus
 
@@ -164,6 +165,64 @@ def test_fedembeds_tables_show_the_papers_values(generate):
     ]  # fmt: skip
 
 
+def write_reply_record(**more):
+    """A record of four configurations and two seeds."""
+    import records  # docs/generate.py has put its folder on the path
+    from record_file import Record, write_record
+
+    runs = {
+        (key, f"seed-{seed}"): records.shortened(small_replies.run_of(key, seed, **more))
+        for key in small_replies.TITLES
+        for seed in (0, 1)
+    }
+    draws = ["seed-0", "seed-1"]
+    record = Record(
+        name="some",
+        titles=small_replies.TITLES,
+        draws=draws,
+        runs=runs,
+        versions=dict.fromkeys(runs, small_replies.VERSIONS),
+        data=dict.fromkeys(draws, small_replies.DATA),
+        controls=dict.fromkeys(draws, small_replies.CONTROLS),
+    )
+    return write_record(Path("docs/results/some.json"), record)
+
+
+def test_tables_of_replies_from_a_record(generate):
+    block = "<!-- replies: some -->\n{}<!-- end -->\n"
+    assert generate(block.format("")) == block.format(NOT_RUN)
+    text = write_reply_record().read_text(encoding="utf-8")
+    assert text.count("[[0,1,2,3,4,5],[3,4,5,6,7,8]]") == 1  # once for all runs
+    page = generate(block.format(""))
+    assert page == generate(page)
+    lines = page.splitlines()
+    assert lines[1] == "**Perplexity of test replies**"
+    assert lines[3] == (
+        "| Configuration | Perplexity | Against SEQ2SEQ + FL, % | Against Persona, % | Another speaker's persona | "
+        "Own against another's, % |"
+    )
+    assert lines[6].startswith("| FedNLG | 40.00 ± 0.00 | **−20.00 \\[−20.00, −20.00\\]** | **+21.72 \\[+")
+    assert lines[6].endswith(" | 44.00 ± 0.00 | **−9.09 \\[−9.09, −9.09\\]** |")
+    assert "| FedNLG | 11.00 ± 1.41 |" in page and "by sacrebleu, nrefs:1\\|version:2." in page
+    assert "| FedNLG | 100.0 \\[100.0, 100.0\\] | **+50.0 \\[+50.0, +50.0\\]** | 0.0 \\[0.0, 0.0\\] |" in page
+    assert "| How are you? | ada | seq2seq ada fine | persona ada fine | fedavg ada fine |" in page
+    assert "2 participants, 24 examples, 2 seeds; python 3, homespun 0." in page
+
+
+def test_a_table_of_new_speakers_from_a_record(generate):
+    block = "<!-- newcomers: some -->\n{}<!-- end -->\n"
+    evaluation = small_replies.evaluation
+    write_reply_record()
+    assert generate(block.format("An old table.\n")) == block.format("An old table.\n")  # nobody was withheld
+    by_count = {count: evaluation(value) for count, value in (("0", 62.0), ("1", 61.0), ("20", 58.0), ("all", 55.0))}
+    write_reply_record(newcomers=by_count, newcomers_untouched=evaluation(64.0))
+    lines = generate(block.format("")).splitlines()
+    assert lines[1] == "| Configuration | 0 | 1 | 20 | all |"
+    assert lines[3] == "| Base model | 64.00 ± 0.00 | same | same | same |"
+    assert lines[4] == "| FedNLG | **62.00 ± 0.00** | **61.00 ± 0.00** | **58.00 ± 0.00** | **55.00 ± 0.00** |"
+    assert any("Test perplexity of 2 speakers who were withheld from training, by the number" in line for line in lines)
+
+
 @pytest.mark.parametrize("page", sorted((FILE.parent / "methods").glob("*.md")), ids=lambda page: page.stem)
 def test_a_page_matches_its_records(generate, monkeypatch, page):
     """`python docs/generate.py` on a fresh clone changes no page and no figure."""
@@ -181,7 +240,7 @@ def test_every_table_has_a_record_or_a_note_that_it_has_none():
     pages = sorted((FILE.parent / "methods").glob("*.md"))
     for page in pages:
         text = page.read_text(encoding="utf-8")
-        for found in re.finditer(r"<!-- results: (\S+) -->", text):
+        for found in re.finditer(r"<!-- (?:results|replies|newcomers): (\S+) -->", text):
             before = text[max(0, found.start() - 300) : found.start()]
             marked = "No record of these runs is kept" in before
             assert marked != (FILE.parent / "results" / f"{found[1]}.json").exists(), f"{page.name}: {found[1]}"

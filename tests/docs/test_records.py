@@ -141,6 +141,17 @@ def test_values_that_no_page_needs_are_omitted(records):
     assert found.maps == {}
 
 
+def test_results_of_replies_are_kept_with_five_digits(records):
+    losses = {"conversation": [3, 12345678], "words": [10, 200], "own": [36.889412, 1234.5678], "another": None}
+    replies = {"losses": losses, "scores": {"own": {"bleu_1": [0.12345678, None, 0.2], "right": [1, 0]}}}
+    write_experiment("one", seeds=[0])
+    write_run("one", run_of(0.5, replies=replies))
+    records.keep("some")
+    kept = records.read_record(Path("docs/results/some.json")).runs["one", "seed-0"]["replies"]
+    assert kept["losses"] == {**losses, "own": [36.889, 1234.6]}
+    assert kept["scores"] == {"own": {"bleu_1": [0.12346, None, 0.2], "right": [1, 0]}}
+
+
 def test_a_projection_is_kept_for_the_page_that_shows_it(records):
     write_experiment("one")
     for seed in (0, 1):

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 
 from homespun.core.errors import InputError
+from homespun.evaluation.intervals import cluster_numbers, expanded_percentiles, resampled_sums
 from homespun.evaluation.speakers import (
     NamingAccuracy,
     SpeakerClassifier,
     answer_agreement,
+    compare_naming,
     fit_classifier,
     naming_accuracy,
-    nearest_answer,
+    nearest_questions,
     similar_questions,
 )
 
@@ -52,6 +54,43 @@ def test_accuracy_by_hand():
     assert isinstance(found, NamingAccuracy) and found.chance == 1 / 2
     assert found.macro.value == pytest.approx(5 / 6) and found.macro.low is None
     assert {user: one.value for user, one in found.users.items()} == pytest.approx({"ada": 2 / 3, "bob": 1})
+    assert found.right == (1, 1, 0, 1)
+
+
+def test_a_difference_of_accuracies_by_hand():
+    """ada: 2 of 2 against 1 of 2; bob: 0 of 1 against 1 of 1; the mean of +1/2 and -1 is -1/4."""
+    found = compare_naming(["ada", "ada", "bob"], [1, 1, 0], [0, 1, 1], clusters=[0, 1, 1])
+    assert found.value == -1 / 4 and found.low is None  # two conversations
+    users, clusters = ["ada", "bob"] * 6, range(12)
+    always = compare_naming(users, [1] * 12, [0] * 12, clusters=clusters)
+    assert (always.value, always.low, always.high) == (1, 1, 1)
+    same = compare_naming(users, [1, 0, 0] * 4, [1, 0, 0] * 4, clusters=clusters)
+    assert (same.value, same.low, same.high) == (0, 0, 0)
+    with pytest.raises(InputError, match=r"2, 2, 1, 2\. Expected as many"):
+        compare_naming(["ada", "bob"], [1, 1], [1], clusters=[0, 1])
+
+
+def test_the_difference_is_that_of_the_accuracies_in_each_resample():
+    """The oracle counts how often each resample draws each conversation, and computes both accuracies from it."""
+    draw = np.random.default_rng(1)
+    users = draw.choice(["ada", "bob", "cy"], 40).tolist()
+    ours, theirs, clusters = (draw.integers(0, high, 40) for high in (2, 2, 9))
+    numbers = cluster_numbers(clusters.tolist())
+
+    def macro(right, times):
+        weight = times[numbers]
+        shares = [
+            (weight * right)[there].sum() / weight[there].sum()
+            for there in (np.array(users) == user for user in ("ada", "bob", "cy"))
+            if weight[there].sum()
+        ]
+        return sum(shares) / len(shares)
+
+    resamples = resampled_sums(np.eye(9), seed=0)
+    many = np.array([macro(ours, times) - macro(theirs, times) for times in resamples])
+    found = compare_naming(users, ours.tolist(), theirs.tolist(), clusters=clusters.tolist())
+    assert found.value == pytest.approx(macro(ours, np.ones(9)) - macro(theirs, np.ones(9)))
+    assert (found.low, found.high) == pytest.approx(expanded_percentiles(many, units=9))
 
 
 def test_accuracy_of_a_user_is_resampled_over_the_users_conversations():
@@ -103,10 +142,10 @@ def test_blocks_find_the_same_pairs(monkeypatch):
     draw = np.random.default_rng(0)
     questions = [" ".join(f"w{word}" for word in draw.integers(0, 9, 4)) for _ in range(40)]
     whole = similar_questions(questions, threshold=0.6)
-    answers = nearest_answer([(one, one) for one in questions[:20]], questions[20:])
+    nearest = nearest_questions(questions[:20], questions[20:])
     monkeypatch.setattr("homespun.evaluation.speakers.BLOCK", 7)
     assert len(whole) > 20 and similar_questions(questions, threshold=0.6) == whole == sorted(whole)
-    assert nearest_answer([(one, one) for one in questions[:20]], questions[20:]) == answers
+    assert nearest_questions(questions[:20], questions[20:]) == nearest
 
 
 def test_agreement_by_hand():
@@ -146,10 +185,10 @@ def test_agreement_needs_pairs_of_a_user():
         similar_questions(["a"], threshold=0)
 
 
-def test_the_nearest_training_question_answers():
-    pairs = [("red sun", "first"), ("blue moon", "second"), ("moon blue", "third"), ("green", "fourth")]
+def test_the_nearest_training_question():
+    known = ["red sun", "blue moon", "moon blue", "green"]
     questions = ["a blue MOON?", "sun", "nothing known", "green, red"]
-    assert nearest_answer(pairs, questions) == ["second", "first", "first", "fourth"]
-    assert nearest_answer(pairs, []) == []
+    assert nearest_questions(known, questions) == [1, 0, 0, 3]
+    assert nearest_questions(known, []) == []
     with pytest.raises(InputError, match="no training pairs"):
-        nearest_answer([], ["a"])
+        nearest_questions([], ["a"])

@@ -1,26 +1,22 @@
 """Replies of a run to test prompts: which pairs, whose persona, and the losses by conversation."""
 
-import math
-
-import numpy as np
 import pytest
-import torch
 from small_dialogue import conversations, write_dialogue, write_reply_model
 
 from homespun.data.source import DataSettings
+from homespun.evaluation.conversation_losses import perplexity
 from homespun.evaluation.language import ReplyScoring
 from homespun.experiments.reply_quality import (
     _shuffled,
-    compare_losses,
     conversation_losses,
     make_reply_test,
     part_of,
-    perplexity,
     reply_results,
-    retrieved_replies,
+    untouched_losses,
     write_replies,
 )
 from homespun.personalization.replies import Search, find_replier
+from homespun.runs.controls import evaluate_controls
 from homespun.runs.evaluate import evaluate
 from homespun.runs.training import prepare
 
@@ -52,7 +48,14 @@ def test_losses_by_conversation_give_the_perplexity_of_the_test_part(run):
     losses = conversation_losses(run)
     assert sum(losses["words"]) == evaluate(run, "test").tokens
     assert perplexity(losses) == pytest.approx(evaluate(run, "test").perplexity, rel=1e-5)
-    assert len(losses["loss"]) == len(set(make_reply_test(run, replies=10**6).clusters))
+    assert losses["conversation"] == sorted(set(make_reply_test(run, replies=10**6).clusters))
+
+
+def test_losses_of_the_pretrained_model_are_those_of_the_control(run):
+    losses, control = untouched_losses(run), evaluate_controls(run, "test")["untouched"]
+    assert sum(losses["words"]) == control.tokens
+    assert perplexity(losses) == pytest.approx(control.perplexity, rel=1e-5)
+    assert losses["conversation"] == conversation_losses(run)["conversation"]
 
 
 def test_another_persona_changes_losses_and_nobody_keeps_their_own(run):
@@ -81,8 +84,32 @@ def test_replies_of_the_best_hypothesis(run):
 
 def test_retrieval_answers_with_the_speakers_own_training_reply(run):
     test = make_reply_test(run, replies=9)
-    for one, text in zip(test.pairs, retrieved_replies(run, test.pairs), strict=True):
+    for one, text in zip(test.asked, test.retrieved, strict=True):
         assert text in part_of(run, one.user, "train").texts
+
+
+def test_the_classifier_has_not_seen_the_retrieved_replies(tmp_path):
+    """All lines are different, so that a retrieved reply is one training line."""
+    rows = [
+        {"user": user, "text": f"{user} sees the sea {scene}.", "scene": scene}
+        for scene in range(40)
+        for user in ("host", "ada", "bo")
+    ]
+    data = DataSettings(source=str(write_dialogue(tmp_path / "talk.jsonl", rows)))
+    values = {"base_model": write_reply_model(tmp_path / "base"), **SMALL}
+    with prepare("fednlg", data.load(), folder=tmp_path / "run", settings=values, data=data) as run:
+        test = make_reply_test(run, replies=20)
+        trained = [text for user in run.federation.users for text in part_of(run, user, "train").texts]
+    assert test.retrieved and set(trained) - set(test.lines) == set(test.retrieved)
+
+
+def test_paraphrases_are_different_prompts_to_one_user(run):
+    """Two sayings of the corpus have the same words in another order."""
+    test = make_reply_test(run, replies=6)
+    assert test.similar and test.asked[: len(test.pairs)] == test.pairs
+    for one, other in test.similar:
+        left, right = test.paraphrased[one], test.paraphrased[other]
+        assert left.user == right.user and {left.prompt, right.prompt} == {"the sea is blue.", "is the sea blue?"}
 
 
 def test_results_have_every_score(run):
@@ -90,22 +117,23 @@ def test_results_have_every_score(run):
     assert set(found["scores"]) == {"own", "another", "retrieved", "real"}
     assert found["scores"]["real"]["bleu_4"][0] == 1.0
     assert found["prompts"] == len(make_reply_test(run, replies=200).pairs)
-    assert {one["user"] for one in found["samples"]} == set(run.federation.users)
+    assert found["samples"]["users"] == list(run.federation.users)
+    assert [len(replies) for replies in found["samples"]["replies"]] == [3] * len(found["samples"]["prompts"])
     assert all(len(one) == 3 for name, one in found["scores"]["own"].items() if name.startswith("bleu"))
+
+
+def test_right_names_give_the_accuracy(run):
+    found = reply_results(run)
+    users = [found["asked"]["users"][place] for place in found["asked"]["user"]]
+    assert users == [one.user for one in make_reply_test(run, replies=200).pairs]
+    for scores in found["scores"].values():
+        shares = [
+            [right for right, user in zip(scores["right"], users, strict=True) if user == one]
+            for one in dict.fromkeys(users)
+        ]
+        assert scores["speaker"][0] == pytest.approx(sum(sum(one) / len(one) for one in shares) / len(shares))
 
 
 def test_no_replies_are_written_if_none_are_asked_for(run, monkeypatch):
     monkeypatch.setattr(type(run), "scoring", ReplyScoring(replies=0))
     assert reply_results(run) is None
-
-
-def test_compared_losses_by_hand():
-    ours, theirs = {"loss": [2.0] * 8, "words": [1.0] * 8}, {"loss": [2.0 + math.log(2)] * 8, "words": [1.0] * 8}
-    found = compare_losses(ours, theirs)
-    assert found.value == pytest.approx(-50) and found.low == pytest.approx(-50) and found.high == pytest.approx(-50)
-    with pytest.raises(ValueError, match="same conversations"):
-        compare_losses(ours, {"loss": [1.0], "words": [2.0]})
-    noisy = {"loss": list(2 + np.linspace(-1, 1, 8)), "words": [1.0] * 8}
-    low_high = compare_losses(noisy, ours)
-    assert low_high.low < 0 < low_high.high
-    assert torch.isfinite(torch.tensor([low_high.low, low_high.high])).all()

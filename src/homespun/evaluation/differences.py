@@ -10,7 +10,8 @@ from homespun.evaluation import language
 from homespun.evaluation.pooling import sum_by_user
 
 COMPARED = ("test", "adapted", "newcomers")  # evaluations with a stated difference
-MANY, FEW = "15", ("0", "1")  # numbers of own samples that are compared
+IN_CONTEXT = "in_context_15"  # the control with most of the user's own sentences
+FEW = ("0", "1")  # numbers of own samples that the largest one is compared with
 
 
 def differences(
@@ -27,7 +28,7 @@ def differences(
         for run, control in zip(runs, controls, strict=True)
     ]
     in_context = [
-        _control(run, control.get(f"in_context_{MANY}"), (run.get("newcomers_in_context") or {}).get(MANY))
+        _control(run, control.get(IN_CONTEXT), (run.get("newcomers_in_context") or {}).get("15"))
         for run, control in zip(runs, controls, strict=True)
     ]
 
@@ -37,7 +38,7 @@ def differences(
     return {
         "ours": ours,
         "configurations": {key: against(configurations[key]) for key in others},
-        "controls": {"untouched": against(base_model), f"in_context_{MANY}": against(in_context)},
+        "controls": {"untouched": against(base_model), IN_CONTEXT: against(in_context)},
         "unadapted": {key: _against_unadapted(runs, configurations[key]) for key in others},
     }
 
@@ -48,18 +49,29 @@ def _control(run: Mapping[str, Any], known: Any, newcomers: Any) -> dict[str, An
 
 
 def sample_gains(configurations: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any] | None:
-    """The gain from own samples for each configuration: MANY of them compared with FEW. None for labels."""
+    """The gain from own samples for each configuration: the largest number but `all`, compared with FEW. None for
+    labels."""
     if next(iter(configurations.values()))[0]["test"]["metric"] != "perplexity":
         return None
 
+    most = most_samples([run for runs in configurations.values() for run in runs])
+
     def changed(runs: Sequence[Mapping[str, Any]], who: str, few: str) -> dict[str, Any] | None:
-        many, fewer = ([(run.get(who) or {}).get(count) for run in runs] for count in (MANY, few))
+        if int(most) <= int(few):
+            return None
+        many, fewer = ([(run.get(who) or {}).get(count) for run in runs] for count in (most, few))
         return _compared((many, fewer), (_user_positions(runs, who),) * 2)
 
     return {
         key: {who: {few: changed(runs, who, few) for few in FEW} for who in ("adapted", "newcomers")}
         for key, runs in configurations.items()
     }
+
+
+def most_samples(found: Sequence[Mapping[str, Any]]) -> str:
+    """The largest number of own samples, except `all`, that one of the runs, or of their summaries, has a result of."""
+    counts = (count for one in found for who in ("adapted", "newcomers") for count in one.get(who) or {})
+    return max((count for count in counts if count.isdigit()), key=int, default="0")
 
 
 def personal_differences(configurations: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """Do generated replies sound like the person, and is the person consistent?
 
 - Is it the person? A classifier of speakers, trained on real lines, names the speaker of a reply: `fit_classifier`,
-  `naming_accuracy`. Compare with its accuracy on real held-out lines, and with `chance`. Training lines score higher
-  than held-out ones: texts that repeat them, such as retrieved answers, need a classifier that has not seen them.
+  `naming_accuracy`, `compare_naming`. Compare with its accuracy on real held-out lines, and with `chance`. Training
+  lines score higher than held-out ones: texts that repeat them, such as retrieved answers, need a classifier that has
+  not seen them.
 - Is the person consistent? The answers of one speaker to similar questions should be more similar than the answers to
   other questions: `similar_questions`, `answer_agreement`. A model that always gives the same answer has a similarity
   of 1 in both cases, and a gap of 0.
-- Retrieval control: the speaker's answer to the most similar question of the training data: `nearest_answer`.
+- Retrieval control: the speaker's answer to the most similar question of the training data: `nearest_questions`.
 
 Texts are compared by lower-case words, so that "I know ." and "i know." are the same text. Similarity is the cosine of
 TF-IDF word vectors.
@@ -52,6 +53,7 @@ class NamingAccuracy:
     macro: Estimate  # mean over users
     users: Mapping[str, Estimate]
     chance: float  # macro accuracy of guessing
+    right: tuple[int, ...]  # for each text 1 if its speaker is named, else 0
 
 
 @dataclass(frozen=True)
@@ -99,28 +101,57 @@ def naming_accuracy(
     unknown = sorted({user for user, _ in said} - set(classifier.users))
     if unknown:
         raise InputError(f"users {', '.join(unknown)}: the classifier does not know them. Train it on their lines too.")
-    column = {user: place for place, user in enumerate(dict.fromkeys(user for user, _ in said))}
-    numbers = cluster_numbers(clusters)
-    right, texts = np.zeros((2, int(numbers.max()) + 1, len(column)))
+    users = [user for user, _ in said]
     named = classifier.name_speakers([text for _, text in said])
-    for number, (user, _), name in zip(numbers, said, named, strict=True):
-        right[number, column[user]] += name == user
-        texts[number, column[user]] += 1
+    right = [int(name == user) for name, user in zip(named, users, strict=True)]
+
+    def accuracy(rows: Sequence[int]) -> Estimate:
+        where = [clusters[row] for row in rows]
+        return macro_accuracy([users[row] for row in rows], [right[row] for row in rows], clusters=where, seed=seed)
+
     return NamingAccuracy(
-        macro=_macro_estimate(right, texts, seed=seed),
+        macro=accuracy(range(len(said))),
         users={
-            user: _macro_estimate(right[there][:, [place]], texts[there][:, [place]], seed=seed)
-            for user, place in column.items()
-            for there in [texts[:, place] > 0]
+            user: accuracy([row for row, name in enumerate(users) if name == user]) for user in dict.fromkeys(users)
         },
         chance=1 / len(classifier.users),
+        right=tuple(right),
     )
 
 
-def _macro_estimate(right: np.ndarray, texts: np.ndarray, *, seed: int) -> Estimate:
-    """Mean accuracy of users, from counts [clusters, users]. A resample without a user leaves the user out."""
-    total = resampled_sums(np.hstack([right, texts]), seed=seed)
-    many_right, many_texts = np.split(total, 2, axis=1)
+def macro_accuracy(
+    users: Sequence[str], right: Sequence[int], *, clusters: Sequence[Hashable], seed: int = 0
+) -> Estimate:
+    """The mean over users of the share of their texts that are named right, from 1 or 0 for each text."""
+    return _macro_estimate(users, [right], clusters=clusters, seed=seed)
+
+
+def compare_naming(
+    users: Sequence[str],
+    ours: Sequence[int],
+    theirs: Sequence[int],
+    *,
+    clusters: Sequence[Hashable],
+    seed: int = 0,
+) -> Estimate:
+    """The difference ours - theirs in macro accuracy on the same questions, by a paired bootstrap."""
+    return _macro_estimate(users, [ours, theirs], clusters=clusters, seed=seed)
+
+
+def _macro_estimate(
+    users: Sequence[str], sides: Sequence[Sequence[int]], *, clusters: Sequence[Hashable], seed: int
+) -> Estimate:
+    """Macro accuracy of the first side, minus that of the second if there is one. A resample without a user leaves the
+    user out."""
+    if not users or any(len(one) != len(users) for one in (*sides, clusters)):
+        sizes = ", ".join(str(len(one)) for one in (users, *sides, clusters))
+        raise InputError(f"users, texts that are named right and clusters: {sizes}. Expected as many, at least one.")
+    numbers, columns = cluster_numbers(clusters), cluster_numbers(users)
+    gain = np.asarray(sides[0], dtype=np.float64) - (np.asarray(sides[1]) if len(sides) > 1 else 0)
+    right, texts = np.zeros((2, int(numbers.max()) + 1, int(columns.max()) + 1))
+    np.add.at(right, (numbers, columns), gain)
+    np.add.at(texts, (numbers, columns), 1)
+    many_right, many_texts = np.split(resampled_sums(np.hstack([right, texts]), seed=seed), 2, axis=1)
     accuracies = np.where(many_texts > 0, many_right / np.maximum(many_texts, 1), 0.0)
     resampled = accuracies.sum(axis=1) / (many_texts > 0).sum(axis=1)
     return estimate(float(np.mean(right.sum(axis=0) / texts.sum(axis=0))), resampled, units=len(texts))
@@ -185,18 +216,17 @@ def answer_agreement(
     return Agreement(len(pairs), float(similar.mean()), float(other))
 
 
-def nearest_answer(pairs: Sequence[tuple[str, str]], questions: Sequence[str]) -> list[str]:
-    """For every question, the answer to the most similar question among a speaker's (question, answer) pairs; the first
-    of equals, also if no word is shared."""
-    if not pairs:
+def nearest_questions(known: Sequence[str], questions: Sequence[str]) -> list[int]:
+    """For every question, the place of the most similar one among `known`; the first of equals, also if no word is
+    shared."""
+    if not known:
         raise InputError("no training pairs to retrieve an answer from. Leave the speaker out.")
     if not questions:
         return []
-    known = [question for question, _ in pairs]
     blocks = _similarity_blocks(_word_vectors(known, questions), _word_vectors(known, known))
     # rounded, as the order of additions makes equal similarities differ
     nearest = np.concatenate([np.round(similarity, 9).argmax(axis=1) for _, similarity in blocks])
-    return [pairs[place][1] for place in nearest]
+    return [int(place) for place in nearest]
 
 
 def _one_user(users: Sequence[Hashable] | None, texts: Sequence[str]) -> Sequence[Hashable]:

@@ -12,16 +12,18 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from homespun.core import seeds
 from homespun.core.errors import InputError
+from homespun.core.method import Batch
 from homespun.core.progress import start_count
 from homespun.core.roles import Role
 from homespun.core.words import words
 from homespun.data.federation import Examples
 from homespun.engines.client import Client
 from homespun.evaluation.bleu import sacrebleu_corpus
-from homespun.evaluation.intervals import Estimate, estimate, resampled_sums
+from homespun.evaluation.conversation_losses import sum_by_conversation
 from homespun.evaluation.language import ReplyScoring
 from homespun.evaluation.replies import evaluate_replies
 from homespun.evaluation.speakers import (
@@ -29,17 +31,20 @@ from homespun.evaluation.speakers import (
     answer_agreement,
     fit_classifier,
     naming_accuracy,
-    nearest_answer,
+    nearest_questions,
     similar_questions,
 )
 from homespun.models.vocabulary import UNKNOWN
 from homespun.personalization.replies import Replier, Search, Speaker, find_replier
+from homespun.runs.controls import untouched_replies
 from homespun.runs.run import Run
 
 AT_ONCE = 20  # prompts searched together
 Who = TypeVar("Who", str, Speaker)
+Item = TypeVar("Item")
 SHOWN = 4  # speakers, and prompts, of the samples in a report
 SIMILAR = 0.7  # cosine of two questions that count as paraphrases
+PARAPHRASES = 50  # pairs of them whose answers are compared
 
 
 @dataclass(frozen=True)
@@ -58,12 +63,31 @@ class TestPair:
 class ReplyTest:
     """What replies of runs on one corpus and split are compared with."""
 
-    pairs: tuple[TestPair, ...]
+    pairs: tuple[TestPair, ...]  # to score
+    paraphrased: tuple[TestPair, ...]  # to compare with each other
+    similar: tuple[tuple[int, int], ...]  # places in `paraphrased` of two prompts to one user that are paraphrases
+    retrieved: tuple[str, ...]  # the control: for each prompt, the speaker's answer to the nearest training prompt
     classifier: SpeakerClassifier
+    lines: tuple[str, ...]  # that the classifier was trained on
+
+    @property
+    def asked(self) -> tuple[TestPair, ...]:
+        """All pairs whose prompts a run answers: those to score come first."""
+        return (*self.pairs, *self.paraphrased)
 
     @property
     def clusters(self) -> list[int]:
         return [one.conversation for one in self.pairs]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Whose prompts are scored, and their conversations."""
+        users = list(dict.fromkeys(one.user for one in self.pairs))
+        return {
+            "users": users,
+            "user": [users.index(one.user) for one in self.pairs],
+            "conversation": self.clusters,
+            "speakers": len(self.classifier.users),
+        }
 
 
 def part_of(run: Run, user: str, part: Literal["train", "test"]) -> Examples:
@@ -72,18 +96,66 @@ def part_of(run: Run, user: str, part: Literal["train", "test"]) -> Examples:
 
 
 def make_reply_test(run: Run, *, replies: int) -> ReplyTest:
-    """About `replies` test pairs, as many of each participant, and a classifier of the training parts' lines."""
-    users = list(run.federation.users)
-    pairs = []
-    for user in users:
-        test = part_of(run, user, "test")
-        count = min(len(test), max(1, round(replies / len(users))))
-        for row in np.unique(np.linspace(0, len(test) - 1, count).round().astype(np.int64)) if count else ():
-            prompts, conversations = test.prompts or (), test.conversations
-            conversation = -1 if conversations is None else int(conversations[row])
-            pairs.append(TestPair(user, prompts[row] or "", test.texts[row], conversation))
-    lines = {user: part_of(run, user, "train").texts for user in users}
-    return ReplyTest(tuple(pairs), fit_classifier(lines, seed=run.settings.seed))
+    """About `replies` test pairs, as many of each participant; paraphrases among all test prompts; and a classifier of
+    the training parts' lines. It does not see the lines that the retrieval control repeats, as it would know them."""
+    users = _trained_users(run)
+    every = {user: _test_pairs(run, user) for user in users}
+    pairs = [pair for user in users for pair in _spread(every[user], max(1, round(replies / len(users))))]
+    paraphrased, similar = _paraphrases([pair for user in users for pair in every[user]])
+    asked = [*pairs, *paraphrased]
+    nearest = _nearest_training_rows(run, asked)
+    repeated = {(pair.user, row) for pair, row in zip(asked, nearest, strict=True)}
+    texts = {user: part_of(run, user, "train").texts for user in users}
+    unseen = {
+        user: [text for row, text in enumerate(own) if (user, row) not in repeated] or list(own)
+        for user, own in texts.items()
+    }
+    return ReplyTest(
+        pairs=tuple(pairs),
+        paraphrased=tuple(paraphrased),
+        similar=tuple(similar),
+        retrieved=tuple(texts[pair.user][row] for pair, row in zip(asked, nearest, strict=True)),
+        classifier=fit_classifier(unseen, seed=run.settings.seed),
+        lines=tuple(line for own in unseen.values() for line in own),
+    )
+
+
+def _trained_users(run: Run) -> list[str]:
+    return [user for user in run.federation.users if len(part_of(run, user, "train"))]
+
+
+def _test_pairs(run: Run, user: str) -> list[TestPair]:
+    test = part_of(run, user, "test")
+    rows = zip(test.prompts or (), test.texts, _conversations(test), strict=True)
+    return [TestPair(user, prompt or "", text, conversation) for prompt, text, conversation in rows]
+
+
+def _spread(items: Sequence[Item], count: int) -> list[Item]:
+    """All items, or `count` of them, evenly spaced."""
+    if len(items) <= count:
+        return list(items)
+    return [items[place] for place in np.unique(np.linspace(0, len(items) - 1, count).round().astype(np.int64))]
+
+
+def _paraphrases(pairs: Sequence[TestPair]) -> tuple[list[TestPair], list[tuple[int, int]]]:
+    """Pairs whose prompts are paraphrases of each other, to one user, and their places in the list of these."""
+    try:
+        found = similar_questions([one.prompt for one in pairs], threshold=SIMILAR, users=[one.user for one in pairs])
+    except InputError:  # there is no prompt, or none has a word
+        return [], []
+    chosen = _spread(found, PARAPHRASES)
+    places = sorted({place for both in chosen for place in both})
+    return [pairs[place] for place in places], [(places.index(one), places.index(other)) for one, other in chosen]
+
+
+def _nearest_training_rows(run: Run, asked: Sequence[TestPair]) -> list[int]:
+    """For each prompt, the row of its user's training part with the most similar prompt."""
+    found: dict[int, int] = {}
+    for user in dict.fromkeys(one.user for one in asked):
+        known = [prompt or "" for prompt in part_of(run, user, "train").prompts or ()]
+        places = [place for place, one in enumerate(asked) if one.user == user]
+        found |= dict(zip(places, nearest_questions(known, [asked[place].prompt for place in places]), strict=True))
+    return [found[place] for place in range(len(asked))]
 
 
 def write_replies(
@@ -113,115 +185,133 @@ def _shuffled(speakers: Sequence[Who], seed: int) -> list[Who]:
 
 
 def score_replies(test: ReplyTest, written: Sequence[str]) -> dict[str, Any]:
-    """All metrics of one reply per test pair, each with an interval over conversations."""
+    """All metrics of one reply per test pair, each with an interval over conversations, and which replies the
+    classifier named right. If replies to the paraphrased prompts follow, also how consistent those are."""
     pairs, clusters = test.pairs, test.clusters
-    spoken = [words(text) for text in written]
-    metrics = evaluate_replies(spoken, [words(one.reply) for one in pairs], clusters=clusters)
-    users = [one.user for one in pairs]
-    named = naming_accuracy(test.classifier, list(zip(users, written, strict=True)), clusters=clusters)
-    similar = similar_questions([one.prompt for one in pairs], threshold=SIMILAR, users=users)
+    replies, to_paraphrases = written[: len(pairs)], written[len(pairs) :]
+    metrics = evaluate_replies(
+        [words(text) for text in replies], [words(one.reply) for one in pairs], clusters=clusters
+    )
+    said = [(one.user, text) for one, text in zip(pairs, replies, strict=True)]
+    named = naming_accuracy(test.classifier, said, clusters=clusters)
     found: dict[str, Any] = {name: [one.value, one.low, one.high] for name, one in metrics.items()}
-    found["speaker"] = [named.macro.value, named.macro.low, named.macro.high]
+    found |= {"speaker": [named.macro.value, named.macro.low, named.macro.high], "right": list(named.right)}
+    found |= {"sacrebleu": None, "signature": None, "consistency": None}
     with suppress(InputError):  # without the extra `dialogue`
-        found["sacrebleu"], found["signature"] = sacrebleu_corpus(list(written), [one.reply for one in pairs])
-    if similar:
-        agreement = answer_agreement(written, similar, users=users)
-        found["consistency"] = [agreement.similar, agreement.other, agreement.pairs]
+        found["sacrebleu"], found["signature"] = sacrebleu_corpus(list(replies), [one.reply for one in pairs])
+    if to_paraphrases and test.similar:
+        users = [one.user for one in test.paraphrased]
+        with suppress(InputError):  # all pairs of a user are similar
+            agreement = answer_agreement(to_paraphrases, test.similar, users=users, corpus=test.lines)
+            found["consistency"] = [agreement.similar, agreement.other, agreement.pairs]
     return found
-
-
-def retrieved_replies(run: Run, pairs: Sequence[TestPair]) -> list[str]:
-    """The control: the speaker's own answer to the nearest training prompt."""
-    found: dict[int, str] = {}
-    for user in dict.fromkeys(one.user for one in pairs):
-        train = part_of(run, user, "train")
-        known = [(prompt or "", text) for prompt, text in zip(train.prompts or (), train.texts, strict=True)]
-        rows = [row for row, one in enumerate(pairs) if one.user == user]
-        found |= dict(zip(rows, nearest_answer(known, [pairs[row].prompt for row in rows]), strict=True))
-    return [found[row] for row in range(len(pairs))]
 
 
 def conversation_losses(run: Run, persona: Literal["own", "another"] = "own") -> dict[str, list[float]]:
     """The loss and the number of words of each conversation in the test parts of all participants."""
     users = list(run.federation.users)
+    speakers = _shuffled(users, run.settings.seed) if persona == "another" else users  # whose persona is used
     private = run.clients.private(users, run.state.broadcast())
-    speaker = dict(zip(users, users, strict=True))  # whose persona is used
-    if persona == "another":
-        speaker = dict(zip(users, _shuffled(users, run.settings.seed), strict=True))
-    clients, conversations = [], []
-    for user in users:
-        test = part_of(run, user, "test")
-        author = np.full(len(test), users.index(speaker[user]), dtype=np.int64)  # of a table of personas
-        data = run.method.model.encode(replace(test, authors=author))
-        clients.append(Client(user, private[speaker[user]], data))
-        conversations.append(test.conversations if test.conversations is not None else np.arange(len(test)))
-    clients_with = [one for one in clients if one.examples]
-    outputs = run.trainer.predict(run.state.broadcast(), clients_with)
-    loss: dict[int, float] = {}
-    count: dict[int, float] = {}
-    for client, output, names in zip(clients_with, outputs, [c for c in conversations if len(c)], strict=True):
-        per_example = output.double().sum(dim=1).tolist()
-        for name, one, length in zip(names.tolist(), per_example, client.data["length"].tolist(), strict=True):
-            loss[name] = loss.get(name, 0.0) + one
-            count[name] = count.get(name, 0.0) + length
-    order_of = sorted(loss)
-    return {"loss": [round(loss[one], 4) for one in order_of], "words": [count[one] for one in order_of]}
+    clients = [
+        Client(user, private[speaker], _test_data(run, user, author=users.index(speaker)))
+        for user, speaker in zip(users, speakers, strict=True)
+    ]
+    clients = [client for client in clients if client.examples]
+    outputs = run.trainer.predict(run.state.broadcast(), clients)
+    return _by_conversation(run, {client.user: client.data for client in clients}, outputs)
+
+
+def untouched_losses(run: Run) -> dict[str, list[float]] | None:
+    """The same losses of the pre-trained model; None if the method started from random weights."""
+    users = [user for user in run.federation.users if len(part_of(run, user, "test"))]
+    data = {user: _test_data(run, user, author=0) for user in users}
+    outputs = untouched_replies(run, list(data.values()))
+    return None if outputs is None else _by_conversation(run, data, outputs)
+
+
+def _test_data(run: Run, user: str, *, author: int) -> Batch:
+    """A user's test part, with `author` as the row in a table of personas."""
+    test = part_of(run, user, "test")
+    return run.method.model.encode(replace(test, authors=np.full(len(test), author, dtype=np.int64)))
+
+
+def _by_conversation(run: Run, data: Mapping[str, Batch], outputs: Sequence[Tensor]) -> dict[str, list[float]]:
+    """Word losses [replies, words] of each user's test part, summed by conversation."""
+    rows: list[tuple[int, float, float]] = []
+    for (user, batch), output in zip(data.items(), outputs, strict=True):
+        conversations = _conversations(part_of(run, user, "test"))
+        losses = output.double().sum(dim=1).tolist()
+        rows += zip(conversations, losses, batch["length"].tolist(), strict=True)
+    found = sum_by_conversation(rows)
+    return {**found, "loss": [round(loss, 4) for loss in found["loss"]]}
+
+
+def _conversations(examples: Examples) -> list[int]:
+    assert examples.conversations is not None  # replies have them
+    return [int(one) for one in examples.conversations]
+
+
+def loss_results(run: Run, *, another: bool) -> dict[str, Any]:
+    """Losses by conversation: with the own persona, with another speaker's if there are any, and of the pre-trained
+    model."""
+    own, untouched = conversation_losses(run), untouched_losses(run)
+    return {
+        "conversation": own["conversation"],
+        "words": own["words"],
+        "own": own["loss"],
+        "another": conversation_losses(run, "another")["loss"] if another else None,
+        "untouched": untouched and untouched["loss"],
+    }
 
 
 def reply_results(run: Run) -> dict[str, Any] | None:
     """The section `replies` of results.json: scores of a dialogue run's replies to test prompts, of the same replies
-    with other speakers' personas, and of two controls; losses by conversation; a few prompts with all replies."""
+    with other speakers' personas, and of two controls; losses by conversation; a few prompts with all replies.
+
+    Every run has the same keys, so that a record can share the values of its runs."""
     scoring = run.scoring
-    if not isinstance(scoring, ReplyScoring) or not scoring.replies or len(run.federation.users) < 2:
+    if not isinstance(scoring, ReplyScoring) or not scoring.replies or len(_trained_users(run)) < 2:
         return None
     test = make_reply_test(run, replies=scoring.replies)
     if not test.pairs:
         return None
     search, replier = Search(beam=scoring.beam), find_replier(run, reranked=False)
-    written = {
-        "own": write_replies(replier, test.pairs, search=search),
-        "retrieved": retrieved_replies(run, test.pairs),
-        "real": [one.reply for one in test.pairs],
+    has_persona = bool(run.built.partition.names(Role.PRIVATE)) or "author" in run.method.model.keys.values()
+    own = write_replies(replier, test.asked, search=search)
+    another = write_replies(replier, test.pairs, search=search, persona="another") if has_persona else None
+    real = [one.reply for one in test.asked]
+    return {
+        "beam": scoring.beam,
+        "prompts": len(test.pairs),
+        "asked": test.to_dict(),
+        "losses": loss_results(run, another=has_persona),
+        "scores": {
+            "own": score_replies(test, own),
+            "another": another and score_replies(test, another),
+            "retrieved": score_replies(test, test.retrieved),
+            "real": score_replies(test, real),
+        },
+        "samples": sample_replies(replier, test.pairs, search=search),
     }
-    found: dict[str, Any] = {"beam": scoring.beam, "prompts": len(test.pairs), "losses": conversation_losses(run)}
-    if run.built.partition.names(Role.PRIVATE) or "author" in run.method.model.keys.values():
-        written["another"] = write_replies(replier, test.pairs, search=search, persona="another")
-        found["losses_another"] = conversation_losses(run, "another")
-    scores = {name: score_replies(test, texts) for name, texts in written.items()}
-    return {**found, "scores": scores, "samples": sample_replies(replier, test.pairs, search=search)}
 
 
-def sample_replies(replier: Replier, pairs: Sequence[TestPair], *, search: Search) -> list[dict[str, str]]:
+def sample_replies(replier: Replier, pairs: Sequence[TestPair], *, search: Search) -> dict[str, Any]:
     """FedNLG's table 2: the same prompts, answered by several speakers. A rule chooses the prompts: of the first
-    participants, the first test prompt of 4 to 10 words that the model knows all."""
+    participants, the first test prompt of 4 to 10 words that the model knows all. It depends on the vocabulary, the
+    split and the number of test prompts, which the runs of a comparison share."""
     users = list(replier.run.federation.users)[:SHOWN]
     speakers = [replier.speaker(user) for user in users]
-    prompts = []
-    for user in users:
-        known = (one.prompt for one in pairs if one.user == user and _is_plain(replier, one.prompt))
-        prompts += [prompt for prompt in [next(known, None)] if prompt is not None]
-    found = []
-    for prompt in prompts:
-        for speaker in speakers:
-            (text,) = replier.best_replies([(prompt, speaker)], search=search)
-            found.append({"prompt": prompt, "user": speaker.user or "", "reply": text})
-    return found
+    first = [
+        next((one.prompt for one in pairs if one.user == user and _is_plain(replier, one.prompt)), None)
+        for user in users
+    ]
+    prompts = [prompt for prompt in first if prompt is not None]
+    replies = [
+        [replier.best_replies([(prompt, speaker)], search=search)[0] for speaker in speakers] for prompt in prompts
+    ]
+    return {"prompts": prompts, "users": users, "replies": replies}
 
 
 def _is_plain(replier: Replier, prompt: str) -> bool:
     numbers = replier.vocabulary.encode(prompt)
     return 4 <= len(numbers) <= 10 and UNKNOWN not in numbers
-
-
-def perplexity(losses: Mapping[str, Sequence[float]]) -> float:
-    return float(np.exp(sum(losses["loss"]) / sum(losses["words"])))
-
-
-def compare_losses(ours: Mapping[str, Sequence[float]], theirs: Mapping[str, Sequence[float]]) -> Estimate:
-    """The difference in perplexity in percent, by a paired bootstrap over conversations."""
-    if list(ours["words"]) != list(theirs["words"]):
-        raise ValueError("the two sides were not scored on the same conversations")
-    gap = np.subtract(ours["loss"], theirs["loss"])
-    total = resampled_sums(np.stack([gap, np.asarray(ours["words"], dtype=np.float64)], axis=1), seed=0)
-    value = 100 * float(np.expm1(gap.sum() / sum(ours["words"])))
-    return estimate(value, 100 * np.expm1(total[:, 0] / total[:, 1]), units=len(gap))

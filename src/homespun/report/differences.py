@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from homespun.evaluation.differences import FEW, MANY
+from homespun.evaluation.differences import FEW, most_samples
 from homespun.report.score_tables import CONTROLS, metric_of, title_of
 from homespun.report.table_model import MISSING, Cell, Column, Table, finite, make_table
 
@@ -69,12 +69,13 @@ def own_samples_table(results: Mapping[str, Any]) -> Table | None:
     if not rows:
         return None
     titles = {"adapted": "Known users", "newcomers": "Withheld users"}
+    most = most_samples([one["summary"] for one in results["configurations"].values()])
     columns = [
         Column("Configuration"),
-        *(Column(f"{titles[part]}, {MANY} against {few}, %", number=True) for part, few in shown),
+        *(Column(f"{titles[part]}, {most} against {few}, %", number=True) for part, few in shown),
     ]
     note = (
-        f"How much higher (+) or lower (−, better) the perplexity with {MANY} own samples is than with fewer, in "
+        f"How much higher (+) or lower (−, better) the perplexity with {most} own samples is than with fewer, in "
         "percent, on the same test utterances; intervals as above."
     )
     return make_table(columns, rows, caption="Effect of own samples", note=note)
@@ -138,20 +139,28 @@ def _others(results: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 def _side(found: Mapping[str, Any] | None) -> int | None:
     """-1: the interval, rounded as displayed, is below zero; 1: above; 0: neither; None: there is no interval."""
     low, high = (finite((found or {}).get(name)) for name in ("low", "high"))
-    if low is None or high is None:
-        return None
-    return (round(low, DIGITS) > 0) - (round(high, DIGITS) < 0)
+    return None if low is None or high is None else _side_of(low, high, DIGITS)
+
+
+def _side_of(low: float, high: float, digits: int) -> int:
+    return (round(low, digits) > 0) - (round(high, digits) < 0)
 
 
 def _cell(found: Mapping[str, Any] | None) -> Cell:
     percent, low, high = (finite((found or {}).get(name)) for name in ("percent", "low", "high"))
-    if percent is None:
+    return interval_cell(percent, low, high)
+
+
+def interval_cell(value: float | None, low: float | None, high: float | None, *, digits: int = DIGITS) -> Cell:
+    """A difference with its interval, bold if the interval, rounded as displayed, excludes zero."""
+    if value is None:
         return Cell(MISSING)
     if low is None or high is None:
-        return Cell(_signed(percent))
-    return Cell(f"{_signed(percent)} [{_signed(low)}, {_signed(high)}]", best=bool(_side(found)))
+        return Cell(_signed(value, digits))
+    interval = f"[{_signed(low, digits)}, {_signed(high, digits)}]"
+    return Cell(f"{_signed(value, digits)} {interval}", best=bool(_side_of(low, high, digits)))
 
 
-def _signed(value: float) -> str:
-    text = f"{value:+.{DIGITS}f}"
-    return text.replace("-", "−") if round(value, DIGITS) else text[1:]
+def _signed(value: float, digits: int) -> str:
+    text = f"{value:+.{digits}f}"
+    return text.replace("-", "−") if round(value, digits) else text[1:]

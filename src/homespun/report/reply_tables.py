@@ -1,91 +1,327 @@
-"""Tables of a dialogue method's replies: their scores, and the same prompts answered by several speakers."""
+"""Tables of a dialogue method's replies: perplexity, overlap with the real replies, speakers, and the same prompts
+answered by several speakers.
+
+Differences are stated from the configurations named `seq2seq-fl` (no personas) and `persona` (central training with
+personas), as far as a comparison has them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
+from homespun.evaluation.conversation_losses import Losses, compare_losses, perplexity, pool_losses
+from homespun.evaluation.intervals import Estimate
+from homespun.evaluation.speakers import compare_naming, macro_accuracy
+from homespun.report import score_tables
 from homespun.report.continuation_tables import GENERATED_NOTICE, LONGEST_TEXT
-from homespun.report.score_tables import title_of
-from homespun.report.table_model import MISSING, Cell, Column, Table, finite, make_table, mean, shorten
+from homespun.report.differences import interval_cell
+from homespun.report.score_tables import seed_note, summary_mean, title_of
+from homespun.report.table_model import (
+    MISSING,
+    Cell,
+    Column,
+    Table,
+    finite,
+    make_table,
+    mean,
+    mean_std_text,
+    sample_std,
+    shorten,
+)
 
-METRICS = (
+Replies: TypeAlias = Mapping[str, Any]  # the section `replies` of a run
+
+WITHOUT_PERSONA, CENTRAL_PERSONA, CENTRAL = "seq2seq-fl", "persona", "seq2seq"  # names of configurations
+CONTROLS = {"retrieved": "Control: own answer to the nearest training question", "real": "The real replies"}
+BASE_MODEL = score_tables.CONTROLS["untouched"]
+OVERLAP = (
+    ("sacrebleu", "BLEU", 100),
     ("bleu_1", "BLEU-1", 100),
     ("bleu_2", "BLEU-2", 100),
-    ("bleu_4", "BLEU-4", 100),
+    ("sentence_bleu", "Sentence BLEU", 100),
     ("distinct_1", "distinct-1", 100),
     ("distinct_2", "distinct-2", 100),
-    ("most_frequent", "most frequent reply", 100),
-    ("length", "words", 1),
-    ("speaker", "right speaker", 100),
+    ("most_frequent", "Most frequent reply", 100),
+    ("length", "Words", 1),
 )
-ROWS = {"own": "{}", "another": "{}, another speaker's persona"}
-CONTROLS = {"retrieved": "Control: own answer to the nearest training question", "real": "The real replies"}
+INTERVALS = (
+    "In brackets the 95 % bootstrap interval over conversations, each drawn with all its replies in all runs: it "
+    "reflects the choice of conversations, not the randomness of training. Bold: it excludes zero."
+)
 
 
-def quality_table(results: Mapping[str, Any]) -> Table | None:
-    """Scores of the replies of every configuration and of the controls."""
-    runs = _runs(results)
-    if not runs:
-        return None
-    rows = []
-    for key, found in runs.items():
-        titled = {name: title.format(title_of(results, key)) for name, title in ROWS.items()}
-        rows += [_row(title, found, name) for name, title in titled.items() if name in found[0]["scores"]]
-    first = next(iter(runs.values()))
-    rows += [_row(title, first, name) for name, title in CONTROLS.items() if name in first[0]["scores"]]
-    prompts, beam = first[0]["prompts"], first[0]["beam"]
-    note = (
-        f"{prompts} test prompts, best reply of a beam of {beam}, without reranking; all but the words in %. Right "
-        "speaker: how often a classifier of characters, trained on real lines, names the speaker whose persona "
-        "replied or, for another speaker's persona, should have replied."
-    )
-    columns = [Column(""), *(Column(title, number=True) for _, title, _ in METRICS)]
-    return make_table(columns, rows, caption="Replies to test prompts", note=note)
+@dataclass(frozen=True)
+class System:
+    """A configuration, or a control, with its reply results of every run."""
 
+    title: str
+    seeds: tuple[int, ...]  # of each run
+    runs: tuple[Replies, ...]
+    part: str | None = "own"  # of the scores; None: there are none
 
-def prompt_tables(results: Mapping[str, Any]) -> list[Table]:
-    """One table per prompt: a row per speaker, a column per configuration, for the first seed."""
-    runs = _runs(results)
-    if not runs:
-        return []
-    titles = [title_of(results, key) for key in runs]
-    replies = {
-        key: {(one["prompt"], one["user"]): one["reply"] for one in found[0]["samples"]} for key, found in runs.items()
-    }
-    pairs = list(next(iter(replies.values())))
-    tables = []
-    for prompt in dict.fromkeys(prompt for prompt, _ in pairs):
-        rows = [
-            [
-                Cell(shorten(user)),
-                *(Cell(shorten(one.get((prompt, user), MISSING), LONGEST_TEXT)) for one in replies.values()),
-            ]
-            for asked, user in pairs
-            if asked == prompt
+    def scores(self) -> list[Mapping[str, Any]] | None:
+        """The scores of each run; None if a run has none."""
+        found = [run["scores"].get(self.part) for run in self.runs]
+        return found if all(found) else None
+
+    def losses(self, part: str = "own") -> list[Losses] | None:
+        """The losses by conversation of each run; None if a run has none."""
+        found: list[Losses] = [{**run["losses"], "loss": run["losses"][part]} for run in self.runs]
+        return found if all(one["loss"] for one in found) else None
+
+    def over_seeds(self, values: Sequence[float | None], *, digits: int) -> str:
+        """Mean ± standard deviation over seeds of a value of each run; the folds of a seed are averaged."""
+        of_seed = [
+            mean(value for value, own in zip(values, self.seeds, strict=True) if own == seed)
+            for seed in dict.fromkeys(self.seeds)
         ]
-        columns = [Column("Speaker"), *(Column(title) for title in titles)]
-        tables.append(make_table(columns, rows, caption=f"“{shorten(prompt)}”"))
-    return tables
+        known = [value for value in of_seed if value is not None]
+        return mean_std_text(mean(of_seed), sample_std(known), digits=digits)
 
 
-NOTICE = f"The prompts are the first plain ones of the test parts. {GENERATED_NOTICE}"
+def systems(results: Mapping[str, Any]) -> dict[str, System]:
+    """The configurations whose replies were scored."""
+    found = {}
+    for key, one in results.get("configurations", {}).items():
+        runs = [run for run in one["runs"] if run.get("replies")]
+        if runs:
+            seeds = tuple(run["seed"] for run in runs)
+            found[key] = System(title_of(results, key), seeds, tuple(run["replies"] for run in runs))
+    return found
 
 
-def _runs(results: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
-    """The reply results of the runs of each configuration that has them."""
-    found = {
-        key: [run["replies"] for run in one["runs"] if run.get("replies")]
-        for key, one in results.get("configurations", {}).items()
+def reply_tables(results: Mapping[str, Any]) -> list[Table]:
+    """FedNLG's table 1 in three parts: perplexity, overlap and diversity, speakers. Empty without replies."""
+    if not systems(results):
+        return []
+    return [perplexity_table(results), overlap_table(results), speaker_table(results)]
+
+
+def perplexity_table(results: Mapping[str, Any]) -> Table:
+    """Perplexity of all test replies, against the reference configurations and with another speaker's persona."""
+    every = systems(results)
+    references = {key: every[key] for key in (WITHOUT_PERSONA, CENTRAL_PERSONA) if key in every}
+    first = next(iter(every.values()))
+    rows = [_perplexity_row(one, references) for one in every.values()]
+    if first.losses("untouched"):
+        rows.insert(0, _perplexity_row(replace(first, title=BASE_MODEL), references, part="untouched"))
+    columns = [
+        Column("Configuration"),
+        Column("Perplexity", number=True),
+        *(Column(f"Against {one.title}, %", number=True) for one in references.values()),
+        Column("Another speaker's persona", number=True),
+        Column("Own against another's, %", number=True),
+    ]
+    conversations = len(pool_losses(first.losses() or [])["conversation"])
+    note = (
+        f"All words of the test replies and their ends, {conversations} conversations. Another speaker's persona: "
+        "scored with the persona of another participant or, if each speaker trains alone, with their model. "
+        f"{seed_note(results)} {INTERVALS}"
+    )
+    return make_table(columns, rows, caption="Perplexity of test replies", note=note)
+
+
+def _perplexity_row(system: System, references: Mapping[str, System], *, part: str = "own") -> list[str | Cell]:
+    own, another = system.losses(part), system.losses("another") if part == "own" else None
+    return [
+        system.title,
+        _perplexity_text(system, own),
+        *(_loss_difference(own, None if one is system else one.losses()) for one in references.values()),
+        _perplexity_text(system, another),
+        _loss_difference(own, another),
+    ]
+
+
+def _perplexity_text(system: System, losses: Sequence[Losses] | None) -> str:
+    return MISSING if losses is None else system.over_seeds([perplexity(one) for one in losses], digits=2)
+
+
+def _loss_difference(ours: Sequence[Losses] | None, theirs: Sequence[Losses] | None) -> Cell:
+    if ours is None or theirs is None:
+        return Cell(MISSING)
+    left, right = pool_losses(ours), pool_losses(theirs)
+    if (left["conversation"], left["words"]) != (right["conversation"], right["words"]):  # another base model
+        return Cell(MISSING)
+    return _difference_cell(compare_losses(left, right), digits=2)
+
+
+def overlap_table(results: Mapping[str, Any]) -> Table:
+    """BLEU against the real replies, diversity and length."""
+    shown = _with_controls(systems(results))
+    rows = [[one.title, *(_score_text(one, name, factor) for name, _, factor in OVERLAP)] for one in shown]
+    scores = shown[0].scores() or [{}]
+    signature = scores[0].get("signature")
+    note = (
+        f"{_how(shown[0])} All but the words in %. "
+        + (f"BLEU: corpus BLEU-4 by sacrebleu, {signature}. " if signature else "")
+        + "BLEU-1, BLEU-2: corpus BLEU of lower-case words, without smoothing. Sentence BLEU: mean BLEU-4 of single "
+        "replies with add-one smoothing. distinct-n: different n-grams per n-gram of all replies. Words: mean length "
+        f"of a reply. {seed_note(results)}"
+    )
+    columns = [Column("Configuration"), *(Column(title, number=True) for _, title, _ in OVERLAP)]
+    return make_table(columns, rows, caption="Overlap with the real replies, and diversity", note=note)
+
+
+def speaker_table(results: Mapping[str, Any]) -> Table:
+    """How often a classifier names the speaker, and how consistent the answers of a speaker are."""
+    every = systems(results)
+    shown, reference = _with_controls(every), every.get(WITHOUT_PERSONA)
+    rows: list[list[str | Cell]] = []
+    for one in shown:
+        other = replace(one, part="another" if one.part == "own" else None)
+        rows.append(
+            [
+                one.title,
+                _naming_cell(one),
+                *([] if reference is None else [_naming_difference(one, reference)]),
+                _naming_cell(other),
+                _naming_difference(one, other),
+                *(_consistency_text(one, place) for place in (0, 1)),
+            ]
+        )
+    columns = [
+        Column("Configuration"),
+        Column("Right speaker, %", number=True),
+        *([] if reference is None else [Column(f"Minus {reference.title}", number=True)]),
+        Column("Another speaker's persona, %", number=True),
+        Column("Own minus another's", number=True),
+        Column("Agreement, similar prompts", number=True),
+        Column("Agreement, other prompts", number=True),
+    ]
+    return make_table(columns, rows, caption="Whether replies sound like the speaker", note=_speaker_note(shown[0]))
+
+
+def _speaker_note(first: System) -> str:
+    asked = first.runs[0]["asked"]
+    found = (first.scores() or [{}])[0].get("consistency")
+    agreement = (
+        f"Agreement: mean cosine of the TF-IDF vectors of a speaker's replies to {found[2]} pairs of similar prompts, "
+        "and to other prompts; a consistent speaker has a larger first value. "
+        if found
+        else ""
+    )
+    seeds = len(set(first.seeds))
+    pooled = f"The replies of {seeds} seeds are pooled; agreement is the mean ± standard deviation over seeds. "
+    return (
+        f"{_how(first)} Right speaker: how often a classifier of characters names the speaker, mean over speakers; "
+        f"chance is {100 / asked['speakers']:.1f} %. It was trained on real lines of the training parts, without those "
+        "that the control repeats. With another speaker's persona, the speaker of the real reply counts as right. "
+        f"Differences in percentage points. {agreement}{pooled if seeds > 1 else ''}{INTERVALS}"
+    )
+
+
+def prompt_table(results: Mapping[str, Any]) -> Table | None:
+    """FedNLG's table 2: the same prompts answered by several speakers, in the first run of some configurations."""
+    every = systems(results)
+    if not every:
+        return None
+    shown = [every[key] for key in side_by_side(results)]
+    replies = [_sampled(one.runs[0]["samples"]) for one in shown]
+    rows, before = [], None
+    for prompt, user in replies[0]:
+        texts = (shorten(one.get((prompt, user), MISSING), LONGEST_TEXT) for one in replies)
+        rows.append(["" if prompt == before else shorten(prompt, LONGEST_TEXT), shorten(user), *texts])
+        before = prompt
+    if not rows:
+        return None
+    columns = [Column("Prompt"), Column("Speaker"), *(Column(one.title) for one in shown)]
+    first = shown[0].runs[0]
+    note = (
+        "A rule chose the prompts: for each of the first speakers, the first of the test prompts to them that has 4 to "
+        "10 words and punctuation marks, all in the vocabulary. Best reply of a beam of "
+        f"{first['beam']}, without reranking. {GENERATED_NOTICE}"
+    )
+    return make_table(columns, rows, caption="The same prompts, answered by several speakers", note=note)
+
+
+def side_by_side(results: Mapping[str, Any]) -> list[str]:
+    """The configurations whose replies are shown: central training without and with personas, and FedNLG with the best
+    evaluation perplexity. Without one of them, all configurations."""
+    every = systems(results)
+    federated = [
+        key
+        for key, one in every.items()
+        if results["configurations"][key]["method"] == "fednlg" and one.losses("another")
+    ]
+    reached = {key: summary_mean(results["configurations"][key]["summary"]["eval"]) for key in federated}
+    known = {key: value for key, value in reached.items() if value is not None}
+    if not known or not {CENTRAL, CENTRAL_PERSONA} <= every.keys():
+        return list(every)
+    return [CENTRAL, CENTRAL_PERSONA, min(known, key=lambda key: known[key])]
+
+
+def _sampled(samples: Mapping[str, Any]) -> dict[tuple[str, str], str]:
+    return {
+        (prompt, user): reply
+        for prompt, replies in zip(samples["prompts"], samples["replies"], strict=True)
+        for user, reply in zip(samples["users"], replies, strict=True)
     }
-    return {key: runs for key, runs in found.items() if runs}
 
 
-def _row(title: str, runs: Sequence[Mapping[str, Any]], name: str) -> list[str | Cell]:
-    cells: list[str | Cell] = [title]
-    for metric, _, factor in METRICS:
-        values = [run["scores"][name].get(metric) for run in runs]
-        average = mean([one[0] if isinstance(one, list) else one for one in values])
-        number = finite(average)
-        cells.append(MISSING if number is None else f"{factor * number:.{1 if factor == 1 else 2}f}")
-    return cells
+def _with_controls(every: Mapping[str, System]) -> list[System]:
+    """All configurations and, from the first of them, the controls."""
+    shown = list(every.values())
+    return [*shown, *(replace(shown[0], title=title, part=part) for part, title in CONTROLS.items())]
+
+
+def _how(system: System) -> str:
+    first = system.runs[0]
+    of_each = " of each seed" if len(set(system.seeds)) > 1 else ""
+    return f"{first['prompts']} test prompts{of_each}, best reply of a beam of {first['beam']}, without reranking."
+
+
+def _score_text(system: System, name: str, factor: int) -> str:
+    values = [one.get(name) for one in system.scores() or []]
+    numbers = [finite(one[0] if isinstance(one, list) else one) for one in values]
+    scaled = [None if number is None else factor * number for number in numbers]
+    return system.over_seeds(scaled, digits=1 if factor == 1 else 2)
+
+
+@dataclass(frozen=True)
+class Naming:
+    """The texts of all runs of a system: whose they are, in which conversation, and which were named right."""
+
+    users: tuple[str, ...]
+    conversations: tuple[int, ...]
+    right: tuple[int, ...]
+
+
+def _naming(system: System) -> Naming | None:
+    scores = system.scores()
+    if scores is None:
+        return None
+    asked = [run["asked"] for run in system.runs]
+    return Naming(
+        users=tuple(one["users"][place] for one in asked for place in one["user"]),
+        conversations=tuple(conversation for one in asked for conversation in one["conversation"]),
+        right=tuple(right for one in scores for right in one["right"]),
+    )
+
+
+def _naming_cell(system: System) -> Cell:
+    named = _naming(system)
+    if named is None:
+        return Cell(MISSING)
+    found = macro_accuracy(named.users, named.right, clusters=named.conversations)
+    interval = "" if found.low is None or found.high is None else f" [{100 * found.low:.1f}, {100 * found.high:.1f}]"
+    return Cell(f"{100 * found.value:.1f}{interval}")
+
+
+def _naming_difference(ours: System, theirs: System) -> Cell:
+    left, right = _naming(ours), None if theirs is ours else _naming(theirs)
+    if left is None or right is None or (left.users, left.conversations) != (right.users, right.conversations):
+        return Cell(MISSING)
+    found = compare_naming(left.users, left.right, right.right, clusters=left.conversations)
+    return _difference_cell(found, digits=1, factor=100)
+
+
+def _consistency_text(system: System, place: int) -> str:
+    found = [one["consistency"] for one in system.scores() or []]
+    return system.over_seeds([one and one[place] for one in found], digits=3)
+
+
+def _difference_cell(found: Estimate, *, digits: int, factor: float = 1) -> Cell:
+    low, high = (None if bound is None else factor * bound for bound in (found.low, found.high))
+    return interval_cell(factor * found.value, low, high, digits=digits)

@@ -97,12 +97,12 @@ def _result(results: Mapping[str, Any]) -> Section:
 
 
 def _replies(results: Mapping[str, Any]) -> Section | None:
-    quality = reply_tables.quality_table(results)
-    if quality is None:
+    answered = reply_tables.prompt_table(results)
+    tables = (*reply_tables.reply_tables(results), *([answered] if answered else []))
+    if not tables:
         return None
-    tables = (quality, *reply_tables.prompt_tables(results))
     heading = "Replies to test prompts, and whether they sound like the speaker"
-    return Section("replies", "Replies", heading, text=(reply_tables.NOTICE,), tables=tables)
+    return Section("replies", "Replies", heading, tables=tables)
 
 
 def _continuations(results: Mapping[str, Any]) -> Section | None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from homespun.core import seeds
-from homespun.core.method import Artefact
+from homespun.core.method import Artefact, Batch
 from homespun.core.progress import Done, each, silent, start_count
 from homespun.core.roles import Role
 from homespun.core.scoring import Part, Scoring
@@ -92,23 +92,30 @@ def _compute_token_controls(
 
 
 @compute_controls.register
-@one_thread()
 def _compute_reply_controls(
     scoring: ReplyScoring, run: Run, federation: Federation, *, part: Part, learns_from: Part
 ) -> dict[str, TextEvaluation]:
     """The pre-trained reply model, which knows no speakers; none if the method started from random weights."""
+    encoded = [run.clients.encode(federation, position, part) for position in _positions(run, federation)]
+    data = [one for one in encoded if len(one["length"])]
+    losses = untouched_replies(run, data)
+    if losses is None:
+        return {}
+    lengths = [one["length"].numpy() for one in data]
+    return {BASE_MODEL: language.summarize([one.numpy() for one in losses], lengths, given=scoring.given)}
+
+
+@one_thread()
+def untouched_replies(run: Run, data: Sequence[Batch]) -> list[torch.Tensor] | None:
+    """The word losses [replies, words] of the pre-trained reply model for each user; None without one."""
     named = next((one for one in run.method.artefacts if one.kind == "reply model"), None)
     base = None if named is None else load_reply_model(named.name)
     if base is None or not base.weights:
-        return {}
+        return None
     network = base.build()
     parameters = {name: value.detach()[None] for name, value in network.named_parameters()}
-    encoded = [run.clients.encode(federation, position, part) for position in _positions(run, federation)]
-    data = [one for one in encoded if len(one["length"])]
     with torch.no_grad():
-        losses = [network.stacked(parameters, {name: one[None] for name, one in user.items()})[0] for user in data]
-    lengths = [one["length"].numpy() for one in data]
-    return {BASE_MODEL: language.summarize([one.numpy() for one in losses], lengths, given=scoring.given)}
+        return [network.stacked(parameters, {name: one[None] for name, one in user.items()})[0] for user in data]
 
 
 # All configurations of a comparison have the same controls: computing them once saves minutes.
