@@ -46,3 +46,16 @@ def write_reply_model(folder, **values):
 
 def loaded(folder, **changes):
     return replace(load_reply_model(str(folder)), **changes)
+
+
+# Two values of one column, and two values and an unknown one of the other
+PROFILES = {
+    "Ada Lovelace": {"gender": "female", "age": 36},
+    "Bo Derek": {"gender": "female", "age": 50},
+    "Cy Young": {"gender": "male", "age": None},
+}
+
+
+def with_profiles(rows, profiles=PROFILES):
+    """The rows with columns of a profile, which nobody else has."""
+    return [{**row, **profiles.get(row["user"], {"gender": None, "age": None})} for row in rows]

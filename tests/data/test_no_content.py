@@ -11,7 +11,7 @@ from corpus_files import SECRET, refusal, write_jsonl
 from homespun.core.errors import DataError, UnknownNameError
 from homespun.data import Columns, load_federation
 from homespun.data.columns import look_like_names
-from homespun.personalization.new_user import label_indices
+from homespun.personalization.user_examples import label_indices
 
 HIDDEN = "whose names do not look like column names and are not shown. Is the header line missing?"
 

@@ -7,16 +7,17 @@ import torch
 from torch.func import functional_call
 
 from homespun.models.packed_lstm import pack
-from homespun.models.seq2seq import Seq2Seq, teacher_forcing
+from homespun.models.seq2seq import Seq2Seq, join_profile, teacher_forcing
 from homespun.models.vocabulary import BEGIN, END
 from homespun.models.word_losses import NOTHING, word_losses
 
 CLIENTS, ROWS, WORDS, VOCABULARY, AUTHORS = 3, 5, 6, 37, 8
+VALUES = (3, 4)  # of two columns of a profile
 
 
-def network(persona="none", in_question=False, dropout=0.2, readers=None):
+def network(persona="none", in_question=False, dropout=0.2, readers=None, profile=False):
     torch.manual_seed(0)
-    return Seq2Seq(
+    found = Seq2Seq(
         vocabulary=VOCABULARY,
         word_dim=7,
         cells=6,
@@ -27,7 +28,12 @@ def network(persona="none", in_question=False, dropout=0.2, readers=None):
         population=AUTHORS,
         in_question=in_question,
         readers=readers,
+        profile_dim=5,
+        profile_values=sum(VALUES) if profile else 0,
     ).double()
+    if found.has_profile:
+        torch.nn.init.normal_(found.profile["table"])
+    return found
 
 
 def batch(generator, keyed=True):
@@ -45,6 +51,8 @@ def batch(generator, keyed=True):
         "length": torch.where(cut, words, words + 1),
         "author": torch.randint(AUTHORS, (CLIENTS, ROWS), generator=generator),
     }
+    numbers = [torch.randint(count, (CLIENTS, ROWS), generator=generator) for count in VALUES]
+    found["profile"] = torch.stack((numbers[0], VALUES[0] + numbers[1]), dim=-1)
     if keyed:
         found["key"] = torch.randint(2**62, (CLIENTS, ROWS), generator=generator)
     return found
@@ -59,6 +67,7 @@ def own_parameters(model, generator):
 
 
 @pytest.mark.parametrize("keyed", [True, False])
+@pytest.mark.parametrize("profile", [True, False])
 @pytest.mark.parametrize(
     ("persona", "in_question", "readers"),
     [
@@ -69,8 +78,9 @@ def own_parameters(model, generator):
         ("table", True, None),
     ],
 )
-def test_stacked_equals_each_client_alone(persona, in_question, readers, keyed):
-    generator, model = torch.Generator().manual_seed(1), network(persona, in_question, readers=readers)
+def test_stacked_equals_each_client_alone(persona, in_question, readers, profile, keyed):
+    generator = torch.Generator().manual_seed(1)
+    model = network(persona, in_question, readers=readers, profile=profile)
     data, parameters = batch(generator, keyed), own_parameters(model, generator)
     stacked = model.stacked(parameters, data)
     alone = torch.stack(
@@ -94,9 +104,10 @@ def test_stacked_equals_each_client_alone(persona, in_question, readers, keyed):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("profile", [True, False])
 @pytest.mark.parametrize(("persona", "in_question"), [("none", False), ("private", True), ("table", False)])
-def test_shared_weights_are_computed_as_one_client(persona, in_question):
-    generator, model = torch.Generator().manual_seed(2), network(persona, in_question)
+def test_shared_weights_are_computed_as_one_client(persona, in_question, profile):
+    generator, model = torch.Generator().manual_seed(2), network(persona, in_question, profile=profile)
     data = batch(generator, keyed=False)
     shared = {name: value.detach().expand(CLIENTS, *value.shape) for name, value in model.named_parameters()}
     if persona == "private":
@@ -104,6 +115,40 @@ def test_shared_weights_are_computed_as_one_client(persona, in_question):
     copied = {name: value.contiguous().clone() for name, value in shared.items()}
     with torch.no_grad():
         torch.testing.assert_close(model.stacked(shared, data), model.stacked(copied, data), rtol=0, atol=1e-12)
+
+
+def test_a_persona_is_the_profile_part_and_the_behaviour_part():
+    rows = torch.tensor([[[1.0, 2.0], [10.0, 20.0]], [[1.0, 2.0], [30.0, 40.0]]])  # of two speakers, two columns
+    assert join_profile(rows, torch.tensor([5.0])).tolist() == [[11.0, 22.0, 5.0], [31.0, 42.0, 5.0]]
+    assert join_profile(rows, torch.tensor([[5.0], [6.0]])).tolist() == [[11.0, 22.0, 5.0], [31.0, 42.0, 6.0]]
+    assert join_profile(rows[0], torch.tensor([5.0])).tolist() == [11.0, 22.0, 5.0]
+
+
+@pytest.mark.parametrize("in_question", [True, False])
+def test_a_model_with_profiles_is_one_with_the_joined_persona(in_question):
+    generator, model = torch.Generator().manual_seed(3), network("private", in_question, profile=True)
+    data = {name: column[0] for name, column in batch(generator, keyed=False).items()}
+    plain = Seq2Seq(
+        vocabulary=VOCABULARY, word_dim=7, cells=6, layers=3, persona="private", persona_dim=9, in_question=in_question
+    ).double()
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    table, own = parameters.pop("profile.table"), parameters.pop("persona.embedding")
+    losses = model(data)
+    assert losses.shape == (ROWS, WORDS + 1)
+    for row, (gender, age) in enumerate(data["profile"].tolist()):
+        whole = torch.cat((table[gender] + table[age], own))
+        alone = {name: column[row : row + 1] for name, column in data.items()}
+        found = functional_call(plain, {**parameters, "persona.embedding": whole}, (alone,))
+        torch.testing.assert_close(losses[row : row + 1], found, rtol=0, atol=1e-12)
+    assert data["profile"].unique(dim=0).shape[0] > 1
+
+
+def test_profiles_without_a_persona_are_not_read():
+    assert not network("none", profile=True).has_profile
+    assert [name for name, _ in network("private").named_parameters() if "profile" in name] == []
+    start = Seq2Seq(vocabulary=9, word_dim=2, cells=2, layers=1, persona="private", persona_dim=1, profile_dim=3,
+                    profile_values=4)  # fmt: skip
+    assert start.profile["table"].tolist() == [[0.0] * 3] * 4  # a value that no speaker has contributes nothing
 
 
 def test_dropout_needs_a_key_and_depends_on_it():

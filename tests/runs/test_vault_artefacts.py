@@ -52,3 +52,20 @@ def test_a_dropped_artefact_is_gone(tmp_path):
         vault.drop_artefact("never kept")
         assert vault.artefacts() == ["two"]
         assert vault.artefact("one") is None
+
+
+def test_artefacts_of_a_user_go_with_the_user(tmp_path):
+    users = ("ann", "ann*", "[a]/..\0", "\udc80")
+    with Vault.open(tmp_path, identity={}) as vault:
+        vault.keep_artefact("profile", b"of the run")
+        for user in users:
+            vault.keep_artefact("profile", user.encode("utf-8", "surrogatepass"), user=user)
+    with Vault.open(tmp_path) as vault:
+        for place, user in enumerate(users):
+            assert vault.artefact("profile", user=user) == user.encode("utf-8", "surrogatepass")
+            assert vault.artefact("other", user=user) is None
+            assert vault.forget(user) and vault.artefact("profile", user=user) is None
+            assert len(vault.artefacts()) == len(users) - place  # the others and the run's
+            assert not vault.forget(user)
+        assert vault.artefact("profile") == b"of the run"
+    assert b"ann*" not in (tmp_path / VAULT_FILE).read_bytes()

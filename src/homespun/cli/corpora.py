@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from homespun.cli.options import (
     DataSet,
     Json,
     LabelColumn,
+    ProfileColumn,
     TextColumn,
     UserColumn,
     data_settings_from,
@@ -23,6 +24,9 @@ from homespun.cli.settings import show_settings
 from homespun.core.errors import SettingsError
 from homespun.core.settings import parse_overrides
 from homespun.system.terminal import say
+
+if TYPE_CHECKING:
+    from homespun.data.profiles import Profiles
 
 data_app = typer.Typer(help="Inspect a corpus, or create the corpus of synthetic speech.", no_args_is_help=True)
 
@@ -38,6 +42,7 @@ def data_show(
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
     conversation_column: ConversationColumn = None,
+    profile_column: ProfileColumn = None,
 ) -> None:
     """Show some users of a corpus and some of their examples.
 
@@ -51,13 +56,19 @@ def data_show(
         text=text_column,
         label=label_column,
         conversation=conversation_column,
+        profile=profile_column,
     ).load()
     counts = f"{len(federation.labels)} labels, {len(federation.contexts)} contexts"
+    profiles: Profiles | None = getattr(federation, "profiles", None)
     say(f"{federation.name}: {len(federation.users):,} users, {counts}")
     for position in range(min(users, len(federation.users))):
         some = federation.examples(position)
         group = federation.group(position)
-        say(f"\n{federation.users[position]} ({len(some)} examples{f', {group}' if group else ''})")
+        notes = [f"{len(some)} examples", *([group] if group else [])]
+        if profiles is not None:
+            profile = profiles.named(profiles.number_of[position])
+            notes += [f"{name} {value or 'unknown'}" for name, value in profile.items()]
+        say(f"\n{federation.users[position]} ({', '.join(notes)})")
         for row in range(min(examples, len(some))):
             notes = []
             if some.contexts is not None:
@@ -77,6 +88,7 @@ def data_check(
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
     conversation_column: ConversationColumn = None,
+    profile_column: ProfileColumn = None,
     method: Annotated[str | None, typer.Option(help="Also count the texts that this method truncates.")] = None,
     settings: Annotated[
         list[str], typer.Option("--set", "-s", metavar="NAME=VALUE", help="Setting of that method.")
@@ -89,6 +101,7 @@ def data_check(
     """
     from homespun.data.corpus_report import inspect_corpus
     from homespun.data.dialogue_report import inspect_dialogue
+    from homespun.data.profiles import inspect_profiles
     from homespun.data.table import TableFederation
 
     if settings and method is None:
@@ -102,15 +115,19 @@ def data_check(
         text=text_column,
         label=label_column,
         conversation=conversation_column,
+        profile=profile_column,
     ).load()
     found = inspect_corpus(federation).to_dict()
     dialogue = inspect_dialogue(federation) if isinstance(federation, TableFederation) else None
+    profile = inspect_profiles(federation)
     cut = None if method is None else _cut(method, settings, federation)
     if json_output:
-        more = {} if dialogue is None else {"dialogue": dialogue.to_dict()}
+        more: dict[str, Any] = {} if dialogue is None else {"dialogue": dialogue.to_dict()}
+        more |= {"profile": {name: asdict(one) for name, one in profile.items()}} if profile else {}
         print_json({**found, **more} if method is None else {**found, **more, "cut": cut and asdict(cut)})
         return
     found |= {} if dialogue is None else dialogue.to_dict()
+    found |= {f"profile: {name}": str(one) for name, one in profile.items()}
     if method is not None:
         found = {**found, f"truncated by {method}": str(cut) if cut else "none: it has no length limit"}
     for name, value in found.items():

@@ -35,6 +35,9 @@ LabelColumn = Annotated[str | None, typer.Option(help="Column of the label.")]
 ConversationColumn = Annotated[
     str | None, typer.Option(help="Columns that name a conversation, separated by commas: season,episode,scene.")
 ]
+ProfileColumn = Annotated[
+    str | None, typer.Option(help="Columns that say something about the user, separated by commas: gender,age.")
+]
 
 
 def data_settings_from(source: str, settings: list[str], **columns: str | None) -> Any:

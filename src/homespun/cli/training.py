@@ -18,6 +18,7 @@ from homespun.cli.options import (
     Folder,
     Json,
     LabelColumn,
+    ProfileColumn,
     Set,
     TextColumn,
     Trust,
@@ -51,6 +52,7 @@ def train(
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
     conversation_column: ConversationColumn = None,
+    profile_column: ProfileColumn = None,
     json_output: Json = False,
 ) -> None:
     """Train a method on a corpus and write a report.
@@ -72,6 +74,7 @@ def train(
         text=text_column,
         label=label_column,
         conversation=conversation_column,
+        profile=profile_column,
     )
     values = _with_base(parse_overrides(settings), base, method=method)
     if rounds is not None and epochs is not None:

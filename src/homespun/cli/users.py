@@ -14,6 +14,7 @@ from homespun.cli.options import (
     Folder,
     Json,
     LabelColumn,
+    ProfileColumn,
     TextColumn,
     Trust,
     UserColumn,
@@ -43,6 +44,7 @@ def personalize(
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
     conversation_column: ConversationColumn = None,
+    profile_column: ProfileColumn = None,
     trust: Trust = [],  # noqa: B006
     json_output: Json = False,
 ) -> None:
@@ -70,6 +72,7 @@ def personalize(
         text=text_column,
         label=label_column,
         conversation=conversation_column,
+        profile=profile_column,
     )
     found = personalize_from_file(
         folder, source, user=user, context=context, steps=steps, generated=generated, trust=trust

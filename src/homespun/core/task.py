@@ -19,11 +19,13 @@ class Task:
     population: int = 0
     contexts: int = 0
     image: tuple[int, int] | None = None  # height and width, if examples are images
+    profile: tuple[int, ...] = ()  # how many values each column of users' profiles has, with one for unknown
 
     def __post_init__(self) -> None:
         if self.image is not None:  # workers get the task as JSON, which has lists only
             height, width = self.image
             object.__setattr__(self, "image", (height, width))
+        object.__setattr__(self, "profile", tuple(self.profile))
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ class Columns:
     `conversation` names the columns, separated by commas, that together name a conversation ("season,episode,scene").
     Empty: the column `conversation` if the corpus has one; else those of context, season, episode, scene, thread and
     topic that it has, if an episode, scene, thread or topic is among them; else there are no conversations.
+
+    `profile` names the columns, separated by commas, that say something about the user ("gender,age").
     """
 
     user: str = "user"
@@ -33,6 +35,7 @@ class Columns:
     text: str = "text"
     label: str = "label"
     conversation: str = ""
+    profile: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -42,28 +45,39 @@ class Columns:
     @property
     def conversation_columns(self) -> tuple[str, ...]:
         """The columns chosen to name a conversation; none in automatic mode."""
-        return tuple(dict.fromkeys(name for part in self.conversation.split(",") if (name := part.strip())))
+        return _separate(self.conversation)
+
+    @property
+    def profile_columns(self) -> tuple[str, ...]:
+        """The columns of the user's profile."""
+        return _separate(self.profile)
 
     @property
     def chosen(self) -> tuple[str, ...]:
         """The columns that are read if they are present. One that cannot be read is a fault."""
-        return tuple(dict.fromkeys([*self.names, *self.conversation_columns]))
+        return tuple(dict.fromkeys([*self.names, *self.conversation_columns, *self.profile_columns]))
 
     @property
     def automatic(self) -> tuple[str, ...]:
         """Further columns that are read if they are present and can be read."""
         found = () if self.conversation_columns else (CONVERSATION, *TOGETHER)
-        return tuple(name for name in found if name not in self.names)
+        return tuple(name for name in found if name not in self.chosen)
 
     @property
     def required(self) -> tuple[str, ...]:
         optional = (self.context, "context"), (self.label, "label")
         asked = [name for name, default in optional if name != default]
-        return tuple(dict.fromkeys([self.user, self.text, *asked, *self.conversation_columns]))
+        return tuple(dict.fromkeys([self.user, self.text, *asked, *self.conversation_columns, *self.profile_columns]))
 
     def identity(self) -> dict[str, str]:
-        """What a fingerprint covers. The conversation was added later and is left out while it is automatic."""
-        return {name: value for name, value in asdict(self).items() if value or name != "conversation"}
+        """What a fingerprint covers. Columns that were added later are left out while none is chosen."""
+        added_later = ("conversation", "profile")
+        return {name: value for name, value in asdict(self).items() if value or name not in added_later}
+
+
+def _separate(names: str) -> tuple[str, ...]:
+    """The names in a list with commas, each once."""
+    return tuple(dict.fromkeys(name for part in names.split(",") if (name := part.strip())))
 
 
 def look_like_names(names: Collection[str]) -> bool:

@@ -17,6 +17,7 @@ from homespun.core.errors import DataError
 from homespun.core.words import words
 from homespun.data.columns import name_conversations
 from homespun.data.federation import Examples, Federation, concatenate
+from homespun.data.profiles import Profiles
 from homespun.data.splits import original
 from homespun.data.table import LeftOut, TableFederation, describe_left_out
 from homespun.data.user_names import ListedNames
@@ -45,6 +46,7 @@ def replies(federation: Federation) -> TableFederation:
             f"{describe_left_out(left_out)}. {name_conversations(getattr(corpus, 'columns', ()))}"
         )
     pooled = concatenate([kept[owner] for owner in owners])
+    profiles: Profiles | None = getattr(federation, "profiles", None)
     assert pooled.prompts is not None
     return TableFederation(
         name=federation.name,
@@ -58,6 +60,7 @@ def replies(federation: Federation) -> TableFederation:
         context_of=pooled.contexts,
         prompts=tuple(pooled.prompts),
         conversation_of=pooled.conversations,
+        profiles=None if profiles is None else profiles.take(owners),
         max_words=max_words,
         columns=getattr(corpus, "columns", ()),
         left_out=left_out,

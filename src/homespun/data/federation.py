@@ -59,6 +59,7 @@ class Examples:
     parts: np.ndarray | None = None  # 0 train, 1 eval, 2 test, if the corpus itself assigns parts
     prompts: Sequence[str | None] | None = None  # what each text replies to; None: it replies to nothing
     conversations: np.ndarray | None = None  # the conversation of each example, numbered within the corpus; -1: none
+    profiles: np.ndarray | None = None  # the author's profile [examples, columns], numbered; see `Profiles`
 
     def __len__(self) -> int:
         return len(self.texts) if self.images is None else len(self.images)

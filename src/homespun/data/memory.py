@@ -111,4 +111,6 @@ def _sha256(collected: Collector, *, with_conversations: bool) -> str:
     conversations = collected.conversations() if with_conversations else None
     if conversations is not None:
         digest.update(conversations.astype("<i8").tobytes())
+    if profiles := collected.profile_index.resolve(range(len(collected.users.index))):
+        digest.update(json.dumps([profiles.named(row) for row in profiles.number_of.tolist()]).encode())
     return digest.hexdigest()

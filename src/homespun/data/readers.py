@@ -23,6 +23,7 @@ from homespun.data.conversations import ConversationIndex
 from homespun.data.csv_records import read_csv
 from homespun.data.json_records import read_json
 from homespun.data.limited_streams import EXAMPLE_BYTES, ByteLimit, HashedStream, unpack
+from homespun.data.profiles import ProfileIndex
 from homespun.data.records import Faults, Number, Record
 from homespun.data.table import Collector, Filters, TableFederation, build_table
 from homespun.data.text_decoding import EXPORT_AS_CSV, UndecodableLine, require_encoding, to_utf8
@@ -142,8 +143,9 @@ def format_of(path: Path) -> str | None:
 
 def collect(records: Iterable[Record], columns: Columns, *, faults: Faults, where: str, filters: Filters) -> Collector:
     """Check the records and collect the examples. Raises if there is any fault."""
-    conversations = ConversationIndex(columns)
-    collected, seen = Collector(conversations), _ColumnCheck(columns, conversations)
+    _check_profile(columns, where)
+    conversations, profile = ConversationIndex(columns), ProfileIndex(columns.profile_columns)
+    collected, seen = Collector(conversations, profile), _ColumnCheck(columns, conversations)
     names = columns.names
     for record in records:
         seen.note(record)
@@ -151,12 +153,17 @@ def collect(records: Iterable[Record], columns: Columns, *, faults: Faults, wher
         for cell in cells.values():
             if isinstance(cell, _Fault):
                 faults.add(f"{record.place}: {cell}")
+        named = [_optional_cell(record, name, faults) for name in (*conversations.chosen, *profile.columns)]
         user, text = cells[columns.user], cells[columns.text]
         if user is not None and text is not None:
-            collected.add(user, text, label=cells[columns.label], context=cells[columns.context], values=record.values)
-        for name in conversations.chosen:
-            if isinstance(cell := _cell(record, name, as_text=False), _Fault) and record.values[name] != "":
-                faults.add(f"{record.place}: {cell}")
+            collected.add(
+                user,
+                text,
+                label=cells[columns.label],
+                context=cells[columns.context],
+                values=record.values,
+                profile=named[len(conversations.chosen) :],
+            )
     seen.report(where, faults)
     collected.note_columns(seen.shown)
     if not collected.users.index:
@@ -244,6 +251,24 @@ def _cell(record: Record, name: str, *, as_text: bool) -> str | None:
     except UnicodeEncodeError:
         return _Fault(f"{name!r} contains an unpaired surrogate, which is not valid text.")
     return str(value)
+
+
+def _optional_cell(record: Record, name: str, faults: Faults) -> str | None:
+    """The text of a cell without white space around it, or None if it is absent, blank or a fault."""
+    if isinstance(cell := _cell(record, name, as_text=False), _Fault):
+        if record.values[name] != "":
+            faults.add(f"{record.place}: {cell}")
+        return None
+    return None if cell is None else cell.strip() or None
+
+
+def _check_profile(columns: Columns, where: str) -> None:
+    for kind, name in (("user", columns.user), ("text", columns.text)):
+        if name in columns.profile_columns:
+            raise SettingsError(
+                f"{where}: {name!r} is the column of the {kind}, which is no profile. Name columns that many users "
+                "share a value of: --profile-column gender,age."
+            )
 
 
 def _kind(value: object) -> str:

@@ -18,8 +18,10 @@ class DataSettings(Settings):
 
     source: str
     """A file, a built-in corpus, or the name of a Hugging Face data set."""
-    columns: dict[Literal["user", "context", "text", "label", "conversation"], str] = Field(default_factory=dict)
-    """Column names of a file by content: user, context, text, label, conversation."""
+    columns: dict[Literal["user", "context", "text", "label", "conversation", "profile"], str] = Field(
+        default_factory=dict
+    )
+    """Column names of a file by content: user, context, text, label, conversation, profile."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the corpus; `homespun data settings CORPUS` lists them."""
 

@@ -21,6 +21,7 @@ from homespun.core.errors import DataError, SettingsError
 from homespun.core.seeds import numpy_generator
 from homespun.data.columns import name_conversations
 from homespun.data.federation import Examples, Federation, concatenate, short_repr
+from homespun.data.profiles import Profiles
 from homespun.data.table import LeftOut
 from homespun.data.user_names import ListedNames, PickedNames
 
@@ -225,6 +226,11 @@ class Subset:
     @property
     def place(self) -> Path | None:
         return getattr(self.federation, "place", None)
+
+    @property
+    def profiles(self) -> Profiles | None:
+        whole: Profiles | None = getattr(self.federation, "profiles", None)
+        return None if whole is None else whole.take(self.positions)
 
     def examples(self, user: int) -> Examples:
         found = self.federation.examples(self._position(user))

@@ -17,6 +17,7 @@ from homespun.core.settings import Settings
 from homespun.data.content_signature import ContentSignature, sign_content
 from homespun.data.conversations import ConversationIndex, opening_turns, previous_turns
 from homespun.data.federation import Examples, short_repr
+from homespun.data.profiles import ProfileIndex, Profiles
 from homespun.data.user_names import ListedNames
 
 
@@ -70,6 +71,7 @@ class TableFederation:
     prompts: tuple[str | None, ...] | None = field(repr=False, default=None)
     conversation_of: np.ndarray | None = field(repr=False, default=None)
     opens: np.ndarray | None = field(repr=False, default=None)  # whether it is the first text of its conversation
+    profiles: Profiles | None = field(repr=False, default=None)
     max_words: int | None = None  # of prompts and replies
     columns: tuple[str, ...] = ()  # of the source, if error messages may show them
     left_out: LeftOut = LeftOut()
@@ -85,6 +87,7 @@ class TableFederation:
             raise IndexError(f"no user {user} among {len(self.users)}")
         mine = slice(int(self.starts[user]), int(self.starts[user + 1]))
         texts = self.texts[mine]
+        profile = None if self.profiles is None else self.profiles.number_of[user]
         return Examples(
             texts=texts,
             labels=None if self.label_of is None else self.label_of[mine],
@@ -92,6 +95,7 @@ class TableFederation:
             prompts=None if self.prompts is None else self.prompts[mine],
             conversations=None if self.conversation_of is None else self.conversation_of[mine],
             authors=np.full(len(texts), user, dtype=np.int64),
+            profiles=None if profile is None else np.tile(profile, (len(texts), 1)),
         )
 
     def group(self, user: int) -> str | None:
@@ -111,8 +115,11 @@ class NameIndex:
 class Collector:
     """Collects examples for a table. A blank text registers its user but adds no example."""
 
-    def __init__(self, conversation_index: ConversationIndex | None = None) -> None:
+    def __init__(
+        self, conversation_index: ConversationIndex | None = None, profile_index: ProfileIndex | None = None
+    ) -> None:
         self.conversation_index = conversation_index
+        self.profile_index = profile_index or ProfileIndex(())
         self.columns: tuple[str, ...] = ()
         self.users, self.labels, self.contexts = NameIndex(), NameIndex(), NameIndex()
         self.texts: list[str] = []
@@ -127,9 +134,13 @@ class Collector:
         label: str | None,
         context: str | None,
         values: Mapping[str, Any] = MappingProxyType({}),
+        profile: Sequence[str | None] = (),
     ) -> None:
-        """Add an example. `values`: all cells of its row, among which are those that name its conversation."""
+        """Add an example. `values`: all cells of its row, among which are those that name its conversation. `profile`:
+        the cells of the user's profile."""
         author = self.users.encode(user)
+        if profile:
+            self.profile_index.add(author, profile)
         if not text.strip():
             self.blank += 1
             return
@@ -198,6 +209,7 @@ def build_table(collected: Collector, *, name: str, fingerprint: str, filters: F
         prompts=_prompts(collected.texts, conversation_of, user_of=user_of, rows=kept_rows),
         conversation_of=None if conversation_of is None else conversation_of[kept_rows],
         opens=None if conversation_of is None else opening_turns(conversation_of)[kept_rows],
+        profiles=collected.profile_index.resolve(kept_users.tolist()),
         max_words=filters.max_words,
         columns=collected.columns,
         left_out=left_out,

@@ -213,7 +213,7 @@ def conversation_losses(run: Run, persona: Literal["own", "another"] = "own") ->
     speakers = _shuffled(users, run.settings.seed) if persona == "another" else users  # whose persona is used
     private = run.clients.private(users, run.state.broadcast())
     clients = [
-        Client(user, private[speaker], _test_data(run, user, author=users.index(speaker)))
+        Client(user, private[speaker], _test_data(run, user, speaker=speaker))
         for user, speaker in zip(users, speakers, strict=True)
     ]
     clients = [client for client in clients if client.examples]
@@ -224,15 +224,16 @@ def conversation_losses(run: Run, persona: Literal["own", "another"] = "own") ->
 def untouched_losses(run: Run) -> dict[str, list[float]] | None:
     """The same losses of the pre-trained model; None if the method started from random weights."""
     users = [user for user in run.federation.users if len(part_of(run, user, "test"))]
-    data = {user: _test_data(run, user, author=0) for user in users}
+    data = {user: _test_data(run, user, speaker=user) for user in users}
     outputs = untouched_replies(run, list(data.values()))
     return None if outputs is None else _by_conversation(run, data, outputs)
 
 
-def _test_data(run: Run, user: str, *, author: int) -> Batch:
-    """A user's test part, with `author` as the row in a table of personas."""
-    test = part_of(run, user, "test")
-    return run.method.model.encode(replace(test, authors=np.full(len(test), author, dtype=np.int64)))
+def _test_data(run: Run, user: str, *, speaker: str) -> Batch:
+    """A user's test part, with the row in a table of personas and the profile of `speaker`."""
+    test, number = part_of(run, user, "test"), run.federation.users.index(speaker)
+    authors = np.full(len(test), number, dtype=np.int64)
+    return run.method.model.encode(replace(test, authors=authors, profiles=_profiles_of(run, speaker, len(test))))
 
 
 def _by_conversation(run: Run, data: Mapping[str, Batch], outputs: Sequence[Tensor]) -> dict[str, list[float]]:
@@ -262,6 +263,12 @@ def loss_results(run: Run, *, another: bool) -> dict[str, Any]:
         "another": conversation_losses(run, "another")["loss"] if another else None,
         "untouched": untouched and untouched["loss"],
     }
+
+
+def _profiles_of(run: Run, user: str, count: int) -> np.ndarray | None:
+    """The profile of a participant, for this many examples."""
+    found = run.federation.examples(run.federation.users.index(user)).profiles
+    return None if found is None else np.tile(found[0], (count, 1))
 
 
 def reply_results(run: Run) -> dict[str, Any] | None:

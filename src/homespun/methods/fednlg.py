@@ -12,9 +12,14 @@ with one client per speaker. The server averages word embeddings and LSTMs, weig
 
 and personas stay on the clients: v_i <- v_i + z_i d_i, with z_i = 1 or, as Eq. 11 reads, c_i / sum_j c_j.
 
+If the corpus has profiles (age, gender, ...), a persona has two parts, as in the introduction: v_i = [profile part,
+behaviour part]. The behaviour part is learned from the speaker's dialogues and is private. The profile part is the sum
+of the embeddings of the profile's values, which speakers share and Eq. 10 averages.
+
 | paper | here |
 |---|---|
-| v_i, persona embedding | `persona.embedding`, PRIVATE |
+| v_i, persona embedding; with profiles its behaviour part | `persona.embedding`, PRIVATE |
+| profile part of v_i | rows of `profile.table`, FEDERATED |
 | w_f, word embeddings and neural model | `words.*`, `encoder.*`, `decoder.*`, `output.*`, FEDERATED |
 | Q_i = {v_i, q_1, ...} | `persona_in_question` |
 | E, epochs between two aggregations | `local_epochs` |
@@ -28,6 +33,7 @@ Deviations and readings, numbered as in docs/methods/fednlg.md, which has the re
 4. Columns of W for the persona start small, so that stage 2 starts close to the pre-trained model.
 5. Initialization is Xavier's with a larger gain for inputs of LSTMs, open forget gates and normal word embeddings.
 6. Dropout is on the input of each layer and of the output layer (Zaremba et al., 2014).
+16. The profile part is the sum of a learned embedding for each value. The paper does not say how it is made.
 """
 
 from __future__ import annotations
@@ -65,20 +71,24 @@ from homespun.core.words import words
 from homespun.data.federation import Examples
 from homespun.evaluation.language import ReplyScoring
 from homespun.methods._largest_changes import LargestChanges
+from homespun.models.reply_batches import encode_texts, profile_rows
 from homespun.models.reply_model import ReplyModel, ReplyModelName, load_reply_model
-from homespun.models.vocabulary import UNKNOWN, pad_rows
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Settings(core_settings.Settings):
+    added_later = ("profile_dim",)
+
     base_model: ReplyModelName = ""
     """Folder of the pre-trained reply model (`homespun pretrain seq2seq`), or `untrained`."""
     persona: Literal["private", "table", "none"] = "private"
     """Where personas are stored: on the clients, in a table on the server, or there are none (the paper's SEQ2SEQ +
     FL)."""
     persona_dim: Annotated[PositiveInt, Paper(128)] = 128
-    """Size of a persona."""
+    """Size of a persona; of a persona with a profile, of its behaviour part."""
+    profile_dim: NonNegativeInt = 32
+    """Size of the profile part of a persona, if the corpus has profiles (`--profile-column`). 0: without."""
     persona_scale: NonNegativeFloat = 1.0
     """Standard deviation of a new persona."""
     persona_layers: Literal["all", "first", "last"] = "all"
@@ -144,25 +154,14 @@ SMALL = {"base_model": "untrained-small", "persona_dim": 6, "batch": 8, "persona
 # The model
 
 
-def encode(examples: Examples, base: ReplyModel) -> Batch:
-    """Prompts and replies as word numbers, cut at the model's length. A text without words is one unknown word."""
-    length = base.sizes.length
-    questions = [base.vocabulary.encode(prompt or "") or [UNKNOWN] for prompt in examples.prompts or ()]
-    replies = [base.vocabulary.encode(text) or [UNKNOWN] for text in examples.texts]
-    batch = {
-        "question": _padded(questions, length),
-        "question_length": torch.tensor([min(len(one), length) for one in questions], dtype=torch.int64),
-        "reply": _padded(replies, length),
-        # The end of a reply is predicted too, unless it is cut.
-        "length": torch.tensor([len(one) + 1 if len(one) <= length else length for one in replies], dtype=torch.int64),
-    }
+def encode(examples: Examples, base: ReplyModel, *, profile: tuple[int, ...] = ()) -> Batch:
+    """Prompts and replies as numbers. `profile`: how many values each column of the profile has."""
+    batch = encode_texts(examples.prompts or (), examples.texts, base)
     if examples.authors is not None:
         batch["author"] = torch.as_tensor(examples.authors, dtype=torch.int64)
+    if profile:
+        batch["profile"] = profile_rows(examples.profiles, profile, examples=len(examples))
     return batch
-
-
-def _padded(rows: list[list[int]], length: int) -> Tensor:
-    return torch.tensor(pad_rows(rows, length=length), dtype=torch.int32).view(-1, length)
 
 
 def load_base(settings: Settings) -> ReplyModel:
@@ -186,7 +185,7 @@ _READERS: dict[str, Callable[[int], range]] = {
 
 # Roles
 
-SHARED = ("words.*", "encoder.*", "decoder.*", "output.*", "to_word.*")
+SHARED = ("words.*", "encoder.*", "decoder.*", "output.*", "to_word.*", "profile.*")
 
 
 def roles(persona: str) -> Rules:
@@ -239,6 +238,7 @@ def _personalization_phase(settings: Settings) -> Phase:
 def method(settings: Settings, task: Task) -> Method:
     base = load_base(settings)
     private = settings.persona == "private"
+    profile = _profile_sizes(settings, task)
 
     def new_private(generator: torch.Generator, _: Broadcast) -> dict[str, Tensor]:
         if not private:
@@ -256,12 +256,14 @@ def method(settings: Settings, task: Task) -> Method:
                 persona=settings.persona,
                 persona_dim=settings.persona_dim,
                 readers=_READERS[settings.persona_layers](base.sizes.layers),
+                profile_dim=settings.profile_dim,
+                profile_values=sum(profile),
                 in_question=settings.persona_in_question,
                 population=task.population,
                 new_columns=settings.new_columns,
             ),
-            roles=_roles_in_use(settings),
-            encode=lambda examples: encode(examples, base),
+            roles=_roles_in_use(settings, task),
+            encode=lambda examples: encode(examples, base, profile=profile),
             new_private=new_private,
             keys={"persona.table": "author"} if settings.persona == "table" else {},
             head=("output.*",),
@@ -285,6 +287,14 @@ def method(settings: Settings, task: Task) -> Method:
     )
 
 
-def _roles_in_use(settings: Settings) -> Rules:
-    in_question = settings.persona_in_question and settings.persona != "none"
-    return [rule for rule in roles(settings.persona) if in_question or rule[0] != "to_word.*"]
+def _profile_sizes(settings: Settings, task: Task) -> tuple[int, ...]:
+    """The number of values of each profile column that the personas have a part for."""
+    return task.profile if settings.persona != "none" and settings.profile_dim else ()
+
+
+def _roles_in_use(settings: Settings, task: Task) -> Rules:
+    in_use = {
+        "to_word.*": settings.persona_in_question and settings.persona != "none",
+        "profile.*": bool(_profile_sizes(settings, task)),
+    }
+    return [rule for rule in roles(settings.persona) if in_use.get(rule[0], True)]

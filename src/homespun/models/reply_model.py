@@ -83,6 +83,8 @@ class ReplyModel:
         persona: Persona = "none",
         persona_dim: int = 0,
         readers: Collection[int] | None = None,
+        profile_dim: int = 0,
+        profile_values: int = 0,
         in_question: bool = False,
         population: int = 0,
         new_columns: float = 0.1,
@@ -99,6 +101,8 @@ class ReplyModel:
             persona=persona,
             persona_dim=persona_dim,
             readers=readers,
+            profile_dim=profile_dim,
+            profile_values=profile_values,
             in_question=in_question,
             population=population,
         )

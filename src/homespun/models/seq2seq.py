@@ -26,11 +26,13 @@ State = list[tuple[Tensor, Tensor]]  # hidden and cell state of each layer
 class Seq2Seq(nn.Module):
     """A batch holds `question` [n, T] and `question_length` [n], `reply` [n, T] and `length` [n]: the number of words
     to predict. That is one more than the words of the reply, for its end, unless the reply is cut. For a table of
-    personas it also holds `author` [n]. Lengths are at least 1.
+    personas it also holds `author` [n], and for profiles `profile` [n, columns], rows of `profile.table`. Lengths are
+    at least 1.
 
     The persona: "none" has none; "private" is the parameter `persona.embedding`, one per client; "table" is the row of
-    `persona.table` of each author. At every step it is joined to the input of the decoder layers in `readers`, not set:
-    of all layers (equation 2 of FedNLG). With `in_question` it is also read before the question.
+    `persona.table` of each author. With `profile_values`, the sum of the profile's rows precedes it. At every step the
+    persona is joined to the input of the decoder layers in `readers`, not set: of all layers (equation 2 of FedNLG).
+    With `in_question` it is also read before the question.
     """
 
     chunk = 12  # clients that are trained at once: their copies of the word embeddings take most of the memory
@@ -46,25 +48,30 @@ class Seq2Seq(nn.Module):
         persona: Persona = "none",
         persona_dim: int = 0,
         readers: Collection[int] | None = None,
+        profile_dim: int = 0,
+        profile_values: int = 0,
         in_question: bool = False,
         population: int = 0,
     ) -> None:
         super().__init__()
         self.persona_kind, self.in_question, self.dropout = persona, in_question and persona != "none", dropout
         self.words = nn.Embedding(vocabulary, word_dim)
-        widths = [word_dim, *[cells] * (layers - 1)]
+        self.has_profile = persona != "none" and profile_dim > 0 and profile_values > 0
         self.readers = set(range(layers) if readers is None else readers) if persona != "none" else set()
+        extra, widths = persona_dim + profile_dim * self.has_profile, [word_dim, *[cells] * (layers - 1)]
         self.encoder = _lstm_layers(widths, cells=cells)
         self.decoder = _lstm_layers(
-            [width + persona_dim * (number in self.readers) for number, width in enumerate(widths)], cells=cells
+            [width + extra * (number in self.readers) for number, width in enumerate(widths)], cells=cells
         )
         self.output = nn.Linear(cells, vocabulary)
         if persona == "private":
             self.persona = nn.ParameterDict({"embedding": torch.randn(persona_dim)})
         elif persona == "table":
             self.persona = nn.ParameterDict({"table": torch.randn(population, persona_dim)})
+        if self.has_profile:  # zeros: a value that no speaker has contributes nothing
+            self.profile = nn.ParameterDict({"table": torch.zeros(profile_values, profile_dim)})
         if self.in_question:
-            self.to_word = nn.Linear(persona_dim, word_dim, bias=False)
+            self.to_word = nn.Linear(extra, word_dim, bias=False)
         self.apply(_initialize)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
@@ -121,9 +128,13 @@ class Seq2Seq(nn.Module):
         return draws.dropout(inputs, keys, p=self.dropout, site=site)
 
     def _persona_rows(self, batch: Mapping[str, Tensor]) -> Tensor | None:
-        if self.persona_kind == "private":
-            return self.persona["embedding"].expand(len(batch["length"]), -1)
-        return self.persona["table"][batch["author"]] if self.persona_kind == "table" else None
+        if self.persona_kind == "none":
+            return None
+        private = self.persona_kind == "private"
+        own: Tensor = self.persona["embedding"] if private else self.persona["table"][batch["author"]]
+        if self.has_profile:
+            own = join_profile(self.profile["table"][batch["profile"]], own)
+        return own.expand(len(batch["length"]), -1)
 
     def stacked(self, parameters: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
         """Losses [C, n, T + 1] of C clients: the result of `forward` for each client with its own parameters."""
@@ -219,6 +230,13 @@ def teacher_forcing(reply: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
     return inputs, targets.masked_fill(steps >= length[..., None], NOTHING)
 
 
+def join_profile(rows: Tensor, own: Tensor) -> Tensor:
+    """The whole persona: the profile part, which is the sum of the rows [..., columns, P] of the profile's values, and
+    the behaviour part `own` [..., D]."""
+    part = rows.sum(dim=-2)
+    return torch.cat((part, own.expand(*part.shape[:-1], -1)), dim=-1)
+
+
 def _embed(table: Tensor, words: Tensor) -> Tensor:
     """Rows [C, P, E] of each client's table [C, V, E]."""
     clients, height, _ = table.shape
@@ -227,11 +245,18 @@ def _embed(table: Tensor, words: Tensor) -> Tensor:
 
 
 def _stacked_personas(kind: Persona, parameters: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor | None:
-    if kind == "private":
-        return parameters["persona.embedding"][:, None]
+    """The persona of each example, [C, n, D], or of each client, [C, 1, D]."""
     if kind == "none":
         return None
-    return _embed(parameters["persona.table"], batch["author"].long())
+    if kind == "private":
+        own = parameters["persona.embedding"][:, None]
+    else:
+        own = _embed(parameters["persona.table"], batch["author"].long())
+    if "profile.table" not in parameters:
+        return own
+    profile = batch["profile"].long()
+    rows = _embed(parameters["profile.table"], profile.flatten(1))
+    return join_profile(rows.unflatten(1, profile.shape[1:]), own)
 
 
 def _lstm_layers(widths: Sequence[int], *, cells: int) -> nn.ModuleList:

@@ -26,15 +26,17 @@ from homespun.core.method import Artefact
 from homespun.core.settings import Settings, parse
 from homespun.core.tree import Tree
 from homespun.core.words import words
+from homespun.data.federation import Examples
 from homespun.decoding.beam import beam_search
 from homespun.decoding.diverse import diverse_beam_search
 from homespun.decoding.hypotheses import Hypothesis
 from homespun.decoding.sampling import sample
 from homespun.models.reply_decoder import ReplyDecoder
 from homespun.models.reply_model import ReplyModel, load_reply_model
-from homespun.models.seq2seq import Seq2Seq
+from homespun.models.seq2seq import Seq2Seq, join_profile
 from homespun.models.vocabulary import UNKNOWN, Vocabulary
 from homespun.personalization.generation import match_user
+from homespun.personalization.profiles import Profile, assign_profile, profile_of
 from homespun.personalization.reranking import Reranker, load_reranker
 from homespun.runs.run import Run
 from homespun.system.machine import cpu_cores
@@ -144,13 +146,25 @@ class Replier:
         private = next(iter(kept.values()), None) or run.clients.new_private(name or "", broadcast)
         return self.speaker_with(private, user=name, personalized=bool(kept) or not private or name is None)
 
-    def speaker_with(self, private: Tree, *, user: str | None, personalized: bool = True) -> Speaker:
-        """The model with these private parameters."""
+    def speaker_with(
+        self, private: Tree, *, user: str | None, profile: Profile | None = None, personalized: bool = True
+    ) -> Speaker:
+        """The model with these private parameters. Without a profile, it is the user's as the run knows it."""
         shared_only = not private.keys() - {"persona.embedding"}
         decoder = self._shared if shared_only else self._decoder(private)
-        return Speaker(user, decoder, self._persona(user, private), personalized)
+        persona, table = self._behaviour(user, private), decoder.parameters.get("profile.table")
+        if persona is not None and table is not None:
+            known = profile_of(self.run, user) if profile is None else profile
+            (rows,) = self._encode_profile(known)
+            persona = join_profile(table[rows], persona)
+        return Speaker(user, decoder, persona, personalized)
 
-    def _persona(self, user: str | None, private: Tree) -> Tensor | None:
+    def _encode_profile(self, profile: Profile) -> Tensor:
+        """The rows of `profile.table` of one example."""
+        example = assign_profile(self.run, Examples([""], prompts=[""]), profile)
+        return self.run.method.model.encode(example)["profile"]
+
+    def _behaviour(self, user: str | None, private: Tree) -> Tensor | None:
         if "persona.embedding" in private:
             return private["persona.embedding"]
         table = self.run.state.broadcast().keyed.get("persona.table")

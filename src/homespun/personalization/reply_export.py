@@ -7,7 +7,8 @@ FOLDER/README.md            the card: how to use it, and whether it is private
 FOLDER/encoder.onnx         with `onnx`: reads questions
 FOLDER/decoder_step.onnx    with `onnx`: one step of a reply, for a beam search with onnxruntime alone
 
-Personas of other users are never part of it, even if the run has a table of all of them.
+Personas of other users are never part of it, even if the run has a table of all of them. A profile is in the persona,
+not as values.
 """
 
 from __future__ import annotations
@@ -168,7 +169,8 @@ def _has_own_parameters(run: Run) -> bool:
 def _parameters(replier: Replier, speaker: Speaker) -> dict[str, Tensor]:
     """The parameters of a `Seq2Seq` with one persona. Raises if the run's network has others."""
     run, persona = replier.run, speaker.persona
-    found = {name: one for name, one in speaker.decoder.parameters.items() if not name.startswith("persona.")}
+    shared = speaker.decoder.parameters.items()
+    found = {name: one for name, one in shared if not name.startswith(("persona.", "profile."))}
     own = {} if persona is None else {PERSONA: persona}
     expected = _shapes(replier.base, persona, found)
     joined = {name: one.detach().contiguous().clone() for name, one in {**found, **own}.items()}

@@ -16,6 +16,7 @@ from homespun.data.federation import Examples
 from homespun.data.user_names import find_user
 from homespun.engines.client import Client
 from homespun.personalization.generation import build_personal_model, continue_text
+from homespun.personalization.profiles import Profile
 from homespun.personalization.replies import Reply, find_replier
 from homespun.runs.run import Run
 
@@ -29,6 +30,7 @@ class UserModel:
     run: Run
     user: str
     private: Tree
+    profile: Profile | None = None  # None: as the run knows it
 
     def __repr__(self) -> str:
         return f"<UserModel of {self.user!r} in {self.run!r}>"
@@ -55,8 +57,8 @@ class UserModel:
     def reply(self, prompt: str, *, n: int = 5, **search: Any) -> list[Reply]:
         """The n best replies of this user to a text; `search` as in `homespun.personalization.replies.reply`."""
         replier = find_replier(self.run)
-        found = replier.reply_as(prompt, [replier.speaker_with(self.private, user=self.user)], n=n, search=search)
-        return found[0]
+        speaker = replier.speaker_with(self.private, user=self.user, profile=self.profile)
+        return replier.reply_as(prompt, [speaker], n=n, search=search)[0]
 
     def _author_index(self) -> int:
         users = self.run.federation.users

@@ -27,9 +27,9 @@ MEANINGS = {
 EVERYTHING = "all training examples"
 INSECURE = "INSECURE: noise and cohorts are derived from the seed and protect no user"
 ZERO_OUT = (
-    "Adjacency is zero-out: neighbouring data sets have the same list of users, labels and contexts, which are "
-    "public, and differ in one user, who has no examples in one of them. Epsilon covers all rounds of a run; for "
-    "several seeds, the largest is shown."
+    "Adjacency is zero-out: neighbouring data sets have the same list of users, labels, contexts and profile values, "
+    "which are public, and differ in one user, who has no examples in one of them. Epsilon covers all rounds of a run; "
+    "for several seeds, the largest is shown."
 )
 UNNOISED = (
     "Epsilon covers the shared model and nothing else on this page: scores, curves, projections, counts of examples "

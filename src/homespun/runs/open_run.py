@@ -38,11 +38,13 @@ SETTINGS_FILE = "settings.json"
 
 def task_of(federation: Federation) -> Task:
     images = federation.examples(0).images if len(federation.users) else None
+    profiles = getattr(federation, "profiles", None)
     return Task(
         classes=len(federation.labels),
         population=len(federation.users),
         contexts=len(federation.contexts),
         image=None if images is None else (images.shape[1], images.shape[2]),
+        profile=() if profiles is None else profiles.sizes,
     )
 
 

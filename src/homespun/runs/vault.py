@@ -140,22 +140,23 @@ class Vault(VaultConnection):
         except (TypeError, ValueError):
             raise self._damaged("the history of rounds has an entry that is not a record") from None
 
-    # Artefacts: other products of a run, such as the weights of a reranker
+    # Artefacts: other products of a run, such as the weights of a reranker. An artefact of a user goes with the user.
 
-    def keep_artefact(self, name: str, data: bytes) -> None:
+    def keep_artefact(self, name: str, data: bytes, *, user: str | None = None) -> None:
         """Store an artefact under a name, and replace one of the same name."""
         if not name:
             raise VaultError(f"{self.path}: an artefact needs a name.")
         with self._transaction() as db:
-            put(db, key=ARTEFACT + name, value=data)
+            put(db, key=ARTEFACT + _owned_by(user) + name, value=data)
 
     def drop_artefact(self, name: str) -> None:
         """Remove an artefact, if there is one of this name."""
         with self._transaction() as db:
             db.execute("DELETE FROM run WHERE key = ?", (ARTEFACT + name,))
 
-    def artefact(self, name: str) -> bytes | None:
+    def artefact(self, name: str, *, user: str | None = None) -> bytes | None:
         """The artefact of this name, or None."""
+        name = _owned_by(user) + name
         with self.snapshot():
             return self._value(ARTEFACT + name) if name in self.artefacts() else None
 
@@ -286,6 +287,7 @@ class Vault(VaultConnection):
             for table in ("private", "quarantine"):
                 found |= db.execute(f"DELETE FROM {table} WHERE user = ?", (key,)).rowcount > 0
             found |= db.execute("DELETE FROM known WHERE user_sha256 = ?", (digest(key),)).rowcount > 0
+            found |= db.execute("DELETE FROM run WHERE key GLOB ?", (f"{ARTEFACT}{_owned_by(user)}*",)).rowcount > 0
         removed = f"{quote_user(user)} is removed, but traces may remain in the files: then run forget again."
         try:
             self._query("VACUUM")
@@ -350,3 +352,8 @@ class Vault(VaultConnection):
             "quarantined entries, and `homespun vault forget RUN USER` removes one, so that the user starts as new."
         )
         raise_faults(VaultError, str(self.path), faults)
+
+
+def _owned_by(user: str | None) -> str:
+    """The prefix of the names of a user's artefacts: the id in hexadecimal, because it may contain any character."""
+    return "" if user is None else f"{encode_user(user).hex()}/"
