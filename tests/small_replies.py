@@ -59,6 +59,8 @@ def replies(key, seed):
         "scores": {
             "own": scores(seed, RIGHT[key], 0.10 + 0.02 * seed),
             "another": another and scores(seed, (0, 0), 0.05),
+            "sampled": {**scores(seed, RIGHT[key], 0.07), "consistency": None},
+            "sampled_another": another and {**scores(seed, (1, 0), 0.07), "consistency": None},
             "retrieved": scores(seed, (0, 1), 0.2),
             "real": scores(seed, (1, 1), 1.0),
         },

@@ -114,7 +114,7 @@ def test_paraphrases_are_different_prompts_to_one_user(run):
 
 def test_results_have_every_score(run):
     found = reply_results(run)
-    assert set(found["scores"]) == {"own", "another", "retrieved", "real"}
+    assert set(found["scores"]) == {"own", "another", "sampled", "sampled_another", "retrieved", "real"}
     assert found["scores"]["real"]["bleu_4"][0] == 1.0
     assert found["prompts"] == len(make_reply_test(run, replies=200).pairs)
     assert found["samples"]["users"] == list(run.federation.users)

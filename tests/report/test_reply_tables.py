@@ -63,9 +63,19 @@ def test_right_speakers_and_their_differences():
     assert "chance is 50.0 %" in table.note and "3 pairs of similar prompts" in table.note
 
 
+def test_right_speakers_of_sampled_replies():
+    """With another persona, the classifier always names ada."""
+    table = reply_tables(results())[3]
+    rows = {row[0]: row[1:] for row in rows_of(table)}
+    assert rows["FedNLG"] == [
+        "100.0 [100.0, 100.0]", "+50.0 [+50.0, +50.0]", "50.0 [50.0, 50.0]", "+50.0 [+50.0, +50.0]",
+    ]  # fmt: skip
+    assert "one reply drawn from the model" in table.note and "similar prompts" not in table.note
+
+
 def test_without_the_references_no_differences_are_shown():
     tables = reply_tables(results(keys=("fedavg", "seq2seq")))
-    assert [len(table.columns) for table in tables] == [4, 9, 6]
+    assert [len(table.columns) for table in tables] == [4, 9, 6, 4]
     assert reply_tables(results(replies=None)) == [] and prompt_table(results(replies=None)) is None
 
 
@@ -73,7 +83,7 @@ def test_other_test_conversations_are_not_compared():
     """A run whose prompts and conversations are those of another split."""
     found = results(seeds=(0,))
     found["configurations"]["fedavg"]["runs"][0]["replies"] = replies("fedavg", 1)
-    perplexities, _, speakers = reply_tables(found)
+    perplexities, _, speakers, _ = reply_tables(found)
     assert rows_of(perplexities)[1][2] == "–" and rows_of(speakers)[0][2] == "–"
     assert rows_of(perplexities)[1][5] == "−9.09 [−9.09, −9.09]"  # own against another's, in the same run
 

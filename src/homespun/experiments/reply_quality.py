@@ -40,6 +40,7 @@ from homespun.runs.controls import untouched_replies
 from homespun.runs.run import Run
 
 AT_ONCE = 20  # prompts searched together
+SAMPLED = Search(decode="sample")  # draws from the model, where the best replies are few and alike
 Who = TypeVar("Who", str, Speaker)
 Item = TypeVar("Item")
 SHOWN = 4  # speakers, and prompts, of the samples in a report
@@ -168,11 +169,13 @@ def write_replies(
         speakers = dict(
             zip(users, _shuffled([speakers[user] for user in users], replier.run.settings.seed), strict=True)
         )
-    done = start_count(replier.run.progress, f"replies, {persona} persona", total=len(pairs))
+    kind = "sampled replies" if search.decode == "sample" else "replies"
+    done = start_count(replier.run.progress, f"{kind}, {persona} persona", total=len(pairs))
     found: list[str] = []
     for start in range(0, len(pairs), AT_ONCE):
         some = pairs[start : start + AT_ONCE]
-        found += replier.best_replies([(one.prompt, speakers[one.user]) for one in some], search=search)
+        own_draws = search.model_copy(update={"seed": search.seed + start})
+        found += replier.best_replies([(one.prompt, speakers[one.user]) for one in some], search=own_draws)
         done(len(some))
     return found
 
@@ -284,20 +287,23 @@ def reply_results(run: Run) -> dict[str, Any] | None:
         return None
     search, replier = Search(beam=scoring.beam), find_replier(run, reranked=False)
     has_persona = bool(run.built.partition.names(Role.PRIVATE)) or "author" in run.method.model.keys.values()
-    own = write_replies(replier, test.asked, search=search)
-    another = write_replies(replier, test.pairs, search=search, persona="another") if has_persona else None
-    real = [one.reply for one in test.asked]
+    written: dict[str, Sequence[str] | None] = {
+        "own": write_replies(replier, test.asked, search=search),
+        "sampled": write_replies(replier, test.pairs, search=SAMPLED),
+        "another": None,
+        "sampled_another": None,
+        "retrieved": test.retrieved,
+        "real": [one.reply for one in test.asked],
+    }
+    if has_persona:
+        written["another"] = write_replies(replier, test.pairs, search=search, persona="another")
+        written["sampled_another"] = write_replies(replier, test.pairs, search=SAMPLED, persona="another")
     return {
         "beam": scoring.beam,
         "prompts": len(test.pairs),
         "asked": test.to_dict(),
         "losses": loss_results(run, another=has_persona),
-        "scores": {
-            "own": score_replies(test, own),
-            "another": another and score_replies(test, another),
-            "retrieved": score_replies(test, test.retrieved),
-            "real": score_replies(test, real),
-        },
+        "scores": {part: texts and score_replies(test, texts) for part, texts in written.items()},
         "samples": sample_replies(replier, test.pairs, search=search),
     }
 

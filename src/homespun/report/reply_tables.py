@@ -93,10 +93,16 @@ def systems(results: Mapping[str, Any]) -> dict[str, System]:
 
 
 def reply_tables(results: Mapping[str, Any]) -> list[Table]:
-    """FedNLG's table 1 in three parts: perplexity, overlap and diversity, speakers. Empty without replies."""
+    """FedNLG's table 1 in four parts: perplexity, overlap and diversity, speakers of the best replies and of sampled
+    ones. Empty without replies."""
     if not systems(results):
         return []
-    return [perplexity_table(results), overlap_table(results), speaker_table(results)]
+    return [
+        perplexity_table(results),
+        overlap_table(results),
+        speaker_table(results),
+        speaker_table(results, own="sampled", another="sampled_another"),
+    ]
 
 
 def perplexity_table(results: Mapping[str, Any]) -> Table:
@@ -164,13 +170,13 @@ def overlap_table(results: Mapping[str, Any]) -> Table:
     return make_table(columns, rows, caption="Overlap with the real replies, and diversity", note=note)
 
 
-def speaker_table(results: Mapping[str, Any]) -> Table:
+def speaker_table(results: Mapping[str, Any], *, own: str = "own", another: str = "another") -> Table:
     """How often a classifier names the speaker, and how consistent the answers of a speaker are."""
-    every = systems(results)
+    every = {key: replace(one, part=own) for key, one in systems(results).items()}
     shown, reference = _with_controls(every), every.get(WITHOUT_PERSONA)
     rows: list[list[str | Cell]] = []
     for one in shown:
-        other = replace(one, part="another" if one.part == "own" else None)
+        other = replace(one, part=another if one.part == own else None)
         rows.append(
             [
                 one.title,
@@ -178,7 +184,7 @@ def speaker_table(results: Mapping[str, Any]) -> Table:
                 *([] if reference is None else [_naming_difference(one, reference)]),
                 _naming_cell(other),
                 _naming_difference(one, other),
-                *(_consistency_text(one, place) for place in (0, 1)),
+                *(_consistency_text(one, place) for place in ((0, 1) if own == "own" else ())),
             ]
         )
     columns = [
@@ -187,10 +193,11 @@ def speaker_table(results: Mapping[str, Any]) -> Table:
         *([] if reference is None else [Column(f"Minus {reference.title}", number=True)]),
         Column("Another speaker's persona, %", number=True),
         Column("Own minus another's", number=True),
-        Column("Agreement, similar prompts", number=True),
-        Column("Agreement, other prompts", number=True),
+        *(Column(f"Agreement, {kind} prompts", number=True) for kind in ("similar", "other") if own == "own"),
     ]
-    return make_table(columns, rows, caption="Whether replies sound like the speaker", note=_speaker_note(shown[0]))
+    kind = "sampled replies" if own == "sampled" else "the best replies"
+    caption = f"Whether {kind} sound like the speaker"
+    return make_table(columns, rows, caption=caption, note=_speaker_note(shown[0]))
 
 
 def _speaker_note(first: System) -> str:
@@ -269,7 +276,10 @@ def _with_controls(every: Mapping[str, System]) -> list[System]:
 def _how(system: System) -> str:
     first = system.runs[0]
     of_each = " of each seed" if len(set(system.seeds)) > 1 else ""
-    return f"{first['prompts']} test prompts{of_each}, best reply of a beam of {first['beam']}, without reranking."
+    search = (
+        "one reply drawn from the model" if system.part == "sampled" else f"best reply of a beam of {first['beam']}"
+    )
+    return f"{first['prompts']} test prompts{of_each}, {search}, without reranking."
 
 
 def _score_text(system: System, name: str, factor: int) -> str:
