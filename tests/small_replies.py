@@ -47,6 +47,7 @@ def replies(key, seed):
     another = ANOTHER.get(key)
     count = len(CONVERSATIONS[seed])
     return {
+        "decode": "beam",
         "beam": 7,
         "prompts": 2 * count,
         "asked": {

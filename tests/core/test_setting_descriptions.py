@@ -86,8 +86,8 @@ def test_descriptions_of_settings():
 
 
 def test_values_are_formatted_as_overrides():
-    assert [format_value(value) for value in (0.001, 1e-5, True, "a b", "", (0.6, 0.4), (), {})] == [
-        "0.001", "1e-05", "true", "a b", '""', "[0.6, 0.4]", "[]", "{}",
+    assert [format_value(value) for value in (0.001, 1e-5, True, "a b", "", "\n", (0.6, 0.4), (), {})] == [
+        "0.001", "1e-05", "true", "a b", '""', '"\\n"', "[0.6, 0.4]", "[]", "{}",
     ]  # fmt: skip
 
 

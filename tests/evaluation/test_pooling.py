@@ -55,3 +55,10 @@ def test_one_user_in_several_seeds_is_one_user():
     assert (found.user_loss, found.user_tokens) == ((1.0, 6.0, 8.0), (10, 50, 40))
     unknown = sum_by_user(seeds, [None, None])
     assert (unknown.user_loss, unknown.user_tokens) == ((1.0, 2.0, 4.0, 8.0), (10, 20, 30, 40))
+
+
+def test_subwords_of_folds_add_up():
+    one, other = ({**text([2.0], [2]), "subwords": count} for count in (3, 5))
+    merged = merge_evaluations([one, other])
+    assert merged["subwords"] == 8 and merged["subword_perplexity"] == pytest.approx(np.exp(4 / 8))
+    assert "subwords" not in merge_evaluations([text([2.0], [2]), text([2.0], [2])])

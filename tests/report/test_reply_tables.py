@@ -70,7 +70,7 @@ def test_right_speakers_of_sampled_replies():
     assert rows["FedNLG"] == [
         "100.0 [100.0, 100.0]", "+50.0 [+50.0, +50.0]", "50.0 [50.0, 50.0]", "+50.0 [+50.0, +50.0]",
     ]  # fmt: skip
-    assert "one reply drawn from the model" in table.note and "similar prompts" not in table.note
+    assert "one sampled reply to each" in table.note and "similar prompts" not in table.note
 
 
 def test_without_the_references_no_differences_are_shown():

@@ -189,6 +189,14 @@ def test_the_headings_of_a_language_report() -> None:
         assert wrong not in report
 
 
+def test_the_unit_of_replies_in_subwords_is_said() -> None:
+    found = text_results()
+    assert "The first three tokens of an utterance are given" in markdown(found)
+    next(iter(found["configurations"].values()))["runs"][0]["test"]["subwords"] = 7
+    assert "Tokens are words, also of models that write parts of words" in markdown(found)
+    assert "The first three tokens" not in markdown(found)
+
+
 def test_a_base_model_that_does_better_is_named() -> None:
     found = text_results()
     found["controls"]["summary"]["untouched"] = perplexity(45.0)

@@ -23,6 +23,10 @@ As = Annotated[
         "--as", help="Who replies: names of users or parts of them, separated by commas. Default: a new user."
     ),
 ]
+Context = Annotated[
+    str | None,
+    typer.Option(help="A context of the corpus, or a part of its name. Default: the user's most frequent one."),
+]
 Beam = Annotated[int, typer.Option(help="Hypotheses that the search keeps.")]
 Decode = Annotated[str, typer.Option(help="beam, greedy, sample or diverse.")]
 Seed = Annotated[int, typer.Option(help="Random seed, with --decode sample.")]
@@ -38,6 +42,7 @@ def reply(
     decode: Decode = "beam",
     temperature: Temperature = 1.0,
     seed: Seed = 0,
+    context: Context = None,
     trust: Trust = [],  # noqa: B006
     json_output: Json = False,
 ) -> None:
@@ -55,7 +60,7 @@ def reply(
 
     search = _search(beam=beam, decode=decode, temperature=temperature, seed=seed)
     with reopen(folder, trust=trust) as run:
-        replier = find_replier(run)
+        replier = find_replier(run, context=context)
         speakers = _speakers(replier, who)
         notes, lists = replier.read(prompt).notes, replier.reply_as(prompt, speakers, n=n, search=search)
     if json_output:
@@ -76,6 +81,7 @@ def chat(
     decode: Decode = "beam",
     temperature: Temperature = 1.0,
     seed: Seed = 0,
+    context: Context = None,
     trust: Trust = [],  # noqa: B006
 ) -> None:
     """Talk with a user's model in the terminal.
@@ -91,7 +97,7 @@ def chat(
 
     search = _search(beam=beam, decode=decode, temperature=temperature, seed=seed)
     with reopen(folder, trust=trust) as run:
-        replier = find_replier(run)
+        replier = find_replier(run, context=context)
         speakers = _speakers(replier, who)
         names = ", ".join(speaker.user or "a new user" for speaker in speakers)
         say(f"You are talking to {names}. Ctrl-D ends the chat.")

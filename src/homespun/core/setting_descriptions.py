@@ -66,7 +66,7 @@ def _paper_value(field: FieldInfo) -> Any:
 def format_value(value: Any) -> str:
     """Format a value as it is typed after `--set name=`."""
     if isinstance(value, str):
-        return value or '""'
+        return value if value and value.isprintable() and value == value.strip() else json.dumps(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(format_value, value))}]"
     return repr(value) if isinstance(value, float) else json.dumps(value)

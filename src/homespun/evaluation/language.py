@@ -2,13 +2,16 @@
 
 Perplexity is exp(sum of losses / number of tokens) over the tokens of all users. As in the FedPerC paper, the first
 three tokens of an utterance are a given prompt. The perplexity of each user is reported too.
+
+A reply is scored whole, and its tokens are words (core/words.py) and its end, whatever tokens its model writes: then
+perplexities of different models are in the same unit. That per token of the model, a subword, is reported too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from torch import Tensor
@@ -19,6 +22,8 @@ from homespun.evaluation import metrics
 from homespun.evaluation.intervals import RESAMPLES, expanded_percentiles
 from homespun.models.token_batches import PROMPT
 
+ReplyDecoding: TypeAlias = Literal["beam", "greedy", "sample"]
+
 
 @dataclass(frozen=True)
 class TextEvaluation:
@@ -27,6 +32,7 @@ class TextEvaluation:
     examples: int
     user_loss: tuple[float, ...]  # sum of losses per user
     user_tokens: tuple[int, ...]  # number of scored tokens per user
+    subwords: int | None = None  # number of scored subwords, if tokens are words and the model writes subwords
 
     @property
     def users(self) -> int:
@@ -44,6 +50,11 @@ class TextEvaluation:
     @property
     def perplexity(self) -> float:
         return float(np.exp(self.loss))
+
+    @property
+    def subword_perplexity(self) -> float | None:
+        """Perplexity per subword; None if it is not known."""
+        return float(np.exp(sum(self.user_loss) / self.subwords)) if self.subwords else None
 
     @property
     def user_perplexity(self) -> tuple[float, ...]:
@@ -69,6 +80,7 @@ class TextEvaluation:
             "user_values": list(self.user_perplexity),
             "user_loss": list(self.user_loss),
             "user_tokens": list(self.user_tokens),
+            **({"subwords": self.subwords, "subword_perplexity": self.subword_perplexity} if self.subwords else {}),
         }
 
 
@@ -120,6 +132,7 @@ class TokenScoring(Scoring):
             examples=sum(int(one["examples"]) for one in some),
             user_loss=tuple(float(one["loss"]) for one in some),
             user_tokens=tuple(int(one["tokens"]) for one in some),
+            subwords=sum(int(one.get("subwords", 0)) for one in some) or None,
         )
 
 
@@ -134,11 +147,32 @@ class ReplyScoring(TokenScoring):
     """
 
     replies: int = 200  # test prompts whose generated replies are scored after training
-    beam: int = 20  # of the search for them
+    beam: int = 20  # of the search for them, with decode = "beam"
+    decode: ReplyDecoding = "beam"
 
     given = 0
     k_shot = (0, 1, 5, 20, None)
     offers = frozenset({"reply"})
+
+
+@dataclass(frozen=True)
+class SubwordReplyScoring(ReplyScoring):
+    """The same for a model that writes subwords. The column `words` is the number of words of a reply, its end
+    included; the losses of their subwords add up to those of words.
+
+    Example:
+        >>> scoring = SubwordReplyScoring()
+        >>> data = {"length": torch.tensor([4]), "words": torch.tensor([2])}
+        >>> found = scoring.summarize([scoring.score(data, torch.zeros(1, 4))])
+        >>> found.tokens, found.subwords
+        (2, 4)
+    """
+
+    k_shot = TokenScoring.k_shot
+
+    def score(self, data: Mapping[str, Tensor], output: Tensor) -> Counts:
+        found = super().score(data, output)
+        return {**found, "tokens": data["words"].sum().numpy(), "subwords": found["tokens"]}
 
 
 @dataclass(frozen=True)

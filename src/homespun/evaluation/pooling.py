@@ -36,6 +36,7 @@ def merge_evaluations(evaluations: Sequence[Mapping[str, Any]]) -> Mapping[str, 
             examples=sum(one["examples"] for one in evaluations),
             user_loss=tuple(loss for one in evaluations for loss in _numbers(one["user_loss"])),
             user_tokens=tuple(tokens for one in evaluations for tokens in one["user_tokens"]),
+            subwords=sum(one.get("subwords") or 0 for one in evaluations) or None,
         ).to_dict()
     values = [value for one in evaluations for value in one["user_values"]]
     examples = [one["examples"] for one in evaluations]

@@ -34,8 +34,8 @@ from homespun.evaluation.speakers import (
     nearest_questions,
     similar_questions,
 )
-from homespun.models.vocabulary import UNKNOWN
 from homespun.personalization.replies import Replier, Search, Speaker, find_replier
+from homespun.runs.clients import take_evenly_spaced
 from homespun.runs.controls import untouched_replies
 from homespun.runs.run import Run
 
@@ -174,10 +174,15 @@ def write_replies(
     found: list[str] = []
     for start in range(0, len(pairs), AT_ONCE):
         some = pairs[start : start + AT_ONCE]
-        own_draws = search.model_copy(update={"seed": search.seed + start})
-        found += replier.best_replies([(one.prompt, speakers[one.user]) for one in some], search=own_draws)
+        asked = [(one.prompt, speakers[one.user]) for one in some]
+        found += replier.best_replies(asked, search=_with_seed(search, start))
         done(len(some))
     return found
+
+
+def _with_seed(search: Search, number: int) -> Search:
+    """The search with other random numbers: a search draws the same ones for the first of its prompts every time."""
+    return search.model_copy(update={"seed": search.seed + number})
 
 
 def _shuffled(speakers: Sequence[Who], seed: int) -> list[Who]:
@@ -211,7 +216,8 @@ def score_replies(test: ReplyTest, written: Sequence[str]) -> dict[str, Any]:
 
 
 def conversation_losses(run: Run, persona: Literal["own", "another"] = "own") -> dict[str, list[float]]:
-    """The loss and the number of words of each conversation in the test parts of all participants."""
+    """The loss and the number of words of each conversation in the test parts of all participants, or in the
+    `evaluate_examples` of each that evaluations score."""
     users = list(run.federation.users)
     speakers = _shuffled(users, run.settings.seed) if persona == "another" else users  # whose persona is used
     private = run.clients.private(users, run.state.broadcast())
@@ -234,18 +240,22 @@ def untouched_losses(run: Run) -> dict[str, list[float]] | None:
 
 def _test_data(run: Run, user: str, *, speaker: str) -> Batch:
     """A user's test part, with the row in a table of personas and the profile of `speaker`."""
-    test, number = part_of(run, user, "test"), run.federation.users.index(speaker)
+    test, number = _scored_part(run, user), run.federation.users.index(speaker)
     authors = np.full(len(test), number, dtype=np.int64)
     return run.method.model.encode(replace(test, authors=authors, profiles=_profiles_of(run, speaker, len(test))))
 
 
+def _scored_part(run: Run, user: str) -> Examples:
+    return take_evenly_spaced(part_of(run, user, "test"), run.settings.evaluate_examples)
+
+
 def _by_conversation(run: Run, data: Mapping[str, Batch], outputs: Sequence[Tensor]) -> dict[str, list[float]]:
-    """Word losses [replies, words] of each user's test part, summed by conversation."""
+    """Losses [replies, words or subwords] of each user's test part, summed by conversation."""
     rows: list[tuple[int, float, float]] = []
     for (user, batch), output in zip(data.items(), outputs, strict=True):
-        conversations = _conversations(part_of(run, user, "test"))
         losses = output.double().sum(dim=1).tolist()
-        rows += zip(conversations, losses, batch["length"].tolist(), strict=True)
+        sizes = batch.get("words", batch["length"])  # a word-level model has a token for each word
+        rows += zip(_conversations(_scored_part(run, user)), losses, sizes.tolist(), strict=True)
     found = sum_by_conversation(rows)
     return {**found, "loss": [round(loss, 4) for loss in found["loss"]]}
 
@@ -285,20 +295,22 @@ def reply_results(run: Run) -> dict[str, Any] | None:
     test = make_reply_test(run, replies=scoring.replies)
     if not test.pairs:
         return None
-    search, replier = Search(beam=scoring.beam), find_replier(run, reranked=False)
+    search = Search(beam=scoring.beam, decode=scoring.decode, seed=run.settings.seed)
+    replier = find_replier(run, reranked=False)
     has_persona = bool(run.built.partition.names(Role.PRIVATE)) or "author" in run.method.model.keys.values()
-    written: dict[str, Sequence[str] | None] = {
-        "own": write_replies(replier, test.asked, search=search),
-        "sampled": write_replies(replier, test.pairs, search=SAMPLED),
-        "another": None,
-        "sampled_another": None,
-        "retrieved": test.retrieved,
-        "real": [one.reply for one in test.asked],
-    }
+    best = write_replies(replier, test.asked, search=search)
+    written: dict[str, Sequence[str] | None] = {"own": best, "another": None, "sampled_another": None}
     if has_persona:
         written["another"] = write_replies(replier, test.pairs, search=search, persona="another")
-        written["sampled_another"] = write_replies(replier, test.pairs, search=SAMPLED, persona="another")
+    if scoring.decode == "sample":
+        written |= {"sampled": best[: len(test.pairs)], "sampled_another": written["another"]}
+    else:
+        written["sampled"] = write_replies(replier, test.pairs, search=SAMPLED)
+        if has_persona:
+            written["sampled_another"] = write_replies(replier, test.pairs, search=SAMPLED, persona="another")
+    written |= {"retrieved": test.retrieved, "real": [one.reply for one in test.asked]}
     return {
+        "decode": scoring.decode,
         "beam": scoring.beam,
         "prompts": len(test.pairs),
         "asked": test.to_dict(),
@@ -320,11 +332,11 @@ def sample_replies(replier: Replier, pairs: Sequence[TestPair], *, search: Searc
     ]
     prompts = [prompt for prompt in first if prompt is not None]
     replies = [
-        [replier.best_replies([(prompt, speaker)], search=search)[0] for speaker in speakers] for prompt in prompts
+        [replier.best_replies([(prompt, one)], search=_with_seed(search, number))[0] for one in speakers]
+        for number, prompt in enumerate(prompts)
     ]
     return {"prompts": prompts, "users": users, "replies": replies}
 
 
 def _is_plain(replier: Replier, prompt: str) -> bool:
-    numbers = replier.vocabulary.encode(prompt)
-    return 4 <= len(numbers) <= 10 and UNKNOWN not in numbers
+    return 4 <= len(words(prompt)) <= 10 and replier.writer.knows(prompt)

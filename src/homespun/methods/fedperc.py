@@ -23,11 +23,12 @@ Deviations and readings, numbered as in docs/methods/fedperc.md, which has the r
 4. A new user starts from a prior that all clients train; `prior = "average"` is the paper's noisy average.
 9. The loss of a batch is the mean over its tokens; FedProx applies to all shared parameters.
 10. An utterance needs four tokens: the first three are the prompt.
+21. `reads = "replies"` puts the question between prefix and reply, to compare FedPerC with FedNLG as a dialogue method.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -36,25 +37,34 @@ from torch import Tensor, nn
 
 from homespun.core import settings as core_settings
 from homespun.core.errors import SettingsError
-from homespun.core.messages import Broadcast, ServerState, Update
+from homespun.core.messages import Broadcast
 from homespun.core.method import Adam, Artefact, Batch, LocalTraining, Method, ModelSpec, Phase, Predict, Task
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role, Rules
 from homespun.core.server import RowDenominator, ServerName, ServerRule, equal_weight, rule_from_settings
 from homespun.core.settings import Paper
-from homespun.core.statistics import Sum
+from homespun.core.statistics import Statistics
 from homespun.core.tree import Tree
-from homespun.evaluation.language import TokenScoring
+from homespun.data.federation import Examples
+from homespun.evaluation.language import ReplyDecoding, SubwordReplyScoring, TokenScoring
+from homespun.methods._noisy_average import AverageRule, noisy_average
 from homespun.models.prefix_language import Prefix, PrefixLanguageModel
 from homespun.models.pretrained import BaseName, Pretrained, load_pretrained, require_layers, with_lora
-from homespun.models.token_batches import EVALUATION_DEFAULTS, UtteranceLength, encode, token_window
+from homespun.models.token_batches import EVALUATION_DEFAULTS, UtteranceLength, encode, encode_replies, token_window
 
 
 class Settings(core_settings.Settings):
-    added_later = ("start", "server_weight_decay", "server_bias_correction")
+    added_later = (
+        "start", "server_weight_decay", "server_bias_correction", "reads", "separator", "evaluate_replies",
+        "evaluate_decode",
+    )  # fmt: skip
 
     base_model: Annotated[BaseName, Paper("DistilGPT2")] = "tiny"
     """The pre-trained language model: tiny, smollm2, a folder, or a name on the Hugging Face hub."""
+    reads: Literal["utterances", "replies"] = "utterances"
+    """What follows the prefix: utterances, or questions and replies. Only replies are then learned and scored."""
+    separator: str = "\n"
+    """Token after a question and after a reply, with reads = replies. Empty: the model's own EOS."""
     prefix: Annotated[Prefix, Paper("personal x context")] = "personal x context"
     """What precedes an utterance. All but personal x context are controls: the context's embedding alone, one embedding
     that all users share, or the personal embedding alone."""
@@ -63,7 +73,8 @@ class Settings(core_settings.Settings):
     virtual_tokens: Annotated[PositiveInt, Paper(1)] = 1
     """Embedding vectors in the prefix."""
     length: UtteranceLength = 64
-    """Tokens of an utterance that are read; the rest is truncated."""
+    """Tokens of an utterance that are read; the rest is truncated. With reads = replies, tokens of a question, a reply
+    and two separators: a long reply is cut at its end, and the question at its start, to leave room for the reply."""
     lora: NonNegativeInt = 0
     """Rank of a LoRA adapter that all clients train. 0: no adapter."""
     layers: str = ""
@@ -112,6 +123,12 @@ class Settings(core_settings.Settings):
     personalize_lr_factor: NonNegativeFloat = 1.0
     """Factor on the learning rates in personalization."""
 
+    # Evaluation with reads = replies
+    evaluate_replies: NonNegativeInt = 200
+    """Test prompts whose generated replies are scored after training, about as many of each user. 0: none."""
+    evaluate_decode: ReplyDecoding = "sample"
+    """How these replies are generated: sampled, the likeliest token at each step, or the best of a beam of 20."""
+
 
 # How the paper runs it (section 4.1, appendix B): all clients in every round, 60/20/20, 55 epochs.
 PAPER_RUN = {"epochs": 55, "cohort": "all", "fractions": (0.6, 0.2, 0.2)}
@@ -135,6 +152,15 @@ def build_model(settings: Settings, task: Task, pretrained: Pretrained) -> nn.Mo
         tokens=settings.virtual_tokens,
         kind=settings.prefix,
         frozen=_trained_layers(settings) is None,
+    )
+
+
+def _encode(examples: Examples, pretrained: Pretrained, settings: Settings, *, separator: int) -> Batch:
+    texts, contexts, length, prefix = examples.texts, examples.contexts, settings.length, settings.virtual_tokens
+    if settings.reads == "utterances":
+        return encode(texts, contexts, pretrained, length=length, prefix=prefix)
+    return encode_replies(
+        examples.prompts or (), texts, contexts, pretrained, length=length, prefix=prefix, separator=separator
     )
 
 
@@ -207,35 +233,22 @@ def _personalization_phase(settings: Settings) -> Phase:
     return Phase(trains=trains, batch=settings.batch, steps=settings.personalize_steps)
 
 
+def _scoring(settings: Settings) -> TokenScoring:
+    if settings.reads == "utterances":
+        return TokenScoring()
+    return SubwordReplyScoring(settings.evaluate_replies, decode=settings.evaluate_decode)
+
+
 # The server, and the noisy average of personal embeddings (prior = "average")
-
-
-def noisy_average(settings: Settings) -> Sum:
-    """The paper's noisy average of all personal embeddings: each client uploads its step away from the current average,
-    clipped and noised."""
-
-    def step(trained: Tree, generator: torch.Generator) -> Tensor:
-        own, average = trained["personal.embedding"], trained["prior.embedding"]
-        clipped = (own - average) * (settings.average_clip / (own - average).norm().clamp(min=1e-12)).clamp(max=1)
-        return clipped + settings.average_noise * torch.randn(own.shape, generator=generator)
-
-    return Sum(step, "personal embedding, clipped and noised")
-
-
-@dataclass(frozen=True)
-class AverageRule:
-    """`rule` for all parameters that clients train; the prior moves by the mean of the clients' steps."""
-
-    rule: ServerRule
-
-    def __call__(self, state: ServerState, update: Update) -> ServerState:
-        following = self.rule(state, update)
-        step = update.statistics["prior.embedding"] / max(update.weight, 1.0)
-        return replace(following, server={"prior.embedding": state.server["prior.embedding"] + step})
 
 
 def _averages(settings: Settings) -> bool:
     return _is_personal(settings) and settings.prior == "average"
+
+
+def _statistics(settings: Settings) -> Statistics:
+    average = noisy_average(clip=settings.average_clip, noise=settings.average_noise)
+    return {"prior.embedding": average} if _averages(settings) else {}
 
 
 def _server(settings: Settings) -> ServerRule:
@@ -252,7 +265,8 @@ def method(settings: Settings, task: Task) -> Method:
     pretrained = load_pretrained(settings.base_model)
     if settings.layers:
         require_layers(pretrained, settings.layers)
-    personal = _is_personal(settings)
+    personal, replies = _is_personal(settings), settings.reads == "replies"
+    separator = pretrained.end(settings.separator) if replies else 0
 
     def new_private(_: torch.Generator, broadcast: Broadcast) -> dict[str, Tensor]:
         return {"personal.embedding": broadcast.parameters["prior.embedding"].clone()} if personal else {}
@@ -265,23 +279,22 @@ def method(settings: Settings, task: Task) -> Method:
         model=ModelSpec(
             build=lambda: build_model(settings, task, pretrained),
             roles=_roles(settings),
-            encode=lambda examples: encode(
-                examples.texts, examples.contexts, pretrained, length=settings.length, prefix=settings.virtual_tokens
-            ),
+            encode=lambda examples: _encode(examples, pretrained, settings, separator=separator),
             new_private=new_private,
             keys={"context.table": "context"} if settings.prefix in ("personal x context", "context") else {},
             head=("personal.embedding",) if personal else (),
-            window=token_window(pretrained, settings.length),
+            reads="replies" if replies else "texts",
+            window=token_window(pretrained, settings.length, others=int(replies)),
         ),
         local=LocalTraining(
             loss,
             phases=_phases(settings),
             client_weight=equal_weight,
             example_weight="length",
-            statistics={"prior.embedding": noisy_average(settings)} if _averages(settings) else {},
+            statistics=_statistics(settings),
         ),
         personalize=GradientSteps((_personalization_phase(settings),)),
-        scoring=TokenScoring(),
+        scoring=_scoring(settings),
         server=_server(settings),
         artefacts=(Artefact("base_model", settings.base_model, pretrained.fingerprint),),
     )

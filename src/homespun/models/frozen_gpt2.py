@@ -155,12 +155,15 @@ def from_tensors(tensors: Mapping[str, Tensor], *, heads: int, layers: int, epsi
     )
 
 
-def prefix_losses(weights: FrozenGpt2, prefix: Tensor, *, tokens: Tensor, lengths: Tensor) -> Tensor:
+def prefix_losses(
+    weights: FrozenGpt2, prefix: Tensor, *, tokens: Tensor, lengths: Tensor, starts: Tensor | None = None
+) -> Tensor:
     """Losses [n, L] of every token given its text's prefix and the tokens before it; 0 beyond a text's length.
 
     prefix [n, p, d] with p at least 1; tokens [n, L], where entries beyond a text's length may be any word; lengths [n]
-    from 0 to L. Only the prefix gets gradients. Until the backward pass every token takes memory, about 45 kB with
-    four layers of width 256, so train few clients at a time.
+    from 0 to L. Tokens before `starts` [n] are read but not predicted: their losses are 0. Only the prefix gets
+    gradients. Until the backward pass every token takes memory, about 45 kB with four layers of width 256, so train few
+    clients at a time.
     """
     vectors, longest = prefix.shape[1], int(lengths.max()) if len(lengths) else 0
     if vectors < 1 or vectors + longest - 1 > len(weights.positions):
@@ -169,15 +172,20 @@ def prefix_losses(weights: FrozenGpt2, prefix: Tensor, *, tokens: Tensor, length
             f"without the last token, at most {len(weights.positions)} positions"
         )
     keep = torch.is_grad_enabled() and prefix.requires_grad
-    return _PrefixLosses.apply(weights, keep, tokens.long(), lengths.long(), prefix)
+    firsts = torch.zeros_like(lengths) if starts is None else starts
+    return _PrefixLosses.apply(weights, keep, tokens.long(), lengths.long(), firsts.long(), prefix)
 
 
 class _PrefixLosses(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weights: FrozenGpt2, keep: bool, tokens: Tensor, lengths: Tensor, prefix: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, weights: FrozenGpt2, keep: bool, tokens: Tensor, lengths: Tensor, starts: Tensor, prefix: Tensor
+    ) -> Tensor:
         losses = prefix.new_zeros(tokens.shape)
         # The layout takes many small operations whose results Python needs: computed on the CPU, then moved.
-        chunks_on_cpu = lay_out_rows(tokens.cpu(), lengths.cpu(), vectors=prefix.shape[1], heads=weights.heads)
+        chunks_on_cpu = lay_out_rows(
+            tokens.cpu(), lengths.cpu(), vectors=prefix.shape[1], heads=weights.heads, starts=starts.cpu()
+        )
         chunks = [to_device(layout, prefix.device) for layout in chunks_on_cpu]
         saved: list[Tensor] = []
         for layout in chunks:
@@ -198,7 +206,7 @@ class _PrefixLosses(torch.autograd.Function):
             of_rows = grad.reshape(-1)[layout.losses]
             kept = saved[number * each : (number + 1) * each]
             out[layout.texts] = _backward(ctx.weights, layout, grad=of_rows, kept=kept).view(-1, *ctx.shape[1:])
-        return None, None, None, None, out
+        return None, None, None, None, None, out
 
 
 def _forward(weights: FrozenGpt2, layout: RowLayout, *, prefix: Tensor, keep: bool) -> tuple[Tensor, list[Tensor]]:

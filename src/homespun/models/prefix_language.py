@@ -1,7 +1,8 @@
 """A causal language model with a learned prefix: [prefix ++ utterance] -> the loss of every token.
 
 A batch holds `tokens` [n, L], `length` [n] and, where it matters, `context` [n]. The output is [n, L]: the
-negative log-likelihood of every token given the prefix and the tokens before it, zero beyond a text's length.
+negative log-likelihood of every token given the prefix and the tokens before it, zero beyond a text's length. A batch
+of replies (models/token_batches.py) is read as [prefix ++ question ++ reply]; the output is that of the replies.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from homespun.models.frozen_gpt2 import FrozenGpt2, is_plain_gpt2, prefix_losses, prepare
 from homespun.models.losses import can_pack, packed_losses, padded_losses
+from homespun.models.token_batches import join_questions, select_replies
 
 Prefix = Literal["personal x context", "context", "shared", "personal"]
 
@@ -64,9 +66,12 @@ class PrefixLanguageModel(nn.Module):
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         prefix = self.prefix(batch["context"].long())
+        tokens, length, start = join_questions(batch)
         if (gpt2 := self._gpt2()) is not None:
-            return prefix_losses(gpt2, prefix, tokens=batch["tokens"].long(), lengths=batch["length"])
-        return self.losses(self.backbone, prefix, tokens=batch["tokens"], length=batch["length"])
+            losses = prefix_losses(gpt2, prefix, tokens=tokens, lengths=length, starts=start)
+        else:
+            losses = self.losses(self.backbone, prefix, tokens=tokens, length=length, start=start)
+        return select_replies(losses, batch)
 
     def _gpt2(self) -> FrozenGpt2 | None:
         """The current weights, or None if one of them needs a gradient."""

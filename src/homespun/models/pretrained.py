@@ -66,11 +66,16 @@ class Pretrained:
 
     def start(self, text: str = "") -> int:
         """The token before every text: `text` as a single token, or BOS."""
-        if not text:
-            return self.bos
+        return self._single_token("start", text) if text else self.bos
+
+    def end(self, text: str = "") -> int:
+        """The token after a question and after a reply: `text` as a single token, or EOS."""
+        return self._single_token("separator", text) if text else int(self.tokenizer.eos_token_id)
+
+    def _single_token(self, setting: str, text: str) -> int:
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         if len(ids) != 1:
-            raise SettingsError(f"start: {text!r} is {len(ids)} tokens of {self.name!r}. Use one, for example '.'.")
+            raise SettingsError(f"{setting}: {text!r} is {len(ids)} tokens of {self.name!r}. Use one, for example '.'.")
         return int(ids[0])
 
 

@@ -56,28 +56,32 @@ class RowLayout:
     heads: HeadLayout
 
 
-def lay_out_rows(tokens: Tensor, lengths: Tensor, *, vectors: int, heads: int) -> list[RowLayout]:
-    """One layout per chunk of about `CHUNK_ROWS` rows. Empty texts are skipped."""
+def lay_out_rows(
+    tokens: Tensor, lengths: Tensor, *, vectors: int, heads: int, starts: Tensor | None = None
+) -> list[RowLayout]:
+    """One layout per chunk of about `CHUNK_ROWS` rows. Empty texts are skipped. `starts` [n]: the first token of each
+    text that is predicted."""
     order = lengths.argsort(stable=True)
     order = order[lengths[order] > 0]
     if not len(order):
         return []
+    firsts = (torch.zeros_like(lengths) if starts is None else starts)[order]
     inputs = lengths[order] + (vectors - 1)
     ends = inputs.cumsum(0)
     chunks = -(-int(ends[-1]) // CHUNK_ROWS)
     sizes = torch.bincount((ends - inputs) * chunks // ends[-1]).tolist()
     return [
-        _layout(tokens, texts=texts, inputs=each, vectors=vectors, heads=heads)
-        for texts, each in zip(order.split(sizes), inputs.split(sizes), strict=True)
+        _layout(tokens, texts=texts, inputs=each, firsts=some, vectors=vectors, heads=heads)
+        for texts, each, some in zip(order.split(sizes), inputs.split(sizes), firsts.split(sizes), strict=True)
         if len(texts)
     ]
 
 
-def _layout(tokens: Tensor, *, texts: Tensor, inputs: Tensor, vectors: int, heads: int) -> RowLayout:
+def _layout(tokens: Tensor, *, texts: Tensor, inputs: Tensor, firsts: Tensor, vectors: int, heads: int) -> RowLayout:
     starts = inputs.cumsum(0) - inputs
     positions = torch.arange(int(inputs.sum())) - starts.repeat_interleave(inputs)
     first_word = (texts * tokens.shape[1]).repeat_interleave(inputs)  # of the row's text, in the flattened tokens
-    predicting = (positions >= vectors - 1).nonzero()[:, 0]
+    predicting = (positions >= vectors - 1 + firsts.repeat_interleave(inputs)).nonzero()[:, 0]
     losses = (first_word + positions).index_select(0, predicting) - (vectors - 1)
     words = tokens.flatten()
     return RowLayout(

@@ -125,6 +125,11 @@ def build_personal_model(
 def require_language_model(run: Run) -> Pretrained:
     """The pretrained language model of a run. Raises if the method learns no prefix for one."""
     base = run.method.base_model
+    if base is not None and "reply" in run.scoring.offers and hasattr(run.built.model, "prefix"):
+        raise RunError(
+            f"{_where(run)}: this run of {run.method.name} replies to texts and does not continue them. Use `homespun "
+            "reply`, or train with reads = utterances."
+        )
     if "generate" not in run.scoring.offers or base is None or not hasattr(run.built.model, "prefix"):
         remedy = "Train a method that does, for instance with `homespun train fedperc --data sotu`."
         if "reply" in run.scoring.offers:

@@ -2,8 +2,9 @@
 
     reply(run, "Your love confuses me.", user="sheldon", n=5)
 
-The run's model with the user's persona searches for likely replies R to the text Q (equation 6 of FedNLG). If the run
-has a reranker, they are ordered by equation 7:
+The run's model with the user's persona searches for likely replies R to the text Q (equation 6 of FedNLG); in a run of
+FedPerC the persona is the user's prefix (personalization/reply_writers.py). If the run has a reranker, they are ordered
+by equation 7:
 
     log p(R|Q, i) + lambda log p(Q|R) + gamma |R|
 
@@ -25,18 +26,17 @@ from homespun.core.errors import InputError, RunError
 from homespun.core.method import Artefact
 from homespun.core.settings import Settings, parse
 from homespun.core.tree import Tree
-from homespun.core.words import words
-from homespun.data.federation import Examples
 from homespun.decoding.beam import beam_search
 from homespun.decoding.diverse import diverse_beam_search
 from homespun.decoding.hypotheses import Hypothesis
+from homespun.decoding.protocol import Decoder, State
 from homespun.decoding.sampling import sample
-from homespun.models.reply_decoder import ReplyDecoder
 from homespun.models.reply_model import ReplyModel, load_reply_model
-from homespun.models.seq2seq import Seq2Seq, join_profile
-from homespun.models.vocabulary import UNKNOWN, Vocabulary
+from homespun.models.seq2seq import Seq2Seq
+from homespun.models.vocabulary import Vocabulary
 from homespun.personalization.generation import match_user
-from homespun.personalization.profiles import Profile, assign_profile, profile_of
+from homespun.personalization.profiles import Profile
+from homespun.personalization.reply_writers import ReadPrompt, ReplyingDecoder, TokenWriter, WordWriter, Writer
 from homespun.personalization.reranking import Reranker, load_reranker
 from homespun.runs.run import Run
 from homespun.system.machine import cpu_cores
@@ -52,7 +52,7 @@ class Search(Settings):
     """Hypotheses that a beam search keeps, at most as many as the vocabulary has words. A multiple of `groups` with
     decode = diverse."""
     max_words: PositiveInt = 20
-    """Maximum number of words of a reply."""
+    """Maximum number of words of a reply, or of tokens if a language model writes it."""
     groups: PositiveInt = 5
     """Groups of diverse beams."""
     diversity: NonNegativeFloat = 0.5
@@ -93,7 +93,7 @@ class Speaker:
     """A user's model: the shared decoder with a persona."""
 
     user: str | None  # None: a new user
-    decoder: ReplyDecoder
+    decoder: ReplyingDecoder
     persona: Tensor | None
     personalized: bool = True  # False: the run has no parameters of this user, so that it is a new user's model
 
@@ -101,42 +101,31 @@ class Speaker:
         return f"<Speaker {self.user!r}>"
 
 
-@dataclass(frozen=True)
-class ReadPrompt:
-    """A prompt as the model reads it."""
-
-    tokens: tuple[int, ...]
-    unknown: int  # words that the vocabulary does not have
-    cut: int  # words beyond the model's length
-
-    @property
-    def notes(self) -> list[str]:
-        read, found = len(self.tokens), []
-        if self.cut:
-            found.append(f"{self.cut} {'word' if self.cut == 1 else 'words'} after the first {read} not read")
-        if self.unknown:
-            found.append(f"{self.unknown} of {read} words not known to the model")
-        return found
-
-
 @dataclass(frozen=True, repr=False)
 class Replier:
     """The reply model of a run, for any of its users."""
 
     run: Run
-    base: ReplyModel
+    writer: Writer
     reranker: Reranker | None = None
+
+    @property
+    def base(self) -> ReplyModel:
+        """The pre-trained reply model. Raises if a language model writes the replies."""
+        if isinstance(self.writer, WordWriter):
+            return self.writer.base
+        raise RunError(
+            f"{self.run.vault.path.parent}: a language model writes the replies of this run. Reranking and export are "
+            "for runs of fednlg."
+        )
 
     @property
     def vocabulary(self) -> Vocabulary:
         return self.base.vocabulary
 
     @cached_property
-    def _shared(self) -> ReplyDecoder:
-        return self._decoder({})
-
-    def _decoder(self, private: Tree) -> ReplyDecoder:
-        return ReplyDecoder(self.run.built.parameters(self.run.state.broadcast(), private), self.base.sizes.layers)
+    def _shared(self) -> ReplyingDecoder:
+        return self.writer.decoder({})
 
     def speaker(self, user: str | None) -> Speaker:
         """The model of a user, given their name or a part of it; without a name, a new user's."""
@@ -150,38 +139,13 @@ class Replier:
         self, private: Tree, *, user: str | None, profile: Profile | None = None, personalized: bool = True
     ) -> Speaker:
         """The model with these private parameters. Without a profile, it is the user's as the run knows it."""
-        shared_only = not private.keys() - {"persona.embedding"}
-        decoder = self._shared if shared_only else self._decoder(private)
-        persona, table = self._behaviour(user, private), decoder.parameters.get("profile.table")
-        if persona is not None and table is not None:
-            known = profile_of(self.run, user) if profile is None else profile
-            (rows,) = self._encode_profile(known)
-            persona = join_profile(table[rows], persona)
-        return Speaker(user, decoder, persona, personalized)
-
-    def _encode_profile(self, profile: Profile) -> Tensor:
-        """The rows of `profile.table` of one example."""
-        example = assign_profile(self.run, Examples([""], prompts=[""]), profile)
-        return self.run.method.model.encode(example)["profile"]
-
-    def _behaviour(self, user: str | None, private: Tree) -> Tensor | None:
-        if "persona.embedding" in private:
-            return private["persona.embedding"]
-        table = self.run.state.broadcast().keyed.get("persona.table")
-        if table is None:
-            return None
-        return table.mean(dim=0) if user is None else table[self.run.federation.users.index(user)]
+        shared_only = not private.keys() - self.writer.personal
+        decoder = self._shared if shared_only else self.writer.decoder(private)
+        return Speaker(user, decoder, self.writer.persona(user, private, profile), personalized)
 
     def read(self, prompt: str) -> ReadPrompt:
         """A prompt as word numbers. Raises if there is nothing to read."""
-        tokens, length = self.vocabulary.encode(prompt), self.base.sizes.length
-        if not tokens:
-            raise InputError("prompt: it has no word. Write something to reply to.")
-        read = tuple(tokens[:length])
-        if all(token == UNKNOWN for token in read):
-            shown = ", ".join(words(prompt)[:5])
-            raise InputError(f"prompt: the model knows none of its words ({shown}). Use more common words.")
-        return ReadPrompt(read, sum(token == UNKNOWN for token in read), len(tokens) - len(read))
+        return self.writer.read(prompt)
 
     def search(
         self, prompts: Sequence[Sequence[int]], speakers: Sequence[Speaker], search: Search, *, n: int
@@ -194,7 +158,8 @@ class Replier:
             personas = [speakers[row].persona for row in rows]
             stacked = torch.stack([one for one in personas if one is not None]) if personas[0] is not None else None
             state = decoder.start([prompts[row] for row in rows], stacked)
-            found |= dict(zip(rows, _search(decoder, state, search, n=n), strict=True))
+            most = min(search.max_words, self.writer.longest or search.max_words)
+            found |= dict(zip(rows, _search(decoder, state, search, n=n, max_length=most), strict=True))
         return [found[row] for row in range(len(prompts))]
 
     def reply(self, prompt: str, user: str | None = None, *, n: int = 5, search: Search | None = None) -> list[Reply]:
@@ -221,15 +186,11 @@ class Replier:
         return [self._ranked(read, one)[:n] for one in lists]
 
     def best_replies(self, asked: Sequence[tuple[str, Speaker]], *, search: Search) -> list[str]:
-        """The best reply to each prompt by its speaker. A prompt without a known word is read as one unknown word."""
-        prompts = [
-            tuple((self.vocabulary.encode(prompt) or [UNKNOWN])[: self.base.sizes.length]) for prompt, _ in asked
-        ]
+        """The best reply to each prompt by its speaker, whatever the prompt is."""
+        prompts = [self.writer.read_any(prompt) for prompt, _ in asked]
         n = search.beam if self.reranker and search.decode == "beam" else 1
-        lists = self.search(prompts, [speaker for _, speaker in asked], search, n=n)
-        return [
-            self._ranked(ReadPrompt(prompt, 0, 0), found)[0].text for prompt, found in zip(prompts, lists, strict=True)
-        ]
+        lists = self.search([one.tokens for one in prompts], [speaker for _, speaker in asked], search, n=n)
+        return [self._ranked(prompt, found)[0].text for prompt, found in zip(prompts, lists, strict=True)]
 
     def _ranked(self, prompt: ReadPrompt, found: Sequence[Hypothesis]) -> list[Reply]:
         found = sorted(found, key=lambda one: -one.log_prob)  # samples are in the order in which they were drawn
@@ -240,13 +201,13 @@ class Replier:
             score = one.log_prob
             if self.reranker is not None and of_prompt is not None:
                 score += self.reranker.lam * of_prompt + self.reranker.gamma * len(one.tokens)
-            text = self.vocabulary.decode(one.tokens)
-            replies.append(Reply(text, one.log_prob, len(one.tokens), rank, of_prompt, score, one.tokens))
+            text, size = self.writer.write(one.tokens)
+            replies.append(Reply(text, one.log_prob, size, rank, of_prompt, score, one.tokens))
         return sorted(replies, key=lambda one: (-one.score, one.rank))
 
 
-def _search(decoder: ReplyDecoder, state: tuple[Tensor, ...], search: Search, *, n: int) -> list[list[Hypothesis]]:
-    cores, length, words = cpu_cores(), search.max_words, decoder.vocabulary
+def _search(decoder: Decoder, state: State, search: Search, *, n: int, max_length: int) -> list[list[Hypothesis]]:
+    cores, length, words = cpu_cores(), max_length, decoder.vocabulary
     if search.decode == "beam":
         return beam_search(decoder, state, beam=min(search.beam, words), n_best=n, max_length=length, threads=cores)
     if search.decode == "diverse":
@@ -281,21 +242,30 @@ def find_reply_base(run: Run) -> Artefact | None:
     return base if "reply" in run.scoring.offers and isinstance(run.built.model, Seq2Seq) else None
 
 
-def find_replier(run: Run, *, reranked: bool = True) -> Replier:
-    """The reply model of a run, with its reranker if it has one and `reranked` is set."""
+def find_replier(run: Run, *, reranked: bool = True, context: str | None = None) -> Replier:
+    """The reply model of a run, with its reranker if it has one and `reranked` is set. `context` is for runs of a
+    language model: the name of one, or a part of it."""
     base = find_reply_base(run)
+    language_model = run.method.base_model
+    if language_model is not None and "reply" in run.scoring.offers and hasattr(run.built.model, "prefix"):
+        return Replier(run, TokenWriter(run, language_model.name, context))
     if base is None:
         remedy = "Train a method that does: `homespun train fednlg`."
         if "generate" in run.scoring.offers:
             remedy = "To continue a text, use `homespun generate`."
         raise RunError(f"{run.vault.path.parent}: {run.method.name} does not reply to texts. {remedy}")
+    if context is not None:
+        raise InputError(f"context: replies of {run.method.name} have none. Leave it out.")
     loaded = load_reply_model(base.name)
-    return Replier(run, loaded, load_reranker(run, loaded) if reranked else None)
+    return Replier(run, WordWriter(run, loaded), load_reranker(run, loaded) if reranked else None)
 
 
-def reply(run: Run, prompt: str, *, user: str | None = None, n: int = 5, **search: Any) -> list[Reply]:
+def reply(
+    run: Run, prompt: str, *, user: str | None = None, context: str | None = None, n: int = 5, **search: Any
+) -> list[Reply]:
     """The n best replies of a user to a text. `user` is a name or an unambiguous part of it; without one, the replies
-    are those of a new user. `search` are the fields of `Search`, for instance `beam=20`.
+    are those of a new user. `context` is one of the run's, for methods that have them. `search` are the fields of
+    `Search`, for instance `beam=20`.
 
     Example:
         >>> rows = [{"user": who, "text": text, "scene": 1} for who, text in (("ada", "the people"), ("bo", "the law"))]
@@ -304,4 +274,4 @@ def reply(run: Run, prompt: str, *, user: str | None = None, n: int = 5, **searc
         2
     """
     parsed = parse(Search, search, where="search")  # before anything is loaded
-    return find_replier(run).reply(prompt, user, n=n, search=parsed)
+    return find_replier(run, context=context).reply(prompt, user, n=n, search=parsed)

@@ -147,6 +147,7 @@ def export_reply_model(
     if onnx:
         require_onnx()
     replier = find_replier(run, reranked=False)
+    _ = replier.base  # raises if there is none
     speaker = replier.speaker(user)
     parameters = _parameters(replier, speaker)
     private = speaker.user is not None and speaker.personalized and _has_own_parameters(run)
@@ -169,7 +170,7 @@ def _has_own_parameters(run: Run) -> bool:
 def _parameters(replier: Replier, speaker: Speaker) -> dict[str, Tensor]:
     """The parameters of a `Seq2Seq` with one persona. Raises if the run's network has others."""
     run, persona = replier.run, speaker.persona
-    shared = speaker.decoder.parameters.items()
+    shared = _decoder(speaker).parameters.items()
     found = {name: one for name, one in shared if not name.startswith(("persona.", "profile."))}
     own = {} if persona is None else {PERSONA: persona}
     expected = _shapes(replier.base, persona, found)
@@ -184,6 +185,11 @@ def _parameters(replier: Replier, speaker: Speaker) -> dict[str, Tensor]:
             f"({', '.join(wrong[:4])}), so it cannot be exported. Export from a run of fednlg."
         )
     return joined
+
+
+def _decoder(speaker: Speaker) -> ReplyDecoder:
+    assert isinstance(speaker.decoder, ReplyDecoder)  # that of a `ReplyModel`
+    return speaker.decoder
 
 
 def _shapes(base: ReplyModel, persona: Tensor | None, found: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -202,7 +208,7 @@ def _shapes(base: ReplyModel, persona: Tensor | None, found: Mapping[str, Tensor
 
 def reply_config(replier: Replier, speaker: Speaker, *, private: bool, onnx: str | None) -> dict[str, Any]:
     """The `config.json` of an exported reply model. `onnx` is the type of the weights in its ONNX files."""
-    run, persona = replier.run, speaker.persona
+    run, persona, decoder = replier.run, speaker.persona, _decoder(speaker)
     kind = "none" if persona is None else "table" if "persona.table" in run.built.partition.roles else "private"
     return {
         "kind": "homespun reply model of a user",
@@ -217,8 +223,8 @@ def reply_config(replier: Replier, speaker: Speaker, *, private: bool, onnx: str
         "persona": {
             "kind": kind,
             "dim": 0 if persona is None else len(persona),
-            "layers": persona_readers(speaker.decoder.parameters, layers=speaker.decoder.layers),
-            "in_question": persona is not None and "to_word.weight" in speaker.decoder.parameters,
+            "layers": persona_readers(decoder.parameters, layers=decoder.layers),
+            "in_question": persona is not None and "to_word.weight" in decoder.parameters,
         },
         "base_model_sha256": replier.base.fingerprint,
         "onnx": onnx,

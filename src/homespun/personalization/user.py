@@ -54,9 +54,9 @@ class UserModel:
         model = build_personal_model(self.run, self.private, user=self.user, context=context)
         return continue_text(model, prompt, **sampling)
 
-    def reply(self, prompt: str, *, n: int = 5, **search: Any) -> list[Reply]:
+    def reply(self, prompt: str, *, context: str | None = None, n: int = 5, **search: Any) -> list[Reply]:
         """The n best replies of this user to a text; `search` as in `homespun.personalization.replies.reply`."""
-        replier = find_replier(self.run)
+        replier = find_replier(self.run, context=context)
         speaker = replier.speaker_with(self.private, user=self.user, profile=self.profile)
         return replier.reply_as(prompt, [speaker], n=n, search=search)[0]
 

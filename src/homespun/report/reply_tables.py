@@ -160,7 +160,7 @@ def overlap_table(results: Mapping[str, Any]) -> Table:
     scores = shown[0].scores() or [{}]
     signature = scores[0].get("signature")
     note = (
-        f"{_how(shown[0])} All but the words in %. "
+        f"{_how(list(systems(results).values()))} All but the words in %. "
         + (f"BLEU: corpus BLEU-4 by sacrebleu, {signature}. " if signature else "")
         + "BLEU-1, BLEU-2: corpus BLEU of lower-case words, without smoothing. Sentence BLEU: mean BLEU-4 of single "
         "replies with add-one smoothing. distinct-n: different n-grams per n-gram of all replies. Words: mean length "
@@ -197,10 +197,11 @@ def speaker_table(results: Mapping[str, Any], *, own: str = "own", another: str 
     ]
     kind = "sampled replies" if own == "sampled" else "the best replies"
     caption = f"Whether {kind} sound like the speaker"
-    return make_table(columns, rows, caption=caption, note=_speaker_note(shown[0]))
+    return make_table(columns, rows, caption=caption, note=_speaker_note(list(every.values())))
 
 
-def _speaker_note(first: System) -> str:
+def _speaker_note(every: Sequence[System]) -> str:
+    first = every[0]
     asked = first.runs[0]["asked"]
     found = (first.scores() or [{}])[0].get("consistency")
     agreement = (
@@ -212,7 +213,7 @@ def _speaker_note(first: System) -> str:
     seeds = len(set(first.seeds))
     pooled = f"The replies of {seeds} seeds are pooled; agreement is the mean ± standard deviation over seeds. "
     return (
-        f"{_how(first)} Right speaker: how often a classifier of characters names the speaker, mean over speakers; "
+        f"{_how(every)} Right speaker: how often a classifier of characters names the speaker, mean over speakers; "
         f"chance is {100 / asked['speakers']:.1f} %. It was trained on real lines of the training parts, without those "
         "that the control repeats. With another speaker's persona, the speaker of the real reply counts as right. "
         f"Differences in percentage points. {agreement}{pooled if seeds > 1 else ''}{INTERVALS}"
@@ -234,11 +235,10 @@ def prompt_table(results: Mapping[str, Any]) -> Table | None:
     if not rows:
         return None
     columns = [Column("Prompt"), Column("Speaker"), *(Column(one.title) for one in shown)]
-    first = shown[0].runs[0]
     note = (
         "A rule chose the prompts: for each of the first speakers, the first of the test prompts to them that has 4 to "
-        "10 words and punctuation marks, all in the vocabulary. Best reply of a beam of "
-        f"{first['beam']}, without reranking. {GENERATED_NOTICE}"
+        f"10 words and punctuation marks, all in the vocabulary. Replies: {_decoding(shown)}, without reranking. "
+        f"{GENERATED_NOTICE}"
     )
     return make_table(columns, rows, caption="The same prompts, answered by several speakers", note=note)
 
@@ -273,13 +273,22 @@ def _with_controls(every: Mapping[str, System]) -> list[System]:
     return [*shown, *(replace(shown[0], title=title, part=part) for part, title in CONTROLS.items())]
 
 
-def _how(system: System) -> str:
-    first = system.runs[0]
-    of_each = " of each seed" if len(set(system.seeds)) > 1 else ""
-    search = (
-        "one reply drawn from the model" if system.part == "sampled" else f"best reply of a beam of {first['beam']}"
-    )
-    return f"{first['prompts']} test prompts{of_each}, {search}, without reranking."
+def _decoding(every: Sequence[System]) -> str:
+    """How replies were generated."""
+    names = {"greedy": "the likeliest token at each step", "sample": "one sampled reply to each"}
+    found: dict[str, list[str]] = {}
+    for one in every:
+        run = one.runs[0]
+        decode = "sample" if one.part == "sampled" else run["decode"]
+        how = names.get(decode, f"best reply of a beam of {run['beam']}")
+        found.setdefault(how, []).append(one.title)
+    return "; ".join(how if len(found) == 1 else f"{how} ({', '.join(titles)})" for how, titles in found.items())
+
+
+def _how(every: Sequence[System]) -> str:
+    first = every[0].runs[0]
+    of_each = " of each seed" if len(set(every[0].seeds)) > 1 else ""
+    return f"{first['prompts']} test prompts{of_each}, {_decoding(every)}, without reranking."
 
 
 def _score_text(system: System, name: str, factor: int) -> str:

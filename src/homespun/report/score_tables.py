@@ -134,7 +134,10 @@ def _spread_cells(spreads: Sequence[Mapping[str, Any] | None], metric: Metric) -
 
 def _main_note(results: Mapping[str, Any], metric: Metric) -> str:
     about = _ABOUT_VALUE.get(metric, _OVER_ALL).format(metric.title)
-    if any(run.get("replies") for one in results.get("configurations", {}).values() for run in one["runs"]):
+    runs = [run for one in results.get("configurations", {}).values() for run in one["runs"]]
+    if any((run.get("test") or {}).get("subwords") for run in runs):
+        about = _ABOUT_SUBWORDS
+    elif any(run.get("replies") for run in runs):
         about = _ABOUT_REPLIES
     about += _ABOUT_LABELS if metric in (ACCURACY, AUC, F1) else ""
     return f"{seed_note(results)} {about} The best value of a column is bold."
@@ -152,6 +155,12 @@ _USERS = (
 _ABOUT_REPLIES = (
     f"{_PERPLEXITY}Given the prompt, all words of the test replies and their ends{_USERS}The control is the "
     "pre-trained reply model without training on these conversations."
+)
+_ABOUT_SUBWORDS = (
+    f"{_PERPLEXITY}Tokens are words, also of models that write parts of words, whose losses are added up: given the "
+    f"prompt, all words of the test replies and their ends{_USERS}The controls are the unmodified pre-trained model, "
+    "after the start text that is best on the evaluation part and the prompt: alone, and with the user's own replies "
+    "and their prompts before it. Neither was trained on users' text."
 )
 _ABOUT_PERPLEXITY = (
     f"{_PERPLEXITY}The first three tokens of an utterance are given; all later tokens of the test utterances{_USERS}"

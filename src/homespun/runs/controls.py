@@ -2,7 +2,8 @@
 
 For labels: their frequencies. For text: the unmodified base model after its best start, alone or with k of the user's
 own sentences in its context. The latter needs no training and no server, and a method has to beat it. For replies: the
-unmodified base model.
+same after the question, with the user's own replies and their questions in the context; of a reply model, only the
+unmodified model.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from homespun.data.federation import Federation
 from homespun.data.splits import sample_users
 from homespun.engines.protocol import EvaluationProtocol
 from homespun.engines.simulation import k_shot
-from homespun.evaluation import classification, language
+from homespun.evaluation import classification
 from homespun.evaluation.classification import Evaluation, LabelScoring
-from homespun.evaluation.language import ReplyScoring, TextEvaluation, TokenScoring
+from homespun.evaluation.language import ReplyScoring, SubwordReplyScoring, TextEvaluation, TokenScoring
 from homespun.models.in_context import in_context_losses, join_sentences
 from homespun.models.prefix_language import PrefixLanguageModel
 from homespun.models.pretrained import Pretrained, load_pretrained
 from homespun.models.reply_model import load_reply_model
+from homespun.models.token_batches import join_questions
 from homespun.runs.clients import take_evenly_spaced
 from homespun.runs.evaluate import evaluate_users, sample_count_text, sample_names
 from homespun.runs.run import Run
@@ -101,13 +103,16 @@ def _compute_reply_controls(
     losses = untouched_replies(run, data)
     if losses is None:
         return {}
-    lengths = [one["length"].numpy() for one in data]
-    return {BASE_MODEL: language.summarize([one.numpy() for one in losses], lengths, given=scoring.given)}
+    return {BASE_MODEL: _summarize(scoring, data, losses)}
 
 
 @one_thread()
 def untouched_replies(run: Run, data: Sequence[Batch]) -> list[torch.Tensor] | None:
-    """The word losses [replies, words] of the pre-trained reply model for each user; None without one."""
+    """The losses [replies, words or tokens] of the pre-trained model for each user; None without one. A language model
+    reads its best start and the question."""
+    if run.method.base_model is not None:
+        pretrained = load_pretrained(run.method.base_model.name)
+        return _losses_after_start(pretrained, choose_start(run, pretrained), data)
     named = next((one for one in run.method.artefacts if one.kind == "reply model"), None)
     base = None if named is None else load_reply_model(named.name)
     if base is None or not base.weights:
@@ -116,6 +121,14 @@ def untouched_replies(run: Run, data: Sequence[Batch]) -> list[torch.Tensor] | N
     parameters = {name: value.detach()[None] for name, value in network.named_parameters()}
     with torch.no_grad():
         return [network.stacked(parameters, {name: one[None] for name, one in user.items()})[0] for user in data]
+
+
+def _summarize(scoring: Scoring, data: Sequence[Batch], losses: Sequence[torch.Tensor]) -> TextEvaluation:
+    found: TextEvaluation = scoring.summarize([scoring.score(*one) for one in zip(data, losses, strict=True)])
+    return found
+
+
+compute_controls.register(SubwordReplyScoring, _compute_token_controls)
 
 
 # All configurations of a comparison have the same controls: computing them once saves minutes.
@@ -130,8 +143,10 @@ def _cache_key(run: Run, federation: Federation, positions: Sequence[int], parts
     read += [(federation, position, part) for position in positions for part in parts]
     for source, position, part in read:
         data = run.clients.encode(source, position, part)
-        found.update(f"{source.users[position]!r} {part} {tuple(data['tokens'].shape)}".encode())
-        found.update(data["tokens"].numpy().tobytes() + data["length"].numpy().tobytes())
+        tokens, length, first = join_questions(data)
+        found.update(f"{source.users[position]!r} {part} {tuple(tokens.shape)}".encode())
+        for column in (tokens, length) if first is None else (tokens, length, first):
+            found.update(column.numpy().tobytes())
     return found.hexdigest()
 
 
@@ -148,7 +163,7 @@ def _evaluate_text_controls(
     done = start_count(run.progress, f"{group}: base model", total=len(positions))
     start = choose_start(run, pretrained)
     data = [run.clients.encode(federation, position, part) for position in positions]
-    found = {BASE_MODEL: _evaluate_after_start(pretrained, start, data, done=done)}
+    found = {BASE_MODEL: _evaluate_after_start(run.scoring, pretrained, start, data, done=done)}
     for count in run.scoring.k_shot:
         if count:
             done = start_count(
@@ -176,19 +191,24 @@ def choose_start(run: Run, pretrained: Pretrained) -> str:
     if not any(len(one["length"]) for one in some):
         return STARTS[0]
     readable = [text for text in STARTS if len(pretrained.tokenizer(text, add_special_tokens=False)["input_ids"]) <= 1]
-    return min(readable, key=lambda text: _evaluate_after_start(pretrained, text, some).loss)
+    return min(readable, key=lambda text: _evaluate_after_start(run.scoring, pretrained, text, some).loss)
 
 
 def _evaluate_after_start(
-    pretrained: Pretrained, start: str, data: Sequence[Mapping[str, torch.Tensor]], *, done: Done = silent
+    scoring: Scoring, pretrained: Pretrained, start: str, data: Sequence[Batch], *, done: Done = silent
 ) -> TextEvaluation:
-    """The base model with only a start before every utterance."""
+    """The base model with only a start before every utterance, or before a question and its reply."""
+    return _summarize(scoring, data, _losses_after_start(pretrained, start, data, done=done))
+
+
+def _losses_after_start(
+    pretrained: Pretrained, start: str, data: Sequence[Batch], *, done: Done = silent
+) -> list[torch.Tensor]:
     model = PrefixLanguageModel(
         pretrained.model, start=pretrained.embeddings[pretrained.start(start)], contexts=1, tokens=1, kind="shared"
     )
     with torch.no_grad():
-        losses = [model(one).numpy() for one in each(data, done)]
-    return language.summarize(losses, [one["length"].numpy() for one in data])
+        return [model(one) for one in each(data, done)]
 
 
 def _evaluate_in_context(
@@ -204,20 +224,35 @@ def _evaluate_in_context(
 ) -> TextEvaluation:
     """The base model after `count` of the user's own sentences, or as many as fit: those that a client adapts to."""
     pretrained = load_pretrained(_base_model(run).name)
-    separator = pretrained.tokenizer(SEPARATOR, add_special_tokens=False)["input_ids"]
-    losses, lengths = [], []
+    losses, tested = [], []
     for position in each(positions, done):
         draw = seeds.numpy_generator(run.settings.seed, "samples", federation.users[position])
         own, data = (
             k_shot(run.clients.encode(federation, position, learns_from), count, draw=draw),
             run.clients.encode(federation, position, part),
         )
-        sentences = [row[:size].tolist() for row, size in zip(own["tokens"], own["length"].tolist(), strict=True)]
-        room = pretrained.positions - data["tokens"].shape[1]
-        before = join_sentences(sentences, start=start, between=separator, room=room)
-        losses.append(in_context_losses(pretrained.model, before, data).numpy())
-        lengths.append(data["length"].numpy())
-    return language.summarize(losses, lengths)
+        before = _own_sentences(pretrained, own, start=start, room=pretrained.positions - _longest(data))
+        losses.append(in_context_losses(pretrained.model, before, data))
+        tested.append(data)
+    return _summarize(run.scoring, tested, losses)
+
+
+def _longest(data: Batch) -> int:
+    return int(join_questions(data).tokens.shape[1])
+
+
+def _own_sentences(pretrained: Pretrained, own: Batch, *, start: int, room: int) -> list[int]:
+    """`start` and these sentences, each with a line break behind it; of replies, each with its question before it, and
+    with the separator that is between question and reply."""
+    tokens, length, first = join_questions(own)
+    sentences = [row[:size].tolist() for row, size in zip(tokens, length.tolist(), strict=True)]
+    if first is None or not sentences:
+        between = pretrained.tokenizer(SEPARATOR, add_special_tokens=False)["input_ids"]
+    else:
+        separator = int(tokens[0, first[0] - 1])
+        between = [separator]
+        sentences = [one[:-1] if one[-1] == separator else one for one in sentences]
+    return join_sentences(sentences, start=start, between=between, room=room)
 
 
 def evaluate_personal_share(run: Run) -> dict[str, TextEvaluation] | None:
