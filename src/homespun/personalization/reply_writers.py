@@ -107,7 +107,7 @@ class WordWriter:
 
     def persona(self, user: str | None, private: Tree, profile: Profile | None = None) -> Tensor | None:
         behaviour = self._behaviour(user, private)
-        table = self.run.state.broadcast().federated.get("profile.table")
+        table = self.decoder(private).parameters.get("profile.table")
         if behaviour is None or table is None:
             return behaviour
         known = profile_of(self.run, user) if profile is None else profile
