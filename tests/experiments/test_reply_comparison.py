@@ -71,5 +71,5 @@ def test_new_speakers_by_number_of_own_samples(compared):
 
 
 def test_tables_of_the_comparison(compared):
-    assert [len(table.rows) for table in reply_tables(compared)] == [5, 6, 6, 6]
+    assert [len(table.rows) for table in reply_tables(compared)] == [6, 6, 6, 6]
     assert prompt_table(compared).rows

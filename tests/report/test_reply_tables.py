@@ -25,7 +25,8 @@ def test_perplexities_and_their_differences():
         "Configuration", "Perplexity", "Against SEQ2SEQ + FL, %", "Against Persona, %", "Another speaker's persona",
         "Own against another's, %",
     ]  # fmt: skip
-    base, fednlg, without, persona, _ = rows_of(table)
+    base, fednlg, without, persona, _, estimate = rows_of(table)
+    assert estimate[1:3] == ["40.00 ± 0.00", "−20.00 [−20.00, −20.00]"]  # 0.8 x 50
     assert base[:3] == ["Base model", "64.00 ± 0.00", "+28.00 [+28.00, +28.00]"] and base[4:] == ["–", "–"]
     assert fednlg[:3] == ["FedNLG", "40.00 ± 0.00", "−20.00 [−20.00, −20.00]"]
     value, low, high = (float(one.strip("[],")) for one in fednlg[3].replace("−", "-").split())

@@ -45,6 +45,11 @@ class SpeakerClassifier:
     def name_speakers(self, texts: Sequence[str]) -> list[str]:
         return [self.users[label] for label in self.pipeline.predict(_normalized(texts))] if len(texts) else []
 
+    def scores(self, texts: Sequence[str]) -> np.ndarray:
+        """Unnormalized log probabilities [texts, users] of the speakers, who are equally likely beforehand."""
+        found: np.ndarray = self.pipeline.predict_log_proba(_normalized(texts))
+        return found
+
 
 @dataclass(frozen=True)
 class NamingAccuracy:

@@ -26,6 +26,7 @@ from homespun.evaluation.bleu import sacrebleu_corpus
 from homespun.evaluation.conversation_losses import sum_by_conversation
 from homespun.evaluation.language import ReplyScoring
 from homespun.evaluation.replies import evaluate_replies
+from homespun.evaluation.speaker_information import speaker_information
 from homespun.evaluation.speakers import (
     SpeakerClassifier,
     answer_agreement,
@@ -91,7 +92,7 @@ class ReplyTest:
         }
 
 
-def part_of(run: Run, user: str, part: Literal["train", "test"]) -> Examples:
+def part_of(run: Run, user: str, part: Literal["train", "eval", "test"]) -> Examples:
     examples: Examples = getattr(run.clients.split(run.federation, run.federation.users.index(user)), part)
     return examples
 
@@ -265,16 +266,30 @@ def _conversations(examples: Examples) -> list[int]:
     return [int(one) for one in examples.conversations]
 
 
-def loss_results(run: Run, *, another: bool) -> dict[str, Any]:
+def classifier_gains(run: Run, classifier: SpeakerClassifier) -> dict[str, list[float]]:
+    """By how much the loss of each conversation could fall, as the classifier estimates; negative as a loss."""
+    scored = {user: _scored_part(run, user) for user in classifier.users}
+    gains = speaker_information(
+        classifier,
+        dev=[(user, text) for user in classifier.users for text in part_of(run, user, "eval").texts],
+        test=[(user, text) for user, part in scored.items() for text in part.texts],
+    )
+    conversations = [one for part in scored.values() for one in _conversations(part)]
+    found = sum_by_conversation((where, -gain, 0) for where, gain in zip(conversations, gains, strict=True))
+    return {**found, "loss": [round(loss, 4) for loss in found["loss"]]}
+
+
+def loss_results(run: Run, classifier: SpeakerClassifier, *, another: bool) -> dict[str, Any]:
     """Losses by conversation: with the own persona, with another speaker's if there are any, and of the pre-trained
-    model."""
-    own, untouched = conversation_losses(run), untouched_losses(run)
+    model; and the gain that a classifier of speakers estimates."""
+    own, untouched, gains = conversation_losses(run), untouched_losses(run), classifier_gains(run, classifier)
     return {
         "conversation": own["conversation"],
         "words": own["words"],
         "own": own["loss"],
         "another": conversation_losses(run, "another")["loss"] if another else None,
         "untouched": untouched and untouched["loss"],
+        "classifier": gains["loss"] if gains["conversation"] == own["conversation"] else None,
     }
 
 
@@ -314,7 +329,7 @@ def reply_results(run: Run) -> dict[str, Any] | None:
         "beam": scoring.beam,
         "prompts": len(test.pairs),
         "asked": test.to_dict(),
-        "losses": loss_results(run, another=has_persona),
+        "losses": loss_results(run, test.classifier, another=has_persona),
         "scores": {part: texts and score_replies(test, texts) for part, texts in written.items()},
         "samples": sample_replies(replier, test.pairs, search=search),
     }

@@ -35,6 +35,7 @@ Replies: TypeAlias = Mapping[str, Any]  # the section `replies` of a run
 
 WITHOUT_PERSONA, CENTRAL_PERSONA, CENTRAL = "seq2seq-fl", "persona", "seq2seq"  # names of configurations
 CONTROLS = {"retrieved": "Control: own answer to the nearest training question", "real": "The real replies"}
+ESTIMATE = "Estimate: speakers known as by a classifier"
 BASE_MODEL = score_tables.CONTROLS["untouched"]
 OVERLAP = (
     ("sacrebleu", "BLEU", 100),
@@ -113,6 +114,8 @@ def perplexity_table(results: Mapping[str, Any]) -> Table:
     rows = [_perplexity_row(one, references) for one in every.values()]
     if first.losses("untouched"):
         rows.insert(0, _perplexity_row(replace(first, title=BASE_MODEL), references, part="untouched"))
+    if first.losses("classifier") and WITHOUT_PERSONA in every:
+        rows.append(_classifier_row(every[WITHOUT_PERSONA], references))
     columns = [
         Column("Configuration"),
         Column("Perplexity", number=True),
@@ -124,9 +127,21 @@ def perplexity_table(results: Mapping[str, Any]) -> Table:
     note = (
         f"All words of the test replies and their ends, {conversations} conversations. Another speaker's persona: "
         "scored with the persona of another participant or, if each speaker trains alone, with their model. "
-        f"{seed_note(results)} {INTERVALS}"
+        f"{ESTIMATE}: the gain log p(i|R) - log p(i) of a classifier that reads the reply R, added to the model without"
+        f" personas. It shows how much there is to gain from knowing the speaker. {seed_note(results)} {INTERVALS}"
     )
     return make_table(columns, rows, caption="Perplexity of test replies", note=note)
+
+
+def _classifier_row(without: System, references: Mapping[str, System]) -> list[str | Cell]:
+    """The model without personas, if it knew of the speaker what a classifier does."""
+    plain, gains = without.losses() or [], without.losses("classifier") or []
+    known: list[Losses] = [
+        {**one, "loss": [sum(both) for both in zip(one["loss"], gain["loss"], strict=True)]}
+        for one, gain in zip(plain, gains, strict=True)
+    ]
+    differences = (_loss_difference(known, one.losses()) for one in references.values())
+    return [ESTIMATE, _perplexity_text(without, known), *differences, MISSING, MISSING]
 
 
 def _perplexity_row(system: System, references: Mapping[str, System], *, part: str = "own") -> list[str | Cell]:
