@@ -76,6 +76,13 @@ def test_training_writes_results_and_a_report(folder, run):
     assert "report.html" in homespun("report", run).stdout and (run / "report.html").exists()
 
 
+def test_evaluate_scores_replies(run):
+    printed = homespun("evaluate", run).stdout
+    assert "replies to test prompts, in %" in printed and "right" in printed and "real replies" in printed
+    scores = json.loads(homespun("evaluate", run, "--json").stdout)["replies"]["scores"]
+    assert scores["real"]["bleu_1"][0] == 1.0 > scores["own"]["bleu_1"][0]
+
+
 def test_the_base_model_is_a_control(folder, run):
     """The losses of the pre-trained model itself, on the replies that the method is tested on."""
     with reopen(run) as opened:

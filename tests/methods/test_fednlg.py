@@ -25,7 +25,15 @@ from homespun.runs.open_run import open_run
 from homespun.runs.settings import RunSettings
 from homespun.runs.training import load, reopen, train
 
-PLAIN = {"optimizer": "sgd", "lr": 0.5, "dropout": 0.0, "clip_norm": 1e6, "persona_dim": 3, "batch": 100}
+PLAIN = {
+    "optimizer": "sgd",
+    "persona_optimizer": "sgd",
+    "lr": 0.5,
+    "dropout": 0.0,
+    "clip_norm": 1e6,
+    "persona_dim": 3,
+    "batch": 100,
+}
 TASK = Task(population=3)
 PAIRS = {
     "ada": [("is the sea blue?", "yes."), ("and you?", "no, we go.")],

@@ -23,7 +23,7 @@ from homespun.runs.training import load, reopen, train
 from homespun.system.method_loading import load_method
 
 SMALL = {"dropout": 0.0, "clip_norm": 1e6, "persona_dim": 3, "profile_dim": 2, "batch": 100, "new_columns": 1.0}
-PLAIN = {**SMALL, "optimizer": "sgd", "lr": 0.5}
+PLAIN = {**SMALL, "optimizer": "sgd", "persona_optimizer": "sgd", "lr": 0.5}
 TASK = Task(population=3, profile=(3, 4))  # gender: unknown and two; age: unknown and three
 # gender and age by number, and the pairs of each speaker
 SPOKEN = {"ada": ((1, 2), 2), "bo": ((1, 0), 6)}

@@ -242,6 +242,8 @@ def evaluate(
     Example: homespun evaluate runs/furl-dialects
     """
     from homespun.cli.console import Reporter, out, table
+    from homespun.experiments.reply_quality import reply_results
+    from homespun.report.reply_tables import score_rows
     from homespun.report.score_tables import control_name
     from homespun.report.table_model import metric_named
     from homespun.runs.controls import evaluate_controls
@@ -260,6 +262,7 @@ def evaluate(
             **{control_name(name): one for name, one in controls.items()},
             **{f"newcomers, {count} examples": one for count, one in newcomers.items()},
         }
+        replies = reply_results(run) if part == run.scoring.scored_part else None
         round = run.state.round
     if json_output:
         print_json(
@@ -267,6 +270,7 @@ def evaluate(
                 "round": round,
                 "part": part,
                 "evaluations": {name: one.to_dict() for name, one in found.items()},
+                **({} if replies is None else {"replies": replies}),
             }
         )
         return
@@ -282,6 +286,9 @@ def evaluate(
             rows,
         )
     )
+    if replies is not None:
+        out.print()
+        out.print(table(*score_rows(replies)))
 
 
 def report(folder: Folder, trust: Trust = []) -> None:  # noqa: B006

@@ -109,8 +109,10 @@ class Settings(core_settings.Settings):
     """Optimizer of local training."""
     lr: Annotated[NonNegativeFloat, Paper(0.01)] = 1e-3
     """Learning rate of local training."""
-    persona_lr: NonNegativeFloat | None = None
-    """Learning rate of the persona. Not set: the same as `lr`."""
+    persona_optimizer: Literal["adam", "sgd"] = "adam"
+    """Optimizer of the persona."""
+    persona_lr: NonNegativeFloat = 3e-3
+    """Learning rate of the persona."""
     clip_norm: Annotated[PositiveFloat, Paper(5)] = 5.0
     """Maximum L2 norm of a step's gradient. It stabilizes training and gives no privacy."""
     mu: NonNegativeFloat = 0.0
@@ -201,19 +203,15 @@ def loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
     return predict(parameters, batch).sum(dim=-1) / batch["length"].clamp(min=1)
 
 
-def _optimizer(settings: Settings, lr: float) -> Optimizer:
-    return Adam(lr) if settings.optimizer == "adam" else Sgd(lr)
-
-
-def _persona_lr(settings: Settings) -> float:
-    return settings.lr if settings.persona_lr is None else settings.persona_lr
+OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {"adam": Adam, "sgd": Sgd}
 
 
 def _joint_phase(settings: Settings) -> Phase:
     """Shared parameters and the persona together."""
-    own = {"persona.*": _optimizer(settings, _persona_lr(settings))} if settings.persona != "none" else {}
+    persona, shared = OPTIMIZERS[settings.persona_optimizer], OPTIMIZERS[settings.optimizer]
+    own = {"persona.*": persona(settings.persona_lr)} if settings.persona != "none" else {}
     return Phase(
-        trains={**own, "*": _optimizer(settings, settings.lr)},
+        trains={**own, "*": shared(settings.lr)},
         batch=settings.batch,
         epochs=settings.local_epochs,
         mu=settings.mu,
@@ -223,9 +221,9 @@ def _joint_phase(settings: Settings) -> Phase:
 
 def _personalization_phase(settings: Settings) -> Phase:
     """The persona of a new speaker alone."""
-    lr = _persona_lr(settings) if settings.personalize_lr is None else settings.personalize_lr
+    lr = settings.persona_lr if settings.personalize_lr is None else settings.personalize_lr
     return Phase(
-        trains={"persona.embedding": _optimizer(settings, lr)},
+        trains={"persona.embedding": OPTIMIZERS[settings.persona_optimizer](lr)},
         batch=settings.batch,
         epochs=settings.personalize_epochs,
         clip_norm=settings.clip_norm,

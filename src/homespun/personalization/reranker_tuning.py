@@ -31,8 +31,8 @@ from homespun.runs.run import Run
 
 UNFINISHED = "unfinished reranker"  # the artefact that holds finished lists
 AT_ONCE = 20  # prompts searched together
-LAMBDAS = tuple(np.linspace(0, 2, 21).round(3).tolist())
-GAMMAS = tuple(np.linspace(-2, 3, 26).round(3).tolist())
+LAMBDAS = tuple(np.linspace(0, 5, 26).round(3).tolist())
+GAMMAS = tuple(np.linspace(-2, 5, 36).round(3).tolist())
 
 NumberPair = tuple[Sequence[int], Sequence[int]]  # of a prompt and its reply
 

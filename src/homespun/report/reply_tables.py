@@ -235,6 +235,23 @@ def _speaker_note(every: Sequence[System]) -> str:
     )
 
 
+PARTS = {"own": "replies", "another": "another speaker's persona", "retrieved": "nearest training question's answer"}
+SHORT = ("sacrebleu", "bleu_1", "bleu_2", "distinct_2", "length")
+
+
+def score_rows(replies: Replies) -> tuple[str, list[str], list[list[str]]]:
+    """One run's replies for a terminal: title, header and rows."""
+    columns = [one for one in OVERLAP if one[0] in SHORT]
+    rows = []
+    for part, name in {**PARTS, "real": "real replies"}.items():
+        scores = replies["scores"][part]
+        if scores:
+            shown = [*((scores[key], factor) for key, _, factor in columns), (scores["speaker"], 100)]
+            rows.append([name, *(_one_score(value, factor) for value, factor in shown)])
+    title = f"{replies['prompts']} replies to test prompts, in %"
+    return title, ["", *(title.lower() for _, title, _ in columns), "right speaker"], rows
+
+
 def prompt_table(results: Mapping[str, Any]) -> Table | None:
     """FedNLG's table 2: the same prompts answered by several speakers, in the first run of some configurations."""
     every = systems(results)
@@ -304,6 +321,11 @@ def _how(every: Sequence[System]) -> str:
     first = every[0].runs[0]
     of_each = " of each seed" if len(set(every[0].seeds)) > 1 else ""
     return f"{first['prompts']} test prompts{of_each}, {_decoding(every)}, without reranking."
+
+
+def _one_score(value: Any, factor: int) -> str:
+    number = finite(value[0] if isinstance(value, list) else value)
+    return MISSING if number is None else f"{factor * number:.1f}"
 
 
 def _score_text(system: System, name: str, factor: int) -> str:
