@@ -119,7 +119,7 @@ def objective(built, parameters, data):
 @pytest.mark.parametrize("mu", [0.0, 0.7])
 def test_two_local_steps_with_fedprox_by_hand(base, mu):
     """Step 1 is free of the pull, which is 0 at the broadcast. The persona is never pulled."""
-    built = built_fednlg(base, mu=mu, local_epochs=2, persona_lr=2.0)
+    built = built_fednlg(base, mu=mu, local_epochs=2, persona_lr=2.0, schedule="joint")
     broadcast, own = built.start().broadcast(), client(built, "bo")
     start = {**broadcast.federated, **own.private}
     values = dict(start)
@@ -138,6 +138,25 @@ def test_two_local_steps_with_fedprox_by_hand(base, mu):
     found = outcome.private["bo"]["persona.embedding"]
     torch.testing.assert_close(found, values["persona.embedding"], rtol=0, atol=1e-5)
     assert not torch.equal(found, own.private["persona.embedding"])
+
+
+def test_alternating_training_by_hand(base):
+    """One step of the persona with the broadcast model, then one step of the others with the new persona."""
+    built = built_fednlg(base, persona_lr=2.0, schedule="alternating")
+    broadcast, own = built.start().broadcast(), client(built, "bo")
+    start = {**broadcast.federated, **own.private}
+
+    def gradients(values):
+        leaves = {name: value.clone().requires_grad_() for name, value in values.items()}
+        found = torch.autograd.grad(objective(built, leaves, own.data), list(leaves.values()))
+        return dict(zip(leaves, found, strict=True))
+
+    persona = start["persona.embedding"] - 2.0 * gradients(start)["persona.embedding"]
+    second = gradients({**start, "persona.embedding": persona})
+    outcome = LoopTrainer(built, 0).train(broadcast, [own])
+    torch.testing.assert_close(outcome.private["bo"]["persona.embedding"], persona, rtol=0, atol=1e-5)
+    for name, change in outcome.update.federated.items():
+        torch.testing.assert_close(change / own.examples, -0.5 * second[name], rtol=0, atol=1e-5)
 
 
 def opened(folder, base, *, method="fednlg", rows=None, method_settings=None, **settings):

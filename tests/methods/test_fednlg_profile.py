@@ -23,7 +23,7 @@ from homespun.runs.training import load, reopen, train
 from homespun.system.method_loading import load_method
 
 SMALL = {"dropout": 0.0, "clip_norm": 1e6, "persona_dim": 3, "profile_dim": 2, "batch": 100, "new_columns": 1.0}
-PLAIN = {**SMALL, "optimizer": "sgd", "persona_optimizer": "sgd", "lr": 0.5}
+PLAIN = {**SMALL, "schedule": "joint", "persona_optimizer": "sgd", "persona_lr": 0.5, "lr": 0.5}
 TASK = Task(population=3, profile=(3, 4))  # gender: unknown and two; age: unknown and three
 # gender and age by number, and the pairs of each speaker
 SPOKEN = {"ada": ((1, 2), 2), "bo": ((1, 0), 6)}
@@ -154,7 +154,7 @@ def test_central_training_has_a_table_of_behaviour_parts(base):
 @pytest.mark.parametrize("method", ["fednlg", "central_dialogue"])
 def test_a_run_learns_from_profiles_and_is_reopened(base, tmp_path, method):
     data = load(with_profiles(conversations(20)), columns=Columns(profile="gender,age"))
-    values = {**SMALL, "lr": 0.02, "rounds": 8, "evaluate_replies": 0, "workers": 0}
+    values = {**SMALL, "optimizer": "adam", "lr": 0.02, "rounds": 8, "evaluate_replies": 0, "workers": 0}
     with train(method, data, base_model=base, folder=tmp_path / "run", **values) as run:
         assert run.method.task.profile == (3, 3) and list(run.federation.users) == list(SPEAKERS)
         after = evaluate(run)
@@ -179,7 +179,15 @@ def test_a_new_speaker_without_examples_is_known_by_the_profile(base):
             for who, (text, value) in said.items()
         ]
     sizes = {"persona_dim": 8, "profile_dim": 8, "new_columns": 0.1, "dropout": 0.0}
-    values = {"lr": 0.05, "rounds": 30, "local_epochs": 5, "evaluate_replies": 0, "workers": 0, "withheld": 0.17}
+    values = {
+        "optimizer": "adam",
+        "lr": 0.05,
+        "rounds": 30,
+        "local_epochs": 5,
+        "evaluate_replies": 0,
+        "workers": 0,
+        "withheld": 0.17,
+    }
     with train("fednlg", load(turns, columns=Columns(profile="gender")), base_model=base, **sizes, **values) as run:
         (user,) = run.newcomers.users
         data = run.clients.encode(run.newcomers, 0, "train")

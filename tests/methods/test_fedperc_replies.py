@@ -200,7 +200,7 @@ def test_speakers_are_searched_together_as_if_alone(run):
 def test_results_have_the_scores_of_replies(run):
     found = reply_results(run)
     assert found["decode"] == "sample" and found["prompts"] == 9
-    assert set(found["scores"]) == {"own", "another", "retrieved", "real"}
+    assert set(found["scores"]) == {"own", "another", "sampled", "sampled_another", "retrieved", "real"}
     losses, prompts = found["losses"], len(found["samples"]["prompts"])
     assert len({tuple(losses[name]) for name in ("own", "another", "untouched")}) == 3
     assert found["samples"]["users"] == list(SPEAKERS) and len(found["samples"]["replies"]) == prompts
