@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from homespun.core.draws import _mix, _mix_int, add_keys, dropout, example_keys, step_key, uniform
+from homespun.core.draws import _mix, _mix_int, add_keys, dropout, example_keys, is_at_least, step_key, uniform
 
 MANY = example_keys(torch.tensor([step_key(0, "phases", 0, "ann", phase=0, step=0)]), torch.arange(20_000))
 
@@ -95,3 +95,12 @@ def test_p_must_be_at_least_0_and_below_1(p):
 def test_a_key_of_the_wrong_shape_is_an_error():
     with pytest.raises(ValueError, match=r"a key of shape \(3,\) does not match x of shape \(2, 3\)"):
         dropout(torch.ones(2, 3), MANY[:3], p=0.5, site=0)
+
+
+DRAWN = uniform(MANY[:1], (5,), site=1)[0, 0].item()
+
+
+@pytest.mark.parametrize("p", [1e-9, 0.2, 0.25, 0.5, 0.7, 1 - 2**-24, 1 - 1e-9, DRAWN, DRAWN + 2**-24])
+def test_comparing_bits_equals_comparing_floats(p):
+    """Also at a number that is drawn, and where p is 1 as float32: nothing is kept then."""
+    assert torch.equal(is_at_least(MANY, (5,), p=p, site=1), (uniform(MANY, (5,), site=1) >= p).long())

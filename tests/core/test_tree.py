@@ -1,3 +1,5 @@
+from math import inf, nan
+
 import pytest
 import torch
 
@@ -12,6 +14,19 @@ def test_arithmetic():
     assert tree.add(ONE, TWO)["a"].tolist() == [11.0, 22.0]
     assert tree.max_abs_difference(ONE, TWO) == 27.0
     assert tree.byte_count(ONE) == 12
+
+
+def test_names_of_tensors_with_numbers_that_are_not_finite():
+    """In any place of a tensor, of any dtype; an empty tensor is finite."""
+
+    def with_one(value, dtype=torch.float32):
+        one = torch.zeros(1000, dtype=dtype)
+        one[500] = value
+        return one
+
+    some = {"nan": with_one(nan), "low": with_one(-inf), "high": with_one(inf, torch.float64), "fine": with_one(1e38)}
+    others = {"empty": torch.zeros(0), "half": with_one(nan, torch.float16), "integers": torch.arange(3)}
+    assert tree.non_finite({**some, **others}) == ["half", "high", "low", "nan"]
 
 
 def test_names_are_strict():

@@ -86,7 +86,7 @@ def test_a_worker_that_is_stopped_or_killed_while_training_is_replaced(impatient
 @pytest.mark.system
 def test_a_slow_worker_is_not_replaced(impatient, capfd):
     """It works for more than two seconds and uses CPU time throughout."""
-    made = built(local_epochs=60)
+    made = built(local_epochs=150)
     pids = [worker.pid for worker in impatient.workers]
     started = time.monotonic()
     work(made, workers=2)

@@ -213,3 +213,13 @@ def test_packing_keeps_only_running_rows():
         [[10, 11, 0], [13, 0, 0], [16, 0, 0]],
     ]
     assert layout.final(packed[..., None]).squeeze(-1).tolist() == [[1, 6, 8], [11, 13, 16]]
+
+
+def test_word_losses_of_a_word_that_is_all_but_impossible():
+    """Logits 0 and 300: the probability e^-300 is 0 as a float, its loss is 300."""
+    states = torch.tensor([[[1.0]]], requires_grad=True)
+    weight = torch.tensor([[[0.0], [300.0]]], requires_grad=True)
+    losses = word_losses(states, weight=weight, bias=torch.zeros(1, 2), targets=torch.tensor([[0]]))
+    assert losses.item() == 300
+    (of_weight,) = torch.autograd.grad(2 * losses.sum(), [weight])
+    assert of_weight.flatten().tolist() == [-2.0, 2.0]

@@ -194,7 +194,7 @@ def require_valid(
             )
         if len(rows.index) and int(rows.index[-1]) >= len(table):  # rows are ascending
             raise MessageError(f"{name!r} has no row {int(rows.index[-1])}")
-    non_finite = _non_finite(
+    non_finite = tree.non_finite(
         {**update.federated, **{name: rows.values for name, rows in update.keyed.items()}, **found}
     )
     if non_finite:
@@ -212,16 +212,12 @@ def _require_type(name: str, found: Tensor, *, like: Tensor) -> None:
 
 def require_finite(state: ServerState) -> None:
     """Raise if the server's step produced NaN or infinity."""
-    non_finite = _non_finite({**state.federated, **state.keyed, **state.server})
+    non_finite = tree.non_finite({**state.federated, **state.keyed, **state.server})
     if non_finite:
         raise MessageError(
             f"round {state.round - 1}: {', '.join(non_finite)} became infinite or NaN in the server's step. "
             "Lower its learning rate."
         )
-
-
-def _non_finite(tensors: Tree) -> list[str]:
-    return sorted(name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all()))
 
 
 # Every message is a JSON header followed by safetensors. Neither can carry code.

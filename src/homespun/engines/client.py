@@ -171,7 +171,7 @@ def client_update(
     return Update(
         round=broadcast.round,
         federated={
-            name: weight * (trained[name] - value)
+            name: (trained[name] - value).mul_(weight)
             for name, value in broadcast.federated.items()
             if roles.get(name) is Role.FEDERATED
         },

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
 from homespun.core.devices import CPU
 from homespun.core.method import BuiltMethod, Phase, optimizers
@@ -103,28 +104,31 @@ def _sgd(stepper: Stepper, optimizer: Sgd, value: Tensor, gradient: Tensor) -> N
     target.add_(gradient, alpha=-optimizer.lr)
 
 
-def _adam(stepper: Stepper, optimizer: Adam, value: Tensor, gradient: Tensor) -> None:
-    gradient = _decayed(gradient, value[: len(gradient)], optimizer.weight_decay)
-    _adaptive_step(stepper, optimizer, value, gradient)
-
-
-def _adamw(stepper: Stepper, optimizer: AdamW, value: Tensor, gradient: Tensor) -> None:
-    value[: len(gradient)].mul_(1 - optimizer.lr * optimizer.weight_decay)
-    _adaptive_step(stepper, optimizer, value, gradient)
-
-
 def _decayed(gradient: Tensor, target: Tensor, weight_decay: float) -> Tensor:
     return gradient.add(target, alpha=weight_decay) if weight_decay else gradient
 
 
 def _adaptive_step(stepper: Stepper, optimizer: Adam | AdamW, value: Tensor, gradient: Tensor) -> None:
-    active, steps = len(gradient), stepper.steps
-    first, second = (stepper.state(name, value, active) for name in ("first", "second"))
-    first.lerp_(gradient, 1 - optimizer.beta1)
-    second.mul_(optimizer.beta2).addcmul_(gradient, gradient, value=1 - optimizer.beta2)
-    correction = (1 - optimizer.beta2**steps) ** 0.5
-    denominator = (second.sqrt() / correction).add_(optimizer.eps)
-    value[:active].addcdiv_(first, denominator, value=-optimizer.lr / (1 - optimizer.beta1**steps))
+    """Fused on the CPU: one pass over a table of all clients instead of ten."""
+    active = len(gradient)
+    adam(
+        [value[:active]],
+        [gradient.contiguous()],  # fused kernels ignore strides
+        [stepper.state("first", value, active)],
+        [stepper.state("second", value, active)],
+        [],
+        [torch.tensor(stepper.steps - 1.0)],
+        fused=_fused(value),
+        foreach=False,
+        amsgrad=False,
+        maximize=False,
+        lr=optimizer.lr,
+        beta1=optimizer.beta1,
+        beta2=optimizer.beta2,
+        eps=optimizer.eps,
+        weight_decay=optimizer.weight_decay,
+        decoupled_weight_decay=isinstance(optimizer, AdamW),
+    )
 
 
 @dataclass
@@ -181,6 +185,6 @@ class Implementation:
 
 IMPLEMENTATIONS: Mapping[type[Optimizer], Implementation] = {
     Sgd: Implementation(_sgd, _torch_sgd),
-    Adam: Implementation(_adam, _torch_adam),
-    AdamW: Implementation(_adamw, _torch_adam),
+    Adam: Implementation(_adaptive_step, _torch_adam),
+    AdamW: Implementation(_adaptive_step, _torch_adam),
 }

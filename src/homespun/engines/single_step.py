@@ -10,7 +10,7 @@ by `stacked`, which rejects updates one by one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +24,7 @@ from homespun.core.method import Assign, Batch, BuiltMethod, Method, Phase, Stac
 from homespun.core.optimizers import is_plain
 from homespun.core.roles import SHARED, Role
 from homespun.core.transforms import NO_TRANSFORMS, NUMBER_BYTES, Transforms, row_bytes, statistic_bytes
-from homespun.core.tree import Tree, byte_count
+from homespun.core.tree import Tree, byte_count, non_finite
 from homespun.engines.client import (
     Client,
     Mode,
@@ -137,7 +137,7 @@ def _single_step(
         scale = {**rates, **dict.fromkeys(statistics, 1.0)}
         steps, cohort.metrics = changes[0].on_clients(moved, cohort.metrics, scale=scale)
     best = _best(built, parameters)
-    if not all(map(_is_finite, (steps, cohort.private, {name: one.value for name, one in best.items()}))):
+    if any(map(non_finite, (steps, cohort.private, {name: one.value for name, one in best.items()}))):
         return None
     touched = _touched(built, broadcast, row_columns)
     update = Update(
@@ -294,7 +294,3 @@ def _sent_bytes(broadcast: Broadcast, update: Update, touched: Tree) -> dict[str
         "statistics": update.clients * (NUMBER_BYTES * (1 + len(update.metrics)) + statistic_bytes(update)),
         "private": 0,
     }
-
-
-def _is_finite(values: Mapping[str, Tensor]) -> bool:
-    return all(bool(torch.isfinite(value).all()) for value in values.values())

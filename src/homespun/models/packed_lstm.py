@@ -18,6 +18,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+_sigmoid_backward = torch.ops.aten.sigmoid_backward
+_tanh_backward = torch.ops.aten.tanh_backward
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -103,7 +106,7 @@ class _Layer(torch.autograd.Function):
         clients, positions, _ = inputs.shape
         hidden = weight_hh.shape[2]
         states, cells, tanhs = (inputs.new_empty(clients, positions, hidden) for _ in range(3))
-        recurrent = weight_hh.mT.contiguous()  # h @ W is faster than h @ W.T
+        recurrent = weight_hh.mT
         # Views of all steps are made in bulk: slicing in the loop would cost as much as the arithmetic.
         steps = (gates, *gates.split((2 * hidden, hidden, hidden), dim=2), states, cells, tanhs)
         h, c = h0, c0
@@ -155,8 +158,13 @@ def _gate_factors(gates: Tensor, tanhs: Tensor, previous_c: Tensor) -> tuple[Ten
     """The derivatives of a step: of the cell by the gates before activation (input, forget, cell), of the state by the
     output gate before activation, and of the state by the cell."""
     i, f, g, o = gates.chunk(4, dim=-1)
-    of_cell = torch.cat((g * i * (1 - i), previous_c * f * (1 - f), i * (1 - g * g)), dim=-1)
-    return of_cell, tanhs * o * (1 - o), o * (1 - tanhs * tanhs)
+    of_cell = torch.empty_like(gates[..., : 3 * g.shape[-1]])
+    of_input, of_forget, of_candidate = of_cell.chunk(3, dim=-1)
+    # `sigmoid_backward(x, y)` is x y (1 - y) and `tanh_backward(x, y)` x (1 - y^2), in one pass.
+    _sigmoid_backward(g, i, grad_input=of_input)
+    _sigmoid_backward(previous_c, f, grad_input=of_forget)
+    _tanh_backward(i, g, grad_input=of_candidate)
+    return of_cell, _sigmoid_backward(tanhs, o), _tanh_backward(o, tanhs)
 
 
 def _through_time(

@@ -33,9 +33,8 @@ class _WordLosses(torch.autograd.Function):
         kept: list[Tensor] = []
         for client, rows in _blocks(targets):
             logits = torch.addmm(bias[client], states[client, rows], weight[client].T)
-            loss, total = _losses_in_place(logits, targets[client, rows])
-            losses[client, rows] = loss
-            kept += [logits, total] if learns else []
+            losses[client, rows] = _losses_in_place(logits, targets[client, rows])
+            kept += [logits] if learns else []
         if learns:
             ctx.save_for_backward(states, weight, targets, *kept)
         return losses
@@ -47,28 +46,32 @@ class _WordLosses(torch.autograd.Function):
         grad_states = torch.zeros_like(states)
         grad_weight, grad_bias = torch.empty_like(weight), weight.new_zeros(weight.shape[:2])
         begun: set[int] = set()
-        for (client, rows), gradient, total in zip(_blocks(targets), kept[::2], kept[1::2], strict=True):
-            gradient *= (grad[client, rows] / total)[:, None]
-            grad_states[client, rows] = gradient @ weight[client]
-            grad_bias[client] += gradient.sum(dim=0)
+        for (client, rows), gradient in zip(_blocks(targets), kept, strict=True):
+            # The states are multiplied by the gradients of the losses: there are far more logits than states.
+            scale = grad[client, rows]
+            scaled = states[client, rows] * scale[:, None]
+            grad_states[client, rows] = (gradient @ weight[client]) * scale[:, None]
+            grad_bias[client].addmv_(gradient.T, scale)
             if client in begun:
-                grad_weight[client].addmm_(gradient.T, states[client, rows])
+                grad_weight[client].addmm_(gradient.T, scaled)
             else:  # writes without reading zeros first
-                torch.mm(gradient.T, states[client, rows], out=grad_weight[client])
+                torch.mm(gradient.T, scaled, out=grad_weight[client])
                 begun.add(client)
         for client in set(range(len(weight))) - begun:
             grad_weight[client].zero_()
         return grad_states, grad_weight, grad_bias, None
 
 
-def _losses_in_place(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss of each row, and the row's sum of exponentials. `logits` become the gradient, times that sum."""
+def _losses_in_place(logits: Tensor, targets: Tensor) -> Tensor:
+    """The loss of each row. `logits` become its gradient: probabilities, less 1 at the target."""
     target = targets[:, None]
-    highest = logits.amax(dim=1, keepdim=True)
-    chosen = logits.gather(1, target) - highest
-    total = logits.sub_(highest).exp_().sum(dim=1, keepdim=True)
-    logits.scatter_add_(1, target, -total)
-    return (total.log() - chosen)[:, 0], total[:, 0]
+    chosen = logits.gather(1, target)[:, 0]
+    highest = logits.amax(dim=1)
+    torch.softmax(logits, dim=1, out=logits)
+    # The sum of exponentials is 1 / p for the highest logit; the target's own p may be too small for a float.
+    losses = highest - chosen - logits.amax(dim=1).log()
+    logits.scatter_add_(1, target, logits.new_full((), -1.0).expand(target.shape))
+    return losses
 
 
 def _blocks(targets: Tensor) -> Iterator[tuple[int, Tensor]]:
