@@ -327,7 +327,10 @@ def check(method: Annotated[str, typer.Argument(help="Method, or a .py file with
 
 
 def bench(
-    workload: Annotated[str, typer.Argument(help="w1, w2, w2-text, w3, w3-clipped, beam, population or step-times.")],
+    workload: Annotated[
+        str,
+        typer.Argument(help="w1, w2, w2-text, w3, w3-clipped, w4, beam, pretrain, population or step-times."),
+    ],
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds of each side.")] = 5,
     settings: Annotated[
         list[str], typer.Option("--set", "-s", metavar="NAME=VALUE", help="Setting of the workload.")
@@ -337,9 +340,12 @@ def bench(
     """Run a benchmark.
 
     \b
-    The workloads w1 to w3 compare the cohort engine with a reference loop, beam compares
-    beam search with a reference search, population compares two population sizes, and
-    step-times compares FedPerC with its baselines. The sides alternate in one run.
+    Each workload compares two sides, alternating in one run:
+    w1 to w4     the cohort engine and a reference loop
+    beam         beam search and a reference search
+    pretrain     pre-training of a reply model and a plain loop
+    population   two population sizes
+    step-times   FedPerC and its baselines
 
     Example: homespun bench w1
     """
