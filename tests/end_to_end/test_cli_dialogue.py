@@ -23,7 +23,7 @@ from homespun.system.terminal import Terminal
 
 pytestmark = pytest.mark.system
 
-SMALL = ["--set", "persona_dim=3", "--set", "batch=8", "--set", "workers=0", "--rounds", 2]
+SMALL = ["--set", "persona_dim=3", "--set", "batch=8", "--set", "lr=0.01", "--set", "workers=0", "--rounds", 2]
 PROMPT = "is the sea blue?"
 
 
