@@ -4,10 +4,10 @@
     homespun bench pretrain --set data=FILE --set batch=1024 --set threads=1
 
 Both sides start from the same weights and take steps of Adam on the same batches. Dropout is on while they are timed;
-the two sides draw different numbers, so `max_loss_difference` compares steps without dropout. The reference is timed
-with a packed and a padded encoder and with every number of threads up to `threads`; the best one counts. Pairs are
-those of a corpus of dialogues (`data`), texts of at most 20 words, or random words in texts with lengths as in
-dialogues.
+the two sides draw different numbers, so `max_loss_difference` compares steps without dropout. Both sides
+are timed with every number of threads up to `threads`, the reference with a packed and with a padded encoder; the best
+of each side counts. Pairs are those of a corpus of dialogues (`data`), texts of at most 20 words, or random words in
+texts with lengths as in dialogues.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Theirs:
 class Times:
     """Seconds of each round."""
 
-    ours_s: list[float] = field(default_factory=list)
+    ours_s: dict[int, list[float]] = field(default_factory=dict)  # by number of threads
     theirs_s: dict[tuple[str, int], list[float]] = field(default_factory=dict)  # by encoder and number of threads
     peaks: list[float] = field(default_factory=list)
 
@@ -142,13 +142,17 @@ class Times:
         """Medians over rounds of `pairs` pairs and `flop` nominal operations each."""
         medians = {variant: statistics.median(seconds) for variant, seconds in self.theirs_s.items()}
         best = min(medians, key=lambda variant: medians[variant])
-        ours, theirs, peak = statistics.median(self.ours_s), medians[best], max(self.peaks)
+        ours_medians = {threads: statistics.median(seconds) for threads, seconds in self.ours_s.items()}
+        threads = min(ours_medians, key=lambda number: ours_medians[number])
+        ours, theirs, peak = ours_medians[threads], medians[best], max(self.peaks)
         return {
             **{f"reference_{encoder}_{n}_pairs_per_s": pairs / one for (encoder, n), one in medians.items()},
             "reference_encoder": best[0],
             "reference_threads": best[1],
             "reference_pairs_per_s": pairs / theirs,
-            "pairs_per_s": pairs / ours,
+            **{f"ours_{n}_pairs_per_s": pairs / one for n, one in ours_medians.items()},
+            "ours_threads": threads,
+            "ours_pairs_per_s": pairs / ours,
             "ratio": theirs / ours,
             "gemm_peak_gflops": peak,
             "gemm_share": flop / ours / 1e9 / peak,
@@ -191,15 +195,17 @@ def measure(rounds: int = 3, data: str = "", batch: int = 128, threads: int = 0)
         for encoder in ("packed", "padded")
     }
     rehearsal, *planned = plan(corpus, batch=batch, rounds=rounds + 1)
-    variants = list(product(theirs, range(1, threads + 1)))
-    times = Times(theirs_s={variant: [] for variant in variants})
+    counts = range(1, threads + 1)
+    variants = list(product(theirs, counts))
+    times = Times({count: [] for count in counts}, {variant: [] for variant in variants})
     ours.run(rehearsal[:1])
     for batches in planned:
         for encoder, count in variants:
             torch.set_num_threads(count)
             times.theirs_s[encoder, count].append(timed(partial(theirs[encoder].run, batches))[0])
-        torch.set_num_threads(threads)
-        times.ours_s.append(timed(partial(ours.run, batches))[0])
+        for count in counts:
+            torch.set_num_threads(count)
+            times.ours_s[count].append(timed(partial(ours.run, batches))[0])
         times.peaks.append(gemm_peak_gflops(threads))
     taken = corpus.train.take(np.concatenate([rows for batches in planned for rows in batches]))
     return {

@@ -48,11 +48,13 @@ def test_nominal_operations_by_hand(pretrain, corpus):
     assert pretrain.flop(some) == 6 * (read * 320_000 + written * 1_520_000)
 
 
-def test_the_best_variant_of_the_reference_counts(pretrain):
-    seconds = {("packed", 1): [4.0, 8.0, 4.0], ("padded", 1): [3.0, 3.0, 9.0]}
-    found = pretrain.Times([1.0, 2.0, 1.0], seconds, [100.0, 50.0, 60.0]).figures(pairs=60, flop=25e9)
-    assert (found["reference_encoder"], found["reference_pairs_per_s"], found["pairs_per_s"]) == ("padded", 20, 60)
-    assert (found["ratio"], found["gemm_share"]) == (3, 0.25)
+def test_the_best_variant_of_each_side_counts(pretrain):
+    theirs = {("packed", 1): [4.0, 8.0, 4.0], ("padded", 1): [3.0, 3.0, 9.0]}
+    found = pretrain.Times({1: [1.0, 2.0, 1.0], 2: [5.0, 5.0, 0.5]}, theirs, [100.0, 50.0, 60.0])
+    figures = found.figures(pairs=60, flop=25e9)
+    assert (figures["reference_encoder"], figures["reference_pairs_per_s"]) == ("padded", 20)
+    assert (figures["ours_threads"], figures["ours_pairs_per_s"], figures["ours_2_pairs_per_s"]) == (1, 60, 12)
+    assert (figures["ratio"], figures["gemm_share"]) == (3, 0.25)
 
 
 def test_a_batch_of_nothing_is_an_error(pretrain):
