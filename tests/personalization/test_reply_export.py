@@ -57,7 +57,7 @@ def train(tmp_path_factory):
                 for scene in range(6)
                 for turn, text in enumerate(LINES)
             ]
-            values = {"persona_dim": 5, "new_columns": 0.5, "rounds": ROUNDS, "workers": 0, "seed": 1, **settings}
+            values = {"persona_dim": 5, "new_columns": 0.3, "lr": 0.01, "rounds": ROUNDS, "workers": 0, "seed": 1, **settings}
             folder = tmp_path_factory.mktemp("run") / "run"
             runs[key] = homespun.train("fednlg", homespun.load(rows), base_model=base, folder=folder, **values)
         return runs[key]
@@ -94,7 +94,7 @@ def greedy_in_run(run, user):
     return [(one.tokens, one.log_prob) for one in found]
 
 
-VARIANTS = [{}, {"persona_in_question": True}, {"persona": "table", "persona_layers": "last"}, {"persona": "none"}]
+VARIANTS = [{}, {"persona_in_question": True}, {"persona": "table", "persona_layers": "first"}, {"persona": "none"}]
 
 
 @pytest.mark.parametrize("settings", VARIANTS)
@@ -107,7 +107,7 @@ def test_onnx_gives_the_replies_of_the_run(train, tmp_path, settings):
         expected = greedy_in_run(run, user)
         assert [words for words, _ in found[user]] == [words for words, _ in expected]
         assert [score for _, score in found[user]] == pytest.approx([score for _, score in expected], abs=1e-4)
-    assert len({words for words, _ in found["ross"]}) > 1, "the replies do not depend on the question"
+    assert len({words for words, _ in found["ross"]}) > 2, "the replies do not depend on the question"
     personas = settings.get("persona") != "none"
     assert (found["ross"] != found["rachel"]) == (found["ross"] != found[None]) == personas
 
