@@ -57,7 +57,15 @@ def train(tmp_path_factory):
                 for scene in range(6)
                 for turn, text in enumerate(LINES)
             ]
-            values = {"persona_dim": 5, "new_columns": 0.3, "lr": 0.01, "rounds": ROUNDS, "workers": 0, "seed": 1, **settings}
+            values = {
+                "persona_dim": 5,
+                "new_columns": 0.3,
+                "lr": 0.01,
+                "rounds": ROUNDS,
+                "workers": 0,
+                "seed": 1,
+                **settings,
+            }
             folder = tmp_path_factory.mktemp("run") / "run"
             runs[key] = homespun.train("fednlg", homespun.load(rows), base_model=base, folder=folder, **values)
         return runs[key]
