@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,12 +27,11 @@ import reference_w4 as reference
 from alternating import Alternating
 from rounds import Rounds, user_name
 
-from homespun.core import seeds
-from homespun.core.batches import plan_batches
 from homespun.core.messages import ServerState
 from homespun.core.method import Batch, Phase, Task, build
 from homespun.core.words import words
 from homespun.data.dialogue import replies
+from homespun.engines.keys import BatchPlanner
 from homespun.models.reply_model import Sizes, save_reply_model, untrained
 from homespun.models.vocabulary import Vocabulary, most_frequent_words, pad_rows
 from homespun.runs.training import load
@@ -71,19 +71,29 @@ def make_data(file: str) -> tuple[reference.Data, Vocabulary]:
     return reference.Data(*tensors), vocabulary
 
 
+def method_settings(folder: Path, *, dropout: float) -> dict[str, Any]:
+    """The settings with which `fednlg` trains the reference's model."""
+    return {
+        "base_model": str(folder),
+        "persona_dim": reference.PERSONA_DIM,
+        "dropout": dropout,
+        "batch": reference.BATCH,
+        "optimizer": "sgd",
+        "lr": reference.RATE,
+        # the reference trains all parameters at once, and its first decoder layer reads the persona
+        "schedule": "joint",
+        "persona_layers": "first",
+        "persona_optimizer": "sgd",
+        "persona_lr": reference.RATE,
+        "clip_norm": reference.CLIP,
+    }
+
+
 class Cohort:
     """homespun's side. `folder` receives the base model, from which worker processes build the method."""
 
     def __init__(self, data: reference.Data, start: reference.Start, folder: Path, *, dropout: float) -> None:
-        settings = {
-            "base_model": str(folder),
-            "persona_dim": reference.PERSONA_DIM,
-            "dropout": dropout,
-            "batch": reference.BATCH,
-            "optimizer": "sgd",
-            "lr": reference.RATE,
-            "clip_norm": reference.CLIP,
-        }
+        settings = method_settings(folder, dropout=dropout)
         self.built = build(load_method("fednlg", settings, Task(population=reference.SPEAKERS)), seed=SEED)
         self.rounds = Rounds(self.built, seed=SEED)
         weights = {our_name(name): value for name, value in start.weights.items()}
@@ -105,8 +115,8 @@ class Cohort:
         assert isinstance(phase, Phase)
 
         def order(speaker: int) -> np.ndarray:
-            generator = seeds.numpy_generator(SEED, "phases", round_number, user_name(speaker))
-            return np.concatenate(plan_batches(reference.PAIRS, phase, generator))
+            planner = BatchPlanner(seed=SEED, mode="round", round=round_number, user=user_name(speaker))
+            return np.concatenate(planner.plan(reference.PAIRS, phase))
 
         return [order(speaker) for speaker in range(reference.SPEAKERS)]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from homespun.models.reply_model import ReplyModel, Sizes, load_reply_model, save_reply_model, untrained
-from homespun.models.vocabulary import Vocabulary
+from homespun.models.vocabulary import Vocabulary, pad_rows
 
 SPEAKERS = ("Ada Lovelace", "Bo Derek", "Cy Young")
 SIZES = Sizes(word_dim=5, cells=4, layers=2, length=6)
@@ -37,11 +37,22 @@ def reply_model(*, direction="replies", vocabulary=WORDS, sizes=SIZES, seed=1, s
     return ReplyModel("made", vocabulary, sizes, direction, "", weights)
 
 
-def write_reply_model(folder, **values):
-    """The folder of such a model, as a path for `base_model`."""
-    save_reply_model(folder, reply_model(**values), card="# made for a test\n")
+PUBLIC = [("is the sea blue?", "the sea is blue"), ("hello", "hello you"), ("the sea", "is the sea")]
+
+
+def write_reply_model(folder, *, public=None, **values):
+    """The folder of such a model, as a path for `base_model`. `public`: held-out pairs to tune a reranker on."""
+    pairs = None if public is None else public_pairs(public)
+    save_reply_model(folder, reply_model(**values), card="# made for a test\n", pairs=pairs)
     load_reply_model.cache_clear()
     return str(folder)
+
+
+def public_pairs(pairs):
+    sides = [[WORDS.encode(pair[side]) for pair in pairs] for side in (0, 1)]
+    lengths = [torch.tensor([len(row) for row in rows], dtype=torch.int32) for rows in sides]
+    texts = [torch.tensor(pad_rows(rows, length=SIZES.length), dtype=torch.int32) for rows in sides]
+    return {"question": texts[0], "question_length": lengths[0], "reply": texts[1], "length": lengths[1] + 1}
 
 
 def loaded(folder, **changes):

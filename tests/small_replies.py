@@ -58,6 +58,7 @@ def replies(key, seed):
             "speakers": len(USERS),
         },
         "losses": losses(key, seed),
+        "reranker": None,
         "scores": {
             "own": scores(seed, RIGHT[key], 0.10 + 0.02 * seed),
             "another": another and scores(seed, (0, 0), 0.05),

@@ -49,3 +49,17 @@ def test_all_faults_are_reported_with_the_nearest_name():
     assert message.startswith("run: 2 faults:")
     assert "unknown setting 'raet'. Did you mean 'rate'?" in message
     assert "cohort: input should be a valid integer" in message and "'many'" in message
+
+
+class Scored(Settings):
+    added_later = ("width",)
+    evaluation_only = ("prompts",)
+
+    rate: float = 0.1
+    width: int = 3
+    prompts: int = 200
+
+
+def test_how_a_run_is_evaluated_does_not_identify_it():
+    assert Scored(prompts=5).identity() == {"rate": 0.1}
+    assert Scored(width=4).identity() == {"rate": 0.1, "width": 4}

@@ -146,7 +146,7 @@ def _finished_results(run: Any, folder: Path) -> dict[str, Any] | None:
     from homespun.report.html import REPORT_FILES
 
     done = run.state.round
-    if done < run.total_rounds or not (folder / RESULTS_FILE).exists() or len(only_run(folder)["rounds"]) != done:
+    if not run.finished or not (folder / RESULTS_FILE).exists() or len(only_run(folder)["rounds"]) != done:
         return None
     if not all((folder / name).exists() for name in REPORT_FILES):
         return read_results(folder)
@@ -308,8 +308,9 @@ def report(folder: Folder, trust: Trust = []) -> None:  # noqa: B006
 
     with Reporter(to_stderr=True) as reporter:
         if not (folder / RESULTS_FILE).exists() and (folder / SETTINGS_FILE).exists():
-            with reopen(folder, trust=trust, progress=reporter.show_progress) as run:
-                if run.state.round >= run.total_rounds:
+            # not only read: a reranker may be tuned
+            with reopen(folder, trust=trust, read_only=False, progress=reporter.show_progress) as run:
+                if run.finished:
                     write_results(folder, single_results(run, run.data, title=run.method.name))
         written = rewrite_report(folder, progress=reporter.show_progress)
     out.print(str(written))

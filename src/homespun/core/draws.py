@@ -28,8 +28,9 @@ _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133
 _BITS = 24  # precision of a float32 in [0, 1)
 
 
-def step_key(seed: int, purpose: str, round: int, user: str, *, phase: int, step: int) -> int:
-    """Return the key of one local step of one client; `phase` is the index of the phase in the method."""
+def step_key(seed: int, purpose: str, round: int, user: str, *, phase: int | str, step: int) -> int:
+    """Return the key of one local step of one client; `phase` is the index of the phase in the method, or its
+    stream."""
     return _to_signed(seeds.derive(seed, "draws", purpose, round, user, phase, step))
 
 

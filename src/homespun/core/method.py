@@ -69,6 +69,10 @@ class Phase:
     torch.nn.utils.clip_grad_norm_ does; the gradient of the FedProx term is included. It stabilizes training and gives
     no privacy.
 
+    The batches and other random draws of a phase derive from its position among the phases. With `stream` they derive
+    from that name instead: two methods draw the same numbers in phases of one name, so that the difference of their
+    results is due to the methods and not to the draws.
+
     Example:
         >>> Phase(trains={"output.*": Sgd(0.1)}, batch=8, epochs=1).optimizer_of("output.bias")
         Sgd(lr=0.1, momentum=0.0, weight_decay=0.0)
@@ -81,6 +85,7 @@ class Phase:
     mu: float = 0.0
     loss: Loss | None = None
     clip_norm: float | None = None
+    stream: str = ""
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -319,6 +324,10 @@ def _faults(method: Method, parts: Partition) -> list[str]:
             faults += [f"a phase trains {fixed}, which has the role {role.value}"] if fixed else []
         shared = [one for one in getattr(phase, "names", ()) if parts.role_of(one) is not Role.PRIVATE]
         faults += [f"a phase assigns {shared}, which does not have the role private"] if shared else []
+    for phases in (method.local.phases, method.personalize.phases):
+        streams = [phase.stream for phase in phases if isinstance(phase, Phase) and phase.stream]
+        repeated = sorted({one for one in streams if streams.count(one) > 1})
+        faults += [f"two phases have the stream {repeated}: their draws would be the same"] if repeated else []
     if not any(isinstance(phase, Phase) for phase in method.local.phases):
         faults.append("no phase takes gradient steps. Give LocalTraining a Phase")
     if method.local.stochastic and KEY in method.model.keys.values():

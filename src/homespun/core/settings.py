@@ -91,6 +91,8 @@ class Settings(BaseModel):
     # Fields that were added after runs were written to disk. Their defaults keep the earlier behaviour, so they are
     # left out of the identity of a run while they have their defaults.
     added_later: ClassVar[tuple[str, ...]] = ()
+    # Fields that change how a run is evaluated, not how it is trained. They are not part of its identity.
+    evaluation_only: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -101,7 +103,7 @@ class Settings(BaseModel):
         """Return the values that identify a run."""
         found = self.model_dump(mode="json")
         unset = {name for name in self.added_later if getattr(self, name) == type(self).model_fields[name].default}
-        return {name: value for name, value in found.items() if name not in unset}
+        return {name: value for name, value in found.items() if name not in unset | set(self.evaluation_only)}
 
 
 @dataclass(frozen=True)

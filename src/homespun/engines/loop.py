@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.func import functional_call
 
 from homespun.core import seeds
-from homespun.core.batches import plan_batches
 from homespun.core.devices import CPU
 from homespun.core.messages import Broadcast
 from homespun.core.method import (
@@ -33,7 +32,6 @@ from homespun.core.threads import one_thread
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
 from homespun.core.tree import Tree
 from homespun.engines.client import (
-    SEED_PURPOSE,
     Client,
     Mode,
     Outcome,
@@ -45,7 +43,7 @@ from homespun.engines.client import (
     trainable_names,
     with_derived,
 )
-from homespun.engines.keys import client_batches, phase_keys
+from homespun.engines.keys import BatchPlanner, client_batches, phase_keys
 from homespun.engines.placement import move_broadcast, move_client, move_trained_to_cpu, place_method
 
 
@@ -141,8 +139,8 @@ class ClientSteps:
 
     def __init__(self, built: BuiltMethod, broadcast: Broadcast, client: Client, *, mode: Mode, seed: int) -> None:
         self.built, self.broadcast, self.client, self.mode, self.seed = built, broadcast, client, mode, seed
-        self.generator = seeds.numpy_generator(seed, SEED_PURPOSE[mode], broadcast.round, client.user)
-        self.phase, self.loss, self.examples = 0, 0.0, 0.0
+        self.planner = BatchPlanner(seed=seed, mode=mode, round=broadcast.round, user=client.user)
+        self.number, self.loss, self.examples = 0, 0.0, 0.0
 
     def train(self, phases: Sequence[LocalPhase], parameters: Tree, data: Batch) -> dict[str, Tensor]:
         """Run these phases and return the trained parameters."""
@@ -155,15 +153,18 @@ class ClientSteps:
         return trained
 
     def _train_phase(self, phase: Phase, parameters: Tree, data: Batch) -> dict[str, Tensor]:
-        built, client, round = self.built, self.client, self.broadcast.round
-        plan = plan_batches(len(next(iter(data.values()))), phase, self.generator)
+        built, client = self.built, self.client
+        plan = self.planner.plan(len(next(iter(data.values()))), phase)
         inputs = with_derived(built, parameters, data)
-        keys = phase_keys(built, seed=self.seed, mode=self.mode, round=round, phase=self.phase, users=[client.user])
+        keys = phase_keys(
+            built, phase, seed=self.seed, mode=self.mode, round=self.broadcast.round,
+            number=self.number, users=[client.user],
+        )  # fmt: skip
         trained, loss = train_phase(
             built, phase, parameters, anchor=built.parameters(self.broadcast, client.private),
             batches=client_batches(inputs, plan, keys),
         )  # fmt: skip
-        self.phase += 1
+        self.number += 1
         self.loss += loss
         self.examples += sum(len(rows) for rows in plan)
         return trained

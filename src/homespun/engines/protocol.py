@@ -50,9 +50,14 @@ class Engine(Protocol):
         """Train a cohort locally. Trained private parameters are staged until `confirm`."""
         ...
 
+    def personalize(self, broadcast: Broadcast, users: Sequence[str], *, done: Done = silent) -> None:
+        """Personalize participants on their training parts. Their private parameters are staged until `confirm`;
+        nothing is uploaded."""
+        ...
+
     def confirm(self, round: int, *, weight: float) -> None:
         """Commit the staged private parameters of a round, which is now part of the server's state, with the total
-        weight of its updates."""
+        weight of its updates. The weight is 0 after personalization: clients keep what they learned."""
         ...
 
     def evaluate(

@@ -43,6 +43,10 @@ class RemoteEngine:
         done(len(users))
         return trained_from_tensors(header, tensors)
 
+    def personalize(self, broadcast: Broadcast, users: Sequence[str], *, done: Done = silent) -> None:
+        self._request({"ask": "personalize", "users": list(users)}, broadcast)
+        done(len(users))
+
     def confirm(self, round: int, *, weight: float) -> None:
         _reply(self.ask(pack({"ask": "confirm", "round": round, "weight": weight}, {})))
 
@@ -77,6 +81,9 @@ def answer(engine: Engine, message: bytes) -> bytes:
         users, broadcast = _users(header), broadcast_from_tensors(header, tensors)
         if asked == "train":
             return pack(*trained_to_tensors(engine.train(broadcast, users)))
+        if asked == "personalize":
+            engine.personalize(broadcast, users)
+            return pack({}, {})
         if asked == "evaluate":
             protocol = _protocol(header)
             return pack(*scores_to_tensors(engine.evaluate(broadcast, users, protocol)))

@@ -13,14 +13,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from homespun.core import seeds
-from homespun.core.batches import plan_batches
 from homespun.core.messages import Broadcast, Update
 from homespun.core.method import Assign, Batch, BuiltMethod, Phase, optimizers
 from homespun.core.transforms import Transforms
 from homespun.core.tree import Tree
-from homespun.engines.client import SEED_PURPOSE, Client, Mode, client_update, phases_of, select_kept
-from homespun.engines.keys import client_batches, phase_keys
+from homespun.engines.client import Client, Mode, client_update, phases_of, select_kept
+from homespun.engines.keys import BatchPlanner, client_batches, phase_keys
 from homespun.engines.local_step import local_step
 from homespun.engines.loop import assign_private, model_output
 from homespun.engines.placement import move_broadcast, move_client, move_trained_to_cpu
@@ -83,14 +81,15 @@ def train_one_client(
     broadcast, client = move_broadcast(broadcast, built.device), move_client(client, built.device)
     anchor = built.parameters(broadcast, client.private)
     parameters: dict[str, Tensor] = dict(anchor)
-    generator = seeds.numpy_generator(seed, SEED_PURPOSE[mode], broadcast.round, client.user)
+    user, round = client.user, broadcast.round
+    planner = BatchPlanner(seed=seed, mode=mode, round=round, user=user)
     loss, examples = 0.0, 0.0
     for number, phase in enumerate(phases_of(built, mode)):
         if isinstance(phase, Assign):
             parameters |= assign_private(built, phase, parameters, client.data)
             continue
-        plan = plan_batches(client.examples, phase, generator)
-        keys = phase_keys(built, seed=seed, mode=mode, round=broadcast.round, phase=number, users=[client.user])
+        plan = planner.plan(client.examples, phase)
+        keys = phase_keys(built, phase, seed=seed, mode=mode, round=round, number=number, users=[user])
         batches = client_batches(client.data, plan, keys)
         trained, phase_loss = _train_phase(built, phase, parameters, anchor=anchor, batches=batches)
         parameters |= trained

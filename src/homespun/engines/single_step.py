@@ -16,8 +16,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from homespun.core import seeds
-from homespun.core.batches import plan_batches
 from homespun.core.devices import CPU
 from homespun.core.messages import METRICS, Broadcast, Candidate, Rows, Update
 from homespun.core.method import Assign, Batch, BuiltMethod, Method, Phase, Stackable, optimizers
@@ -37,7 +35,7 @@ from homespun.engines.client import (
     trainable_names,
     with_derived,
 )
-from homespun.engines.keys import phase_keys
+from homespun.engines.keys import BatchPlanner, phase_keys
 from homespun.engines.local_step import local_step
 from homespun.engines.placement import move_broadcast, move_tensors
 from homespun.engines.stacked import (
@@ -168,16 +166,16 @@ def _train_private(built: BuiltMethod, broadcast: Broadcast, cohort: StackedCoho
     in_order = order == sorted(order)  # all clients have as many: nothing to copy
     data = cohort.data if in_order else {name: column[rows] for name, column in cohort.data.items()}
     frozen = built.partition.select(built.initial, Role.FROZEN)
-    draws = [seeds.numpy_generator(seed, "phases", broadcast.round, clients[place].user) for place in order]
     users = [clients[place].user for place in order]
+    planners = [BatchPlanner(seed=seed, mode="round", round=broadcast.round, user=user) for user in users]
     counts = torch.tensor([clients[place].examples for place in order])
     for number, phase in enumerate(before):
         if isinstance(phase, Assign):
             values |= assign_private_stacked(built, phase, {**frozen, **values}, data, examples=counts)
             continue
-        plans = [plan_batches(clients[place].examples, phase, draw) for place, draw in zip(order, draws, strict=True)]
+        plans = [one.plan(clients[place].examples, phase) for one, place in zip(planners, order, strict=True)]
         inputs = with_derived(built, {**frozen, **values}, data)
-        keys = phase_keys(built, seed=seed, mode="round", round=broadcast.round, phase=number, users=users)
+        keys = phase_keys(built, phase, seed=seed, mode="round", round=broadcast.round, number=number, users=users)
         cohort.metrics["loss"][order] += train_phase_stacked(
             built, phase, values, anchor=shared, data=inputs, plans=plans, keys=keys
         )
@@ -225,8 +223,8 @@ def _gradients(
 def _add_keys(built: BuiltMethod, broadcast: Broadcast, cohort: StackedCohort, data: Batch, seed: int) -> Batch:
     """Add the keys of the last phase, which has one step on all examples."""
     users = [client.user for client in cohort.clients]
-    phase = len(built.method.local.phases) - 1
-    keys = phase_keys(built, seed=seed, mode="round", round=broadcast.round, phase=phase, users=users)
+    last, number = _last_phase(built), len(built.method.local.phases) - 1
+    keys = phase_keys(built, last, seed=seed, mode="round", round=broadcast.round, number=number, users=users)
     most = max(client.examples for client in cohort.clients)
     return keys.add(data, step=0, rows=torch.arange(most, device=built.device).expand(len(users), -1))
 

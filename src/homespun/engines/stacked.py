@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from homespun.core import seeds
-from homespun.core.batches import plan_batches
 from homespun.core.devices import CPU
 from homespun.core.messages import Broadcast, Update
 from homespun.core.method import Assign, Batch, BuiltMethod, LocalView, Phase, Stackable
@@ -23,7 +21,6 @@ from homespun.core.roles import Role
 from homespun.core.transforms import NO_TRANSFORMS, NOTHING_SENT, Transforms, add_bytes
 from homespun.core.tree import Tree
 from homespun.engines.client import (
-    SEED_PURPOSE,
     Client,
     Mode,
     Outcome,
@@ -36,7 +33,7 @@ from homespun.engines.client import (
     sort_by_user,
     with_derived,
 )
-from homespun.engines.keys import PhaseKeys, phase_keys
+from homespun.engines.keys import BatchPlanner, PhaseKeys, phase_keys
 from homespun.engines.local_step import local_step
 from homespun.engines.loop import LoopTrainer, predict_client
 from homespun.engines.placement import move_tensors
@@ -112,8 +109,7 @@ def train_stacked(
         move_tensors(stack_data(largest_first), built.device),
         built.partition.select(built.initial, Role.FROZEN),
     )
-    purpose = SEED_PURPOSE[mode]
-    generators = [seeds.numpy_generator(seed, purpose, broadcast.round, client.user) for client in largest_first]
+    planners = [BatchPlanner(seed=seed, mode=mode, round=broadcast.round, user=one.user) for one in largest_first]
     loss, examples = torch.zeros(count, dtype=torch.float64), np.zeros(count)
     users = [client.user for client in largest_first]
     counts = torch.tensor([client.examples for client in largest_first])
@@ -121,12 +117,9 @@ def train_stacked(
         if isinstance(phase, Assign):
             values |= assign_private_stacked(built, phase, {**frozen, **values}, data, examples=counts)
             continue
-        plans = [
-            plan_batches(client.examples, phase, generator)
-            for client, generator in zip(largest_first, generators, strict=True)
-        ]
+        plans = [one.plan(client.examples, phase) for one, client in zip(planners, largest_first, strict=True)]
         inputs = with_derived(built, {**frozen, **values}, data)
-        keys = phase_keys(built, seed=seed, mode=mode, round=broadcast.round, phase=number, users=users)
+        keys = phase_keys(built, phase, seed=seed, mode=mode, round=broadcast.round, number=number, users=users)
         loss += train_phase_stacked(built, phase, values, anchor=anchor, data=inputs, plans=plans, keys=keys)
         examples += [sum(len(rows) for rows in plan) for plan in plans]
     found: dict[int, tuple[dict[str, Tensor], dict[str, float]]] = {}

@@ -13,7 +13,7 @@ import numpy as np
 from homespun.core.devices import require_device
 from homespun.core.errors import DataError, HomespunError, RunError, SettingsError, raise_faults
 from homespun.core.messages import state_from_bytes
-from homespun.core.method import ALL_EXAMPLES, Artefact, BuiltMethod, Method, Task, build
+from homespun.core.method import ALL_EXAMPLES, Artefact, BuiltMethod, Method, Task, build, optimizers
 from homespun.core.progress import Show, silent
 from homespun.core.roles import SHARED
 from homespun.core.statistics import bests, sums
@@ -119,6 +119,7 @@ def open_run(
         Vault.open(Path(folder), identity=identity_of(made, federation, settings), read_only=True).close()
     built = build(made, seed=settings.seed)
     _require_protectable(built, settings, users=len(participants.users))
+    _require_personalizable(built, settings)
     server_users = make_prototypical_users(built, federation, seed=settings.seed, device=settings.device)
     new = not (Path(folder) / VAULT_FILE).exists()
     vault = Vault.open(Path(folder), identity=identity_of(made, federation, settings), read_only=read_only)
@@ -201,6 +202,19 @@ def _require_protectable(built: BuiltMethod, settings: RunSettings, *, users: in
         )
 
 
+def _require_personalizable(built: BuiltMethod, settings: RunSettings) -> None:
+    """Raise if participants cannot keep what they would learn in the final personalization."""
+    personalize, shared = built.method.personalize, built.partition.names(*SHARED)
+    if settings.final_personalization and (
+        personalize.generates or any(optimizers(phase, shared) for phase in personalize.phases)
+    ):
+        how = "generates private parameters anew for every text" if personalize.generates else "trains shared ones too"
+        raise SettingsError(
+            f"final_personalization: participants keep private parameters only, and personalization in "
+            f"{built.method.name} {how}. Leave it out."
+        )
+
+
 def _require_accounted(run: Run) -> None:
     """Raise if a new run's releases cannot be accounted for, or exceed the budget of its data set's ledger."""
     dp = run.dp
@@ -234,7 +248,7 @@ def resolved_settings(run: Run) -> dict[str, Any]:
 def _write_settings(run: Run) -> None:
     """Write `settings.json`, unless the run is finished: then it keeps the settings it was trained with."""
     path = run.vault.path.parent / SETTINGS_FILE
-    if run.state.round < run.total_rounds or not path.exists():
+    if not run.finished or not path.exists():
         write_json(path, resolved_settings(run))
 
 

@@ -15,9 +15,10 @@ from functools import cached_property
 from typing import Any
 
 from homespun.core.devices import require_device
+from homespun.core.errors import RunError
 from homespun.core.messages import ServerState, state_to_bytes
 from homespun.core.method import BuiltMethod, Method
-from homespun.core.progress import Show, silent
+from homespun.core.progress import Show, silent, start_count
 from homespun.core.records import RoundRecord
 from homespun.core.scoring import Scoring
 from homespun.core.transforms import Transforms
@@ -26,7 +27,7 @@ from homespun.engines.client import Trainer
 from homespun.engines.cohort import CohortTrainer
 from homespun.engines.loop import LoopTrainer
 from homespun.engines.protocol import Engine
-from homespun.engines.simulation import SimulationEngine
+from homespun.engines.simulation import SimulationEngine, blocks
 from homespun.privacy.dp import DpMechanism, dp_of
 from homespun.privacy.ledger import BudgetError
 from homespun.runs.clients import SimulatedClients
@@ -37,6 +38,8 @@ from homespun.runs.schedule import Schedule
 from homespun.runs.settings import RunSettings
 from homespun.runs.vault import Vault
 from homespun.system.machine import cpu_cores, machine_records
+
+PERSONALIZED = "personalized"  # the record of the final personalization
 
 
 @dataclass
@@ -136,6 +139,12 @@ class Run:
     def rounds(self) -> Iterator[RoundRecord]:
         """Run the remaining rounds. With commit_every = 1, a round is on disk before the next one starts."""
         if self.state.round < self.total_rounds:
+            if self._personalized:
+                raise RunError(
+                    f"{self.vault.path.parent}: its participants personalized after round {self.state.round}, so it "
+                    f"cannot be trained further: it would differ from a run of {self.total_rounds} rounds. Train in "
+                    "another folder."
+                )
             self._records += machine_records(self.history(), round=self.state.round, folder=self.vault.path.parent)
         while self.state.round < self.total_rounds:
             try:
@@ -146,6 +155,28 @@ class Run:
             if self.state.round % self.settings.commit_every == 0:
                 self.commit()
             yield record
+        self.commit()
+        if not self.finished:
+            self._personalize_participants()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done and participants have personalized, if they should."""
+        personalizes = self.settings.final_personalization and self.method.personalize.adapts
+        return self.state.round >= self.total_rounds and (not personalizes or self._personalized)
+
+    @property
+    def _personalized(self) -> bool:
+        return any(entry["kind"] == PERSONALIZED for entry in self.history())
+
+    def _personalize_participants(self) -> None:
+        """Participants personalize with the final model."""
+        users, broadcast, round = self.clients.population.users, self.state.broadcast(), self.state.round
+        done = start_count(self.progress, "final personalization", total=len(users))
+        for block in blocks(users):
+            self.engine.personalize(broadcast, block, done=done)
+            self.engine.confirm(round, weight=0.0)
+        self.record({"kind": PERSONALIZED, "round": round})
         self.commit()
 
     def record(self, entry: Mapping[str, Any]) -> None:

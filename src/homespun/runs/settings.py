@@ -69,6 +69,9 @@ class RunSettings(Settings):
     """Maximum number of participants in an evaluation, drawn once for the run, and likewise of new users."""
     evaluate_examples: ExampleLimit = None
     """Maximum number of examples per user in an evaluation, evenly spaced. Not set: all."""
+    final_personalization: bool = False
+    """Whether participants personalize after the last round, on their training parts and with the final model, as new
+    users do. Private parameters are otherwise those of each user's last round. Nothing is uploaded."""
     commit_every: PositiveInt = 1
     """Rounds between two commits to disk. A killed run repeats the rounds since the last commit."""
     privacy: Privacy | None = None
@@ -93,7 +96,14 @@ class RunSettings(Settings):
 
     def identity(self) -> dict[str, Any]:
         """The settings that identify a run. Its length and the number of processes do not."""
-        free = {"workers", "evaluate_every", "evaluate_users", "evaluate_examples", "commit_every"}
+        free = {
+            "final_personalization",
+            "workers",
+            "evaluate_every",
+            "evaluate_users",
+            "evaluate_examples",
+            "commit_every",
+        }
         if self.privacy is None or self.privacy.epsilon is None:  # else the noise depends on the length
             free |= {"rounds", "epochs"}
         if not self.cohort_decay:  # runs older than this setting had none
