@@ -1,21 +1,28 @@
 """Replies of a run to test prompts: which pairs, whose persona, and the losses by conversation."""
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import pytest
-from small_dialogue import conversations, write_dialogue, write_reply_model
+from small_dialogue import PUBLIC, conversations, write_dialogue, write_reply_model
 
 from homespun.data.source import DataSettings
 from homespun.evaluation.conversation_losses import perplexity
 from homespun.evaluation.language import ReplyScoring
+from homespun.experiments.experiment import Configuration, Experiment, collect, train_all
 from homespun.experiments.reply_quality import (
     _shuffled,
     conversation_losses,
     make_reply_test,
     part_of,
     reply_results,
+    score_replies,
     untouched_losses,
     write_replies,
 )
+from homespun.experiments.results import single_results
 from homespun.personalization.replies import Search, find_replier
+from homespun.personalization.reranking import keep_reranker
 from homespun.runs.controls import evaluate_controls
 from homespun.runs.evaluate import evaluate
 from homespun.runs.training import prepare
@@ -112,9 +119,32 @@ def test_paraphrases_are_different_prompts_to_one_user(run):
         assert left.user == right.user and {left.prompt, right.prompt} == {"the sea is blue.", "is the sea blue?"}
 
 
+def test_replies_with_exaggerated_personas_are_scored(tmp_path):
+    """The strength changes no run: results are made again, without training."""
+    made = Experiment(
+        name="talk",
+        data=DataSettings(source=str(write_dialogue(tmp_path / "talk.jsonl", conversations(30)))),
+        settings={**SMALL, "base_model": write_reply_model(tmp_path / "base", scale=2.0)},
+        configurations={"fednlg": Configuration(method="fednlg")},
+    )
+    stronger = made.model_copy(update={"settings": {**made.settings, "evaluate_strength": 5.0}})
+    rounds, found = [], []
+    for asked in (made, stronger):
+        train_all(asked, tmp_path, lambda run, _: nullcontext(lambda event: rounds.append(type(event).__name__)))
+        found.append(collect(asked, tmp_path)["configurations"]["fednlg"]["runs"][0]["replies"])
+    assert rounds.count("RoundRecord") == SMALL["rounds"]
+    first, second = (one["scores"] for one in found)
+    assert first["guided"] is None and first["guided_another"] is None and first["sampled"] == second["sampled"]
+    assert second["guided"] != second["sampled"] and second["guided_another"] != second["guided"]
+    assert found[1]["strength"] == 5.0
+
+
 def test_results_have_every_score(run):
     found = reply_results(run)
-    assert set(found["scores"]) == {"own", "another", "sampled", "sampled_another", "retrieved", "real"}
+    written = {"own", "another", "sampled", "sampled_another", "retrieved", "real"}
+    assert {name for name, one in found["scores"].items() if one} == written
+    absent = {"reranked", "reranked_another", "guided", "guided_another"}
+    assert set(found["scores"]) - written == absent and found["reranker"] is None
     assert found["scores"]["real"]["bleu_4"][0] == 1.0
     assert found["prompts"] == len(make_reply_test(run, replies=200).pairs)
     assert found["samples"]["users"] == list(run.federation.users)
@@ -122,11 +152,32 @@ def test_results_have_every_score(run):
     assert all(len(one) == 3 for name, one in found["scores"]["own"].items() if name.startswith("bleu"))
 
 
+def test_a_reranker_is_tuned_after_training_and_its_replies_are_scored(tmp_path):
+    inverse = write_reply_model(tmp_path / "inverse", scale=2.0, direction="prompts", seed=5)
+    data = DataSettings(source=str(write_dialogue(tmp_path / "talk.jsonl", conversations(60))))
+    base = write_reply_model(tmp_path / "base", scale=2.0, public=PUBLIC)
+    values = {"base_model": base, **SMALL, "evaluate_beam": 16}
+    values |= {"evaluate_inverse": inverse, "evaluate_replies": 6}
+    with prepare("fednlg", data.load(), folder=tmp_path / "run", settings=values, data=data) as run:
+        list(run.rounds())
+        (tuned,) = (
+            one["runs"][0]["replies"] for one in single_results(run, data, title="some")["configurations"].values()
+        )
+        reranker = find_replier(run).reranker
+        assert tuned["reranker"] == reranker.to_dict() and tuned["scores"]["reranked"]
+        keep_reranker(run, replace(reranker, lam=3.0, gamma=5.0))  # prefers long replies
+        found, test = reply_results(run), make_reply_test(run, replies=6)
+        written = write_replies(find_replier(run), test.pairs, search=Search(beam=16))
+    assert found["scores"]["reranked"]["bleu_1"] == score_replies(test, written)["bleu_1"]
+    assert found["scores"]["reranked"]["length"][0] > found["scores"]["own"]["length"][0]
+    assert found["scores"]["reranked_another"] and found["scores"]["own"] == tuned["scores"]["own"]
+
+
 def test_right_names_give_the_accuracy(run):
     found = reply_results(run)
     users = [found["asked"]["users"][place] for place in found["asked"]["user"]]
     assert users == [one.user for one in make_reply_test(run, replies=200).pairs]
-    for scores in found["scores"].values():
+    for scores in filter(None, found["scores"].values()):
         shares = [
             [right for right, user in zip(scores["right"], users, strict=True) if user == one]
             for one in dict.fromkeys(users)

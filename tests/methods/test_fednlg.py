@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +11,13 @@ import torch
 from small_dialogue import SPEAKERS, conversations, loaded, write_reply_model
 from torch.func import functional_call
 
-from homespun.core.errors import RunError, SettingsError
+from homespun.core.errors import MethodError, RunError, SettingsError
 from homespun.core.messages import state_to_bytes
 from homespun.core.method import Task, build
 from homespun.core.roles import Role
 from homespun.data.federation import Examples
 from homespun.engines.client import Client
+from homespun.engines.cohort import CohortTrainer
 from homespun.engines.loop import LoopTrainer
 from homespun.methods import central_dialogue, fednlg
 from homespun.models.reply_model import load_reply_model
@@ -219,6 +221,49 @@ def test_new_personas_are_normal_and_differ(base):
     assert float(ada.std()) == pytest.approx(0.5, rel=0.1) and float(ada.mean()) == pytest.approx(0, abs=0.05)
     assert not torch.equal(ada, bo)
     assert torch.equal(ada, built.new_private("ada", seed=0)["persona.embedding"])
+
+
+@pytest.mark.parametrize("trainer", [LoopTrainer, partial(CohortTrainer, workers=0)])
+def test_personas_of_zero_leave_the_shared_parameters_as_without_personas(base, trainer):
+    """Phases of the shared parameters draw the same batches and dropout, so the difference of two runs is due to
+    personas."""
+    same = {"dropout": 0.3, "batch": 2, "lr": 0.2}
+    with_personas = built_fednlg(base, persona_scale=0.0, persona_lr=0.0, **same)
+    without = built_fednlg(base, persona="none", **same)
+    updates = {}
+    for one in (with_personas, without):
+        clients = [client(one, "ada"), client(one, "bo")]
+        updates[one.method.settings.persona] = trainer(one, seed=0).train(one.start().broadcast(), clients).update
+    for name, expected in updates["none"].federated.items():
+        found = updates["private"].federated[name]
+        columns = expected.shape[-1]
+        torch.testing.assert_close(found[..., :columns], expected, rtol=0, atol=1e-6)
+        assert not found[..., columns:].any()  # of a persona of zero
+    assert any(one.any() for one in updates["none"].federated.values())
+
+
+def test_a_persona_may_take_fewer_steps_than_the_shared_parameters(base):
+    """Two steps of the persona with SGD are two gradients, each times the learning rate; the shared parameters take
+    four, one for each batch."""
+    built = built_fednlg(base, batch=2, persona_steps=2, persona_lr=0.5, lr=0.0)
+    who = Client("bo", {"persona.embedding": torch.zeros(3)}, built.method.model.encode(examples("bo")))
+    own, shared = built.method.local.phases
+    assert (own.steps, own.epochs, shared.steps, shared.epochs) == (2, None, None, 1)
+    outcome = LoopTrainer(built, seed=0).train(built.start().broadcast(), [who])
+    assert outcome.update.metrics["examples"] == 2 * 2 + 6
+
+
+def test_two_phases_with_one_stream_are_rejected(base):
+    method = fednlg.method(fednlg.Settings(base_model=base, **PLAIN), TASK)
+    own, shared = method.local.phases
+    twice = replace(method, local=replace(method.local, phases=(replace(own, stream="shared"), shared)))
+    with pytest.raises(MethodError, match="two phases have the stream"):
+        build(twice, seed=0)
+
+
+def test_personas_of_a_table_start_as_private_ones_do(base):
+    table = built_fednlg(base, persona="table", persona_dim=200, persona_scale=0.1).initial["persona.table"]
+    assert table.std().item() == pytest.approx(0.1, abs=0.01)
 
 
 def test_without_personas_all_speakers_have_one_model(base, tmp_path):

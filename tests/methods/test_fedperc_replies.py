@@ -200,13 +200,17 @@ def test_speakers_are_searched_together_as_if_alone(run):
 def test_results_have_the_scores_of_replies(run):
     found = reply_results(run)
     assert found["decode"] == "sample" and found["prompts"] == 9
-    assert set(found["scores"]) == {"own", "another", "sampled", "sampled_another", "retrieved", "real"}
+    scored = {name for name, one in found["scores"].items() if one is not None}
+    assert scored == {"own", "another", "sampled", "sampled_another", "retrieved", "real"}
+    assert found["reranker"] is None and found["scores"]["reranked"] is None
     losses, prompts = found["losses"], len(found["samples"]["prompts"])
     assert len({tuple(losses[name]) for name in ("own", "another", "untouched")}) == 3
     assert found["samples"]["users"] == list(SPEAKERS) and len(found["samples"]["replies"]) == prompts
     own = {"seed": 0, "replies": found}
     results = {"configurations": {"ours": {"title": "Ours", "method": "fedperc", "runs": [own]}}}
-    assert "9 test prompts, one sampled reply to each, without reranking" in overlap_table(results).note
+    assert (
+        "9 test prompts, one sampled reply to each; not reranked, unless the row says so" in overlap_table(results).note
+    )
     other = {"seed": 0, "replies": {**found, "decode": "beam"}}
     results["configurations"]["theirs"] = {"title": "Theirs", "method": "fedperc", "runs": [other]}
     how = "one sampled reply to each (Ours); best reply of a beam of 20 (Theirs)"

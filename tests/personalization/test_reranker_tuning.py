@@ -4,15 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from small_dialogue import SPEAKERS, WORDS, conversations, write_dialogue, write_reply_model
+from small_dialogue import PUBLIC, SPEAKERS, WORDS, conversations, write_dialogue, write_reply_model
 
 from homespun.core.errors import InputError, RunError
 from homespun.data.source import DataSettings
 from homespun.evaluation.bleu import corpus_bleu
 from homespun.evaluation.mert import grid_counts
-from homespun.models.reply_model import load_public_pairs, load_reply_model, save_reply_model
-from homespun.models.vocabulary import pad_rows
+from homespun.models.reply_model import load_public_pairs, load_reply_model
 from homespun.personalization import reranker_tuning
 from homespun.personalization.replies import Search, find_replier, reply
 from homespun.personalization.reranker_tuning import (
@@ -26,7 +24,6 @@ from homespun.personalization.reranker_tuning import (
 from homespun.personalization.reranking import Reranker, load_inverse, load_reranker
 from homespun.runs.training import prepare
 
-PUBLIC = [("is the sea blue?", "the sea is blue"), ("hello", "hello you"), ("the sea", "is the sea")]
 SMALL = {"rounds": 2, "workers": 0, "persona_dim": 3, "batch": 8, "new_columns": 1.0, "persona_scale": 3.0}
 
 
@@ -34,13 +31,7 @@ SMALL = {"rounds": 2, "workers": 0, "persona_dim": 3, "batch": 8, "new_columns":
 def run(tmp_path):
     write_dialogue(tmp_path / "talk.jsonl", conversations(20))
     write_reply_model(tmp_path / "inverse", scale=2.0, direction="prompts", seed=5)
-    write_reply_model(tmp_path / "plain", scale=2.0)
-    base = load_reply_model(str(tmp_path / "plain"))
-    sides = [[WORDS.encode(pair[side]) for pair in PUBLIC] for side in (0, 1)]
-    lengths = [torch.tensor([len(row) for row in rows], dtype=torch.int32) for rows in sides]
-    texts = [torch.tensor(pad_rows(rows, length=base.sizes.length), dtype=torch.int32) for rows in sides]
-    pairs = {"question": texts[0], "question_length": lengths[0], "reply": texts[1], "length": lengths[1] + 1}
-    save_reply_model(tmp_path / "base", base, card="", pairs=pairs)
+    write_reply_model(tmp_path / "base", scale=2.0, public=PUBLIC)
     data = DataSettings(source=str(tmp_path / "talk.jsonl"))
     values = {"base_model": str(tmp_path / "base"), **SMALL}
     with prepare("fednlg", data.load(), folder=tmp_path / "run", settings=values, data=data) as found:

@@ -302,3 +302,35 @@ def test_a_base_model_that_changed_is_refused(folder, tmp_path):
     with pytest.raises(RunError, match="is not the one that this run was trained with"):
         reopen(tmp_path / "run")
     load_reply_model.cache_clear()
+
+
+def test_a_persona_is_exaggerated(run):
+    """Of one word: logits are a new user's plus twice what the persona changes."""
+    replier = find_replier(run)
+    speaker, new = replier.speaker(ADA), replier.speaker(None)
+    tokens = torch.full((1,), speaker.decoder.begin)
+    own, neutral = (
+        one.decoder.step(tokens, one.decoder.start([WORDS.encode(PROMPT)], one.persona[None]))[0][0]
+        for one in (speaker, new)
+    )
+    assert not torch.allclose(own, neutral)
+    expected = (2 * own - neutral).log_softmax(dim=0)
+    guided = replier._guided(speaker.decoder, 2.0)
+    found = guided.step(tokens, guided.start([WORDS.encode(PROMPT)], speaker.persona[None]))[0][0].log_softmax(dim=0)
+    torch.testing.assert_close(found, expected)
+
+    def listed(user, strength):
+        found = reply(run, PROMPT, user=user, n=8, beam=16, max_words=2, persona_strength=strength)
+        return [(one.tokens, one.log_prob) for one in found]
+
+    assert listed(ADA, 1.0) == [
+        (one.tokens, one.log_prob) for one in reply(run, PROMPT, user=ADA, n=8, beam=16, max_words=2)
+    ]
+    assert listed(ADA, 3.0) != listed(ADA, 1.0)
+    for (tokens_of_ada, ada), (tokens_of_new, new_user) in zip(listed(ADA, 0.0), listed(None, 1.0), strict=True):
+        assert tokens_of_ada == tokens_of_new and ada == pytest.approx(new_user, abs=1e-5)
+
+
+def test_without_personas_there_is_nothing_to_exaggerate(folder, tmp_path):
+    with trained(folder, tmp_path / "run", persona="none") as run, pytest.raises(InputError, match="Leave it at 1"):
+        reply(run, PROMPT, persona_strength=2.0)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,8 @@ def wait_for_steps(folder, *, more_than):
     until, path = time.monotonic() + 60, folder / "checkpoint.safetensors"
     while time.monotonic() < until:
         if path.exists():
-            with safe_open(path, framework="pt") as file:
+            # safe_open reads the size and the content separately, and the file may be replaced in between
+            with suppress(RuntimeError), safe_open(path, framework="pt") as file:
                 if (steps := int(file.metadata()["step"])) > more_than:
                     return steps
         time.sleep(0.002)

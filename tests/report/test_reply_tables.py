@@ -1,7 +1,7 @@
 """Tables of replies, with numbers worked out by hand."""
 
 import pytest
-from small_replies import CONTROLS, DATA, TITLES, evaluation, replies, run_of
+from small_replies import CONTROLS, DATA, RIGHT, TITLES, evaluation, replies, run_of, scores
 
 from homespun.experiments.results import assemble
 from homespun.report.html import page
@@ -64,6 +64,26 @@ def test_right_speakers_and_their_differences():
     assert "chance is 50.0 %" in table.note and "3 pairs of similar prompts" in table.note
 
 
+def test_reranked_replies_have_rows_of_their_own():
+    """Two configurations have a reranker: 20 % BLEU instead of 10, and always the right speaker."""
+    found = results(seeds=(0,))
+    for key in ("fedavg", "seq2seq-fl"):
+        made = found["configurations"][key]["runs"][0]["replies"]
+        made["reranker"] = {"lambda": 0.5, "gamma": 1.25, "bleu": 0.006, "tuned_on": "public held-out pairs"}
+        made["scores"] |= {"reranked": scores(0, RIGHT[key], 0.2), "reranked_another": None}
+    _, overlap, speakers, sampled = reply_tables(found)
+    titles = [row[0] for row in rows_of(overlap)]
+    assert titles[:4] == ["FedNLG", "FedNLG, reranked", "SEQ2SEQ + FL", "SEQ2SEQ + FL, reranked"]
+    assert rows_of(overlap)[1][1] == "20.00"
+    tuned = "FedNLG 0.50 and 1.25, 0.60, SEQ2SEQ + FL 0.50 and 1.25, 0.60."
+    assert f"BLEU in % on the public held-out pairs they were tuned on: {tuned}" in overlap.note
+    rows = {row[0]: row[1:] for row in rows_of(speakers)}
+    assert rows["FedNLG, reranked"][:2] == ["100.0 [100.0, 100.0]", "+50.0 [+50.0, +50.0]"]  # of reranked ones
+    assert rows["SEQ2SEQ + FL, reranked"][1] == "–"
+    assert "FedNLG, reranked" not in [row[0] for row in rows_of(sampled)]
+    assert "; reranked: FedNLG." in prompt_table(found).note
+
+
 def test_right_speakers_of_sampled_replies():
     """With another persona, the classifier always names ada."""
     table = reply_tables(results())[3]
@@ -72,6 +92,21 @@ def test_right_speakers_of_sampled_replies():
         "100.0 [100.0, 100.0]", "+50.0 [+50.0, +50.0]", "50.0 [50.0, 50.0]", "+50.0 [+50.0, +50.0]",
     ]  # fmt: skip
     assert "one sampled reply to each" in table.note and "similar prompts" not in table.note
+
+
+def test_exaggerated_personas_have_rows_of_their_own():
+    """Against the sampled replies of the model without personas, and against another's exaggerated persona."""
+    found = results(seeds=(0,))
+    made = found["configurations"]["fedavg"]["runs"][0]["replies"]
+    made["strength"] = 4.0
+    made["scores"] |= {"guided": scores(0, RIGHT["fedavg"], 0.2), "guided_another": scores(0, RIGHT["seq2seq-fl"], 0.2)}
+    _, overlap, best, sampled = reply_tables(found)
+    rows = {row[0]: row[1:] for row in rows_of(sampled)}
+    assert rows["FedNLG, strength 4"] == [
+        "100.0 [100.0, 100.0]", "+50.0 [+50.0, +50.0]", "50.0 [50.0, 50.0]", "+50.0 [+50.0, +50.0]",
+    ]  # fmt: skip
+    assert "Strength s:" in sampled.note and "Strength s:" not in best.note
+    assert not any("strength" in row[0] for row in (*rows_of(overlap), *rows_of(best)))
 
 
 def test_without_the_references_no_differences_are_shown():

@@ -31,6 +31,7 @@ Beam = Annotated[int, typer.Option(help="Hypotheses that the search keeps.")]
 Decode = Annotated[str, typer.Option(help="beam, greedy, sample or diverse.")]
 Seed = Annotated[int, typer.Option(help="Random seed, with --decode sample.")]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature, with --decode sample.")]
+Strength = Annotated[float, typer.Option(help="Above 1, personas are exaggerated: try 3.")]
 
 
 def reply(
@@ -41,6 +42,7 @@ def reply(
     beam: Beam = 200,
     decode: Decode = "beam",
     temperature: Temperature = 1.0,
+    persona_strength: Strength = 1.0,
     seed: Seed = 0,
     context: Context = None,
     trust: Trust = [],  # noqa: B006
@@ -58,7 +60,7 @@ def reply(
     from homespun.personalization.replies import find_replier
     from homespun.runs.training import reopen
 
-    search = _search(beam=beam, decode=decode, temperature=temperature, seed=seed)
+    search = _search(beam=beam, decode=decode, temperature=temperature, persona_strength=persona_strength, seed=seed)
     with reopen(folder, trust=trust) as run:
         replier = find_replier(run, context=context)
         speakers = _speakers(replier, who)
@@ -80,6 +82,7 @@ def chat(
     beam: Beam = 200,
     decode: Decode = "beam",
     temperature: Temperature = 1.0,
+    persona_strength: Strength = 1.0,
     seed: Seed = 0,
     context: Context = None,
     trust: Trust = [],  # noqa: B006
@@ -95,7 +98,7 @@ def chat(
     from homespun.personalization.replies import find_replier
     from homespun.runs.training import reopen
 
-    search = _search(beam=beam, decode=decode, temperature=temperature, seed=seed)
+    search = _search(beam=beam, decode=decode, temperature=temperature, persona_strength=persona_strength, seed=seed)
     with reopen(folder, trust=trust) as run:
         replier = find_replier(run, context=context)
         speakers = _speakers(replier, who)
@@ -175,7 +178,7 @@ def rerank(
             return
         tuned = tune_reranker(run, str(inverse.resolve()), federated=federated, questions=questions, beam=beam)
     if json_output:
-        print_json({"lambda": tuned.lam, "gamma": tuned.gamma, "bleu": tuned.bleu, "tuned_on": tuned.tuned_on})
+        print_json(tuned.to_dict())
         return
     say(f"lambda {tuned.lam:.3f}, gamma {tuned.gamma:.3f}: BLEU {100 * (tuned.bleu or 0):.2f} on {tuned.tuned_on}")
 

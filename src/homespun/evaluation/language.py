@@ -149,6 +149,8 @@ class ReplyScoring(TokenScoring):
     replies: int = 200  # test prompts whose generated replies are scored after training
     beam: int = 20  # of the search for them, with decode = "beam"
     decode: ReplyDecoding = "beam"
+    inverse: str = ""  # folder of the inverse model of a reranker, which is tuned after training; empty: none
+    strength: float = 1.0  # of personas in one more set of sampled replies; 1: no such set
 
     given = 0
     k_shot = (0, 1, 5, 20, None)

@@ -192,9 +192,19 @@ def _finished_elsewhere(
     method, participants, _ = method_for(federation, settings, method=configuration.method, values=method_values)
     federation = original(participants)  # as the method reads it
     # besides the identity of the run: its length and how it was evaluated
-    more = ("rounds", "epochs", *EVALUATION_SETTINGS)
-    asked = {**identity_of(method, federation, settings), **settings.model_dump(mode="json", include=set(more))}
-    kept = {**current_identity(run["identity"]), **{name: run["run"][name] for name in more}}
+    more = ("rounds", "epochs", "final_personalization", *EVALUATION_SETTINGS)
+    stored = {"final_personalization": False, **run["run"]}  # results older than this setting
+    scored = method.settings.evaluation_only
+    asked = {
+        **identity_of(method, federation, settings),
+        **settings.model_dump(mode="json", include=set(more)),
+        **method.settings.model_dump(mode="json", include=set(scored)),
+    }
+    kept = {
+        **current_identity(run["identity"]),
+        **{name: stored[name] for name in more},
+        **{name: run["settings"].get(name) for name in scored},
+    }
     require_same_run(place, stored=_without_artefact_paths(kept, method), asked=_without_artefact_paths(asked, method))
     return True
 
@@ -214,13 +224,20 @@ def _finished(run: Run, place: Path) -> bool:
             f"{place}: this run has {run.state.round} rounds, but {run.total_rounds} are requested. Request as many, "
             "or choose another --folder."
         )
-    if run.state.round < run.total_rounds or not (place / RESULTS_FILE).exists():
+    if not run.finished or not (place / RESULTS_FILE).exists():
         return False
     kept = only_run(place)
-    if len(kept["rounds"]) != run.state.round:  # outdated results: the run was extended and then stopped
-        return False
+    if len(kept["rounds"]) != run.state.round or not _personalized_as_asked(kept["run"], run.settings):
+        return False  # outdated results: the run was extended and then stopped
     # if evaluated differently: evaluate again, without training
-    return all(kept["run"][name] == getattr(run.settings, name) for name in EVALUATION_SETTINGS)
+    asked = run.method.settings.model_dump(mode="json", include=set(run.method.settings.evaluation_only))
+    return asked == {name: kept["settings"].get(name) for name in asked} and all(
+        kept["run"][name] == getattr(run.settings, name) for name in EVALUATION_SETTINGS
+    )
+
+
+def _personalized_as_asked(kept: Mapping[str, Any], asked: RunSettings) -> bool:
+    return kept.get("final_personalization", False) == asked.final_personalization
 
 
 @named_by_user()

@@ -35,7 +35,9 @@ from homespun.evaluation.speakers import (
     nearest_questions,
     similar_questions,
 )
-from homespun.personalization.replies import Replier, Search, Speaker, find_replier
+from homespun.personalization.replies import Replier, Search, Speaker, find_replier, find_reply_base
+from homespun.personalization.reranker_tuning import tune_reranker
+from homespun.personalization.reranking import ARTEFACT
 from homespun.runs.clients import take_evenly_spaced
 from homespun.runs.controls import untouched_replies
 from homespun.runs.run import Run
@@ -311,28 +313,54 @@ def reply_results(run: Run) -> dict[str, Any] | None:
     if not test.pairs:
         return None
     search = Search(beam=scoring.beam, decode=scoring.decode, seed=run.settings.seed)
-    replier = find_replier(run, reranked=False)
+    replier, reranking = find_replier(run, reranked=False), _find_reranking(run)
     has_persona = bool(run.built.partition.names(Role.PRIVATE)) or "author" in run.method.model.keys.values()
-    best = write_replies(replier, test.asked, search=search)
-    written: dict[str, Sequence[str] | None] = {"own": best, "another": None, "sampled_another": None}
-    if has_persona:
-        written["another"] = write_replies(replier, test.pairs, search=search, persona="another")
+
+    def write(by: Replier, search: Search, asked: Sequence[TestPair]) -> tuple[list[str], list[str] | None]:
+        """Replies with the own personas and, if there are any, with other speakers'."""
+        own = write_replies(by, asked, search=search)
+        return own, write_replies(by, test.pairs, search=search, persona="another") if has_persona else None
+
+    written: dict[str, Sequence[str] | None] = dict.fromkeys(
+        ("reranked", "reranked_another", "guided", "guided_another")
+    )
+    written["own"], written["another"] = best, another = write(replier, search, test.asked)
     if scoring.decode == "sample":
-        written |= {"sampled": best[: len(test.pairs)], "sampled_another": written["another"]}
+        written |= {"sampled": best[: len(test.pairs)], "sampled_another": another}
     else:
-        written["sampled"] = write_replies(replier, test.pairs, search=SAMPLED)
-        if has_persona:
-            written["sampled_another"] = write_replies(replier, test.pairs, search=SAMPLED, persona="another")
+        written["sampled"], written["sampled_another"] = write(replier, SAMPLED, test.pairs)
+    if has_persona and scoring.strength != 1:
+        exaggerated = SAMPLED.model_copy(update={"persona_strength": scoring.strength})
+        written["guided"], written["guided_another"] = write(replier, exaggerated, test.pairs)
+    if reranking is not None:
+        written["reranked"], written["reranked_another"] = write(reranking, search, test.asked)
     written |= {"retrieved": test.retrieved, "real": [one.reply for one in test.asked]}
     return {
         "decode": scoring.decode,
         "beam": scoring.beam,
+        "strength": scoring.strength,
+        "reranker": reranking and reranking.reranker and reranking.reranker.to_dict(),
         "prompts": len(test.pairs),
         "asked": test.to_dict(),
         "losses": loss_results(run, test.classifier, another=has_persona),
         "scores": {part: texts and score_replies(test, texts) for part, texts in written.items()},
-        "samples": sample_replies(replier, test.pairs, search=search),
+        "samples": sample_replies(reranking or replier, test.pairs, search=search),
     }
+
+
+def ensure_reranker(run: Run) -> None:
+    """Tune the reranker that the method's scoring asks for, unless the run has one."""
+    scoring = run.scoring
+    if not isinstance(scoring, ReplyScoring) or not scoring.replies or not scoring.inverse:
+        return
+    if find_reply_base(run) is not None and run.vault.artefact(ARTEFACT) is None:
+        tune_reranker(run, scoring.inverse, beam=scoring.beam)
+
+
+def _find_reranking(run: Run) -> Replier | None:
+    """The reply model with its reranker, if it has one."""
+    found = find_replier(run)
+    return None if found.reranker is None else found
 
 
 def sample_replies(replier: Replier, pairs: Sequence[TestPair], *, search: Search) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from homespun.data.splits import Subset, original_name, sample_users
 from homespun.evaluation.differences import differences, personal_differences, sample_gains
 from homespun.evaluation.metrics import mean_and_deviation
 from homespun.evaluation.pooling import COLUMNS, average_evaluations, merge_evaluations
-from homespun.experiments.reply_quality import reply_results
+from homespun.experiments.reply_quality import ensure_reranker, reply_results
 from homespun.experiments.spending import total_privacy_cost
 from homespun.runs.controls import evaluate_controls
 from homespun.runs.run import Run
@@ -38,6 +38,7 @@ T = TypeVar("T")
 def single_results(run: Run, data: DataSettings, *, title: str) -> dict[str, Any]:
     """The results of one run, in the form of a comparison with one configuration and one seed."""
     found = controls_of(run)
+    ensure_reranker(run)
     drawn = {"seed": run.settings.seed, "fold": run.settings.fold}
     one = {
         **collect_results(run),

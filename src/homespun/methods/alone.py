@@ -33,7 +33,9 @@ def method(settings: Settings, task: Task) -> Method:
 
     def new_private(generator: torch.Generator, broadcast: Broadcast) -> dict[str, Tensor]:
         start = {name: base.start[name].clone() for name in shared}
-        return {**start, **base.new_private(generator, broadcast)}
+        # the base method may derive private parameters from shared ones, which are not broadcast here
+        known = replace(broadcast, federated={**broadcast.federated, **start})
+        return {**start, **base.new_private(generator, known)}
 
     everything = {*shared, *base.private}
     return replace(

@@ -39,7 +39,8 @@ Deviations and readings, numbered as in docs/methods/fednlg.md, which has the re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -47,7 +48,6 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from torch import Tensor
 
 from homespun.core import settings as core_settings
-from homespun.core.errors import SettingsError
 from homespun.core.messages import Broadcast
 from homespun.core.method import (
     Adam,
@@ -73,26 +73,26 @@ from homespun.data.federation import Examples
 from homespun.evaluation.language import ReplyScoring
 from homespun.methods._largest_changes import LargestChanges
 from homespun.models.reply_batches import encode_texts, profile_rows
-from homespun.models.reply_model import ReplyModel, ReplyModelName, load_reply_model
+from homespun.models.reply_model import PersonaLayers, ReplyModel, ReplyModelName, layers_named, load_base
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Settings(core_settings.Settings):
-    added_later = ("profile_dim",)
+    added_later = ("profile_dim", "persona_steps")
+    evaluation_only = ("evaluate_replies", "evaluate_beam", "evaluate_inverse", "evaluate_strength")
 
     base_model: ReplyModelName = ""
     """Folder of the pre-trained reply model (`homespun pretrain seq2seq`), or `untrained`."""
     persona: Literal["private", "table", "none"] = "private"
-    """Where personas are stored: on the clients, in a table on the server, or there are none (the paper's SEQ2SEQ +
-    FL)."""
+    """Where personas are stored: on the clients, in a table on the server, or none exist (the paper's SEQ2SEQ + FL)."""
     persona_dim: Annotated[PositiveInt, Paper(128)] = 128
     """Size of a persona; of a persona with a profile, of its behaviour part."""
     profile_dim: NonNegativeInt = 32
     """Size of the profile part of a persona, if the corpus has profiles (`--profile-column`). 0: without."""
     persona_scale: NonNegativeFloat = 0.1
     """Standard deviation of a new persona."""
-    persona_layers: Literal["all", "first", "last"] = "all"
+    persona_layers: PersonaLayers = "all"
     """Decoder layers that read the persona."""
     persona_in_question: bool = False
     """Whether the encoder reads the persona before the question as well (the paper's Q_i)."""
@@ -117,6 +117,8 @@ class Settings(core_settings.Settings):
     """Optimizer of the persona."""
     persona_lr: NonNegativeFloat = 5e-3
     """Learning rate of the persona."""
+    persona_steps: PositiveInt | None = None
+    """Local steps of the persona in a round, with schedule = alternating. Not set: `local_epochs`."""
     clip_norm: Annotated[PositiveFloat, Paper(5)] = 5.0
     """Maximum L2 norm of a step's gradient. It stabilizes training and gives no privacy."""
     mu: NonNegativeFloat = 0.0
@@ -147,6 +149,11 @@ class Settings(core_settings.Settings):
     """Test prompts whose generated replies are scored after training, about as many of each speaker. 0: none."""
     evaluate_beam: Annotated[PositiveInt, Paper(200)] = 20
     """Beam of the search for these replies."""
+    evaluate_inverse: str = ""
+    """Folder of an inverse model (`homespun pretrain seq2seq --inverse`). Set: a reranker is tuned with it after
+    training, and its replies are scored as well."""
+    evaluate_strength: NonNegativeFloat = 1.0
+    """Not 1: sampled replies with personas of this strength (`persona_strength` of a reply) are scored as well."""
 
 
 # How the paper runs it: all speakers in every round, 90 epochs.
@@ -170,25 +177,6 @@ def encode(examples: Examples, base: ReplyModel, *, profile: tuple[int, ...] = (
     return batch
 
 
-def load_base(settings: Settings) -> ReplyModel:
-    if not settings.base_model:
-        raise SettingsError(
-            "base_model: name the folder of a pre-trained reply model, with --base FOLDER or --set base_model=FOLDER. "
-            "`homespun pretrain seq2seq --data FILE` makes one; `untrained` starts from random weights."
-        )
-    base = load_reply_model(settings.base_model)
-    if base.direction != "replies":
-        raise SettingsError(f"base_model: {base.name} is an inverse model: it writes prompts, not replies.")
-    return base
-
-
-_READERS: dict[str, Callable[[int], range]] = {
-    "all": range,
-    "first": lambda _: range(1),
-    "last": lambda layers: range(layers - 1, layers),
-}
-
-
 # Roles
 
 SHARED = ("words.*", "encoder.*", "decoder.*", "output.*", "to_word.*", "profile.*")
@@ -210,31 +198,39 @@ def loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
 OPTIMIZERS: dict[str, Callable[[float], Optimizer]] = {"adam": Adam, "sgd": Sgd}
 
 
-def _phase(settings: Settings, trains: Mapping[str, Optimizer], *, epochs: int, mu: float = 0.0) -> Phase:
-    return Phase(trains, batch=settings.batch, epochs=epochs, mu=mu, clip_norm=settings.clip_norm)
-
-
 def _local_phases(settings: Settings, rules: Rules) -> tuple[Phase, ...]:
-    """All parameters together, or first the persona and then the shared parameters."""
+    """All parameters together, or first the persona and then the shared parameters. The shared parameters see the
+    same batches and the same dropout with and without personas."""
     persona, others = OPTIMIZERS[settings.persona_optimizer], OPTIMIZERS[settings.optimizer]
     shared = {glob: others(settings.lr) for glob, role in rules if role == Role.FEDERATED}
     own = {glob: persona(settings.persona_lr) for glob, _ in rules if glob not in shared}
-    phases = [own, shared] if own and settings.schedule == "alternating" else [own | shared]
-    return tuple(_phase(settings, trains, epochs=settings.local_epochs, mu=settings.mu) for trains in phases)
+    alternating = own and settings.schedule == "alternating"
+    phase = Phase(
+        shared if alternating else own | shared,
+        batch=settings.batch,
+        epochs=settings.local_epochs,
+        mu=settings.mu,
+        clip_norm=settings.clip_norm,
+        stream="shared",
+    )
+    if not alternating:
+        return (phase,)
+    steps = settings.persona_steps
+    return replace(phase, trains=own, epochs=None if steps else phase.epochs, steps=steps, stream=""), phase
 
 
 def _personalization_phase(settings: Settings) -> Phase:
     """The persona of a new speaker alone."""
     lr = settings.persona_lr if settings.personalize_lr is None else settings.personalize_lr
     trains = {"persona.embedding": OPTIMIZERS[settings.persona_optimizer](lr)}
-    return _phase(settings, trains, epochs=settings.personalize_epochs)
+    return Phase(trains, batch=settings.batch, epochs=settings.personalize_epochs, clip_norm=settings.clip_norm)
 
 
 # The method
 
 
 def method(settings: Settings, task: Task) -> Method:
-    base, rules = load_base(settings), _roles_in_use(settings, task)
+    base, rules = load_base(settings.base_model), _roles_in_use(settings, task)
     private = settings.persona == "private"
     profile = _profile_sizes(settings, task)
 
@@ -245,7 +241,7 @@ def method(settings: Settings, task: Task) -> Method:
 
     return Method(
         name="fednlg",
-        version=1,
+        version=2,
         settings=settings,
         task=task,
         model=ModelSpec(
@@ -253,7 +249,8 @@ def method(settings: Settings, task: Task) -> Method:
                 dropout=settings.dropout,
                 persona=settings.persona,
                 persona_dim=settings.persona_dim,
-                readers=_READERS[settings.persona_layers](base.sizes.layers),
+                persona_scale=settings.persona_scale,
+                readers=layers_named(settings.persona_layers, base.sizes.layers),
                 profile_dim=settings.profile_dim,
                 profile_values=sum(profile),
                 in_question=settings.persona_in_question,
@@ -278,7 +275,12 @@ def method(settings: Settings, task: Task) -> Method:
             stochastic=settings.dropout > 0,
         ),
         personalize=GradientSteps((_personalization_phase(settings),) if private else ()),
-        scoring=ReplyScoring(settings.evaluate_replies, settings.evaluate_beam),
+        scoring=ReplyScoring(
+            settings.evaluate_replies,
+            settings.evaluate_beam,
+            inverse=settings.evaluate_inverse,
+            strength=settings.evaluate_strength,
+        ),
         server=rule_from_settings(settings, row_denominator="contributors"),
         transforms=() if settings.keep_share == 1 else (LargestChanges(settings.keep_share),),
         artefacts=(Artefact("base_model", settings.base_model, base.fingerprint, kind="reply model"),),

@@ -54,10 +54,8 @@ from homespun.models.token_batches import EVALUATION_DEFAULTS, UtteranceLength, 
 
 
 class Settings(core_settings.Settings):
-    added_later = (
-        "start", "server_weight_decay", "server_bias_correction", "reads", "separator", "evaluate_replies",
-        "evaluate_decode",
-    )  # fmt: skip
+    added_later = ("start", "server_weight_decay", "server_bias_correction", "reads", "separator")
+    evaluation_only = ("evaluate_replies", "evaluate_decode")
 
     base_model: Annotated[BaseName, Paper("DistilGPT2")] = "tiny"
     """The pre-trained language model: tiny, smollm2, a folder, or a name on the Hugging Face hub."""

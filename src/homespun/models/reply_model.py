@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from homespun.core.errors import InputError
+from homespun.core.errors import InputError, SettingsError
 from homespun.core.settings import Settings, parse
 from homespun.models.seq2seq import Persona, Seq2Seq
 from homespun.models.vocabulary import Vocabulary
@@ -37,6 +37,7 @@ COMMON_WORDS = Path(__file__).parent / "common_words.txt"
 PAIRS = "pairs.safetensors"
 FILES = ("config.json", "words.txt", "model.safetensors")
 LARGEST_FILE = 2_000_000_000  # bytes
+PersonaLayers: TypeAlias = Literal["all", "first", "last"]  # decoder layers that read the persona
 Direction: TypeAlias = Literal["replies", "prompts"]  # what the model writes: replies to prompts, or the reverse
 
 
@@ -82,6 +83,7 @@ class ReplyModel:
         dropout: float = 0.0,
         persona: Persona = "none",
         persona_dim: int = 0,
+        persona_scale: float = 1.0,
         readers: Collection[int] | None = None,
         profile_dim: int = 0,
         profile_values: int = 0,
@@ -100,6 +102,7 @@ class ReplyModel:
             dropout=dropout,
             persona=persona,
             persona_dim=persona_dim,
+            persona_scale=persona_scale,
             readers=readers,
             profile_dim=profile_dim,
             profile_values=profile_values,
@@ -114,6 +117,11 @@ class ReplyModel:
                     value[..., :columns].copy_(stored)
                     value[..., columns:].mul_(new_columns)
         return network
+
+
+def layers_named(which: PersonaLayers, layers: int) -> range:
+    """The numbers of these decoder layers."""
+    return {"all": range(layers), "first": range(1), "last": range(layers - 1, layers)}[which]
 
 
 @cache
@@ -175,6 +183,19 @@ def load_public_pairs(model: ReplyModel) -> list[tuple[list[int], list[int]]]:
 def _small_untrained(common: Vocabulary) -> ReplyModel:
     made = untrained(Vocabulary(common.known[:200]), Sizes(word_dim=8, cells=8, layers=2, length=8))
     return replace(made, name=UNTRAINED_SMALL)
+
+
+def load_base(name: str) -> ReplyModel:
+    """The pre-trained model that a method starts from."""
+    if not name:
+        raise SettingsError(
+            "base_model: name the folder of a pre-trained reply model, with --base FOLDER or --set base_model=FOLDER. "
+            "`homespun pretrain seq2seq --data FILE` makes one; `untrained` starts from random weights."
+        )
+    base = load_reply_model(name)
+    if base.direction != "replies":
+        raise SettingsError(f"base_model: {base.name} is an inverse model: it writes prompts, not replies.")
+    return base
 
 
 def save_reply_model(folder: Path, model: ReplyModel, *, card: str, pairs: Mapping[str, Tensor] | None = None) -> None:

@@ -47,6 +47,7 @@ class Seq2Seq(nn.Module):
         dropout: float = 0.0,
         persona: Persona = "none",
         persona_dim: int = 0,
+        persona_scale: float = 1.0,
         readers: Collection[int] | None = None,
         profile_dim: int = 0,
         profile_values: int = 0,
@@ -65,9 +66,9 @@ class Seq2Seq(nn.Module):
         )
         self.output = nn.Linear(cells, vocabulary)
         if persona == "private":
-            self.persona = nn.ParameterDict({"embedding": torch.randn(persona_dim)})
+            self.persona = nn.ParameterDict({"embedding": persona_scale * torch.randn(persona_dim)})
         elif persona == "table":
-            self.persona = nn.ParameterDict({"table": torch.randn(population, persona_dim)})
+            self.persona = nn.ParameterDict({"table": persona_scale * torch.randn(population, persona_dim)})
         if self.has_profile:  # zeros: a value that no speaker has contributes nothing
             self.profile = nn.ParameterDict({"table": torch.zeros(profile_values, profile_dim)})
         if self.in_question:

@@ -28,6 +28,7 @@ from homespun.core.settings import Settings, parse
 from homespun.core.tree import Tree
 from homespun.decoding.beam import beam_search
 from homespun.decoding.diverse import diverse_beam_search
+from homespun.decoding.guided import GuidedDecoder, ReplyingDecoder
 from homespun.decoding.hypotheses import Hypothesis
 from homespun.decoding.protocol import Decoder, State
 from homespun.decoding.sampling import sample
@@ -36,7 +37,7 @@ from homespun.models.seq2seq import Seq2Seq
 from homespun.models.vocabulary import Vocabulary
 from homespun.personalization.generation import match_user
 from homespun.personalization.profiles import Profile
-from homespun.personalization.reply_writers import ReadPrompt, ReplyingDecoder, TokenWriter, WordWriter, Writer
+from homespun.personalization.reply_writers import ReadPrompt, TokenWriter, WordWriter, Writer
 from homespun.personalization.reranking import Reranker, load_reranker
 from homespun.runs.run import Run
 from homespun.system.machine import cpu_cores
@@ -65,6 +66,9 @@ class Search(Settings):
     """Sample from the likeliest words whose total probability reaches this value."""
     seed: NonNegativeInt = 0
     """The same seed gives the same samples."""
+    persona_strength: NonNegativeFloat = 1.0
+    """Factor on what the user's persona changes of a new user's logits. 1: the model as it was trained; above 1: an
+    exaggerated persona; 0: a new user's."""
 
     @model_validator(mode="after")
     def _check_groups(self) -> Search:
@@ -157,10 +161,21 @@ class Replier:
             rows = [row for row, one in enumerate(speakers) if one.decoder is decoder]
             personas = [speakers[row].persona for row in rows]
             stacked = torch.stack([one for one in personas if one is not None]) if personas[0] is not None else None
-            state = decoder.start([prompts[row] for row in rows], stacked)
+            used = decoder if search.persona_strength == 1 else self._guided(decoder, search.persona_strength)
+            state = used.start([prompts[row] for row in rows], stacked)
             most = min(search.max_words, self.writer.longest or search.max_words)
-            found |= dict(zip(rows, _search(decoder, state, search, n=n, max_length=most), strict=True))
+            found |= dict(zip(rows, _search(used, state, search, n=n, max_length=most), strict=True))
         return [found[row] for row in range(len(prompts))]
+
+    def _guided(self, decoder: ReplyingDecoder, strength: float) -> GuidedDecoder:
+        """The decoder with exaggerated personas: away from that of a new user."""
+        neutral = self.speaker(None)
+        if neutral.persona is None or neutral.decoder is not decoder:
+            raise InputError(
+                f"persona_strength: {strength:g}, but the personal part of this run's models is not a persona that the "
+                "decoder reads. Leave it at 1."
+            )
+        return GuidedDecoder(decoder, neutral.persona, strength)
 
     def reply(self, prompt: str, user: str | None = None, *, n: int = 5, search: Search | None = None) -> list[Reply]:
         """The n best replies of a user to a prompt."""

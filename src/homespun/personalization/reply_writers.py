@@ -20,7 +20,7 @@ from homespun.core.errors import InputError
 from homespun.core.tree import Tree
 from homespun.core.words import words
 from homespun.data.federation import Examples
-from homespun.decoding.protocol import Decoder, State
+from homespun.decoding.guided import ReplyingDecoder
 from homespun.models.prefix_decoder import PrefixDecoder
 from homespun.models.pretrained import Pretrained, load_pretrained
 from homespun.models.reply_decoder import ReplyDecoder
@@ -50,12 +50,6 @@ class ReadPrompt:
         if self.unknown:
             found.append(f"{self.unknown} of {read} words not known to the model")
         return found
-
-
-class ReplyingDecoder(Decoder, Protocol):
-    """A decoder whose rows may have different personas."""
-
-    def start(self, inputs: Sequence[Sequence[int]], personas: Tensor | None = None, /) -> State: ...
 
 
 class Writer(Protocol):

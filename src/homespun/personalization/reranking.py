@@ -45,6 +45,9 @@ class Reranker:
     def _network(self) -> Seq2Seq:
         return self.inverse.build().requires_grad_(False)
 
+    def to_dict(self) -> dict[str, float | str | None]:
+        return {"lambda": self.lam, "gamma": self.gamma, "bleu": self.bleu, "tuned_on": self.tuned_on}
+
     def log_probs(self, prompts: Sequence[Sequence[int]], candidates: Sequence[Hypothesis]) -> np.ndarray:
         """log p(Q|R) of each prompt given the candidate beside it."""
         parameters = {name: value[None] for name, value in self._network.named_parameters()}
@@ -87,14 +90,7 @@ def load_inverse(name: str, base: ReplyModel) -> ReplyModel:
 
 def keep_reranker(run: Run, reranker: Reranker) -> None:
     """Store the reranker's weights, and the name and fingerprint of its inverse model, in the run's vault."""
-    content = {
-        "inverse": reranker.inverse.name,
-        "fingerprint": reranker.inverse.fingerprint,
-        "lambda": reranker.lam,
-        "gamma": reranker.gamma,
-        "bleu": reranker.bleu,
-        "tuned_on": reranker.tuned_on,
-    }
+    content = {"inverse": reranker.inverse.name, "fingerprint": reranker.inverse.fingerprint, **reranker.to_dict()}
     run.vault.keep_artefact(ARTEFACT, json.dumps(content).encode())
 
 

@@ -8,8 +8,8 @@ personas), as far as a comparison has them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import Any, Literal
 
 from homespun.evaluation.conversation_losses import Losses, compare_losses, perplexity, pool_losses
 from homespun.evaluation.intervals import Estimate
@@ -17,7 +17,8 @@ from homespun.evaluation.speakers import compare_naming, macro_accuracy
 from homespun.report import score_tables
 from homespun.report.continuation_tables import GENERATED_NOTICE, LONGEST_TEXT
 from homespun.report.differences import interval_cell
-from homespun.report.score_tables import seed_note, summary_mean, title_of
+from homespun.report.reply_systems import Replies, System, naming, systems, with_controls, with_variants
+from homespun.report.score_tables import seed_note, summary_mean
 from homespun.report.table_model import (
     MISSING,
     Cell,
@@ -25,16 +26,10 @@ from homespun.report.table_model import (
     Table,
     finite,
     make_table,
-    mean,
-    mean_std_text,
-    sample_std,
     shorten,
 )
 
-Replies: TypeAlias = Mapping[str, Any]  # the section `replies` of a run
-
 WITHOUT_PERSONA, CENTRAL_PERSONA, CENTRAL = "seq2seq-fl", "persona", "seq2seq"  # names of configurations
-CONTROLS = {"retrieved": "Control: own answer to the nearest training question", "real": "The real replies"}
 ESTIMATE = "Estimate: speakers known as by a classifier"
 BASE_MODEL = score_tables.CONTROLS["untouched"]
 OVERLAP = (
@@ -53,46 +48,6 @@ INTERVALS = (
 )
 
 
-@dataclass(frozen=True)
-class System:
-    """A configuration, or a control, with its reply results of every run."""
-
-    title: str
-    seeds: tuple[int, ...]  # of each run
-    runs: tuple[Replies, ...]
-    part: str | None = "own"  # of the scores; None: there are none
-
-    def scores(self) -> list[Mapping[str, Any]] | None:
-        """The scores of each run; None if a run has none."""
-        found = [run["scores"].get(self.part) for run in self.runs]
-        return found if all(found) else None
-
-    def losses(self, part: str = "own") -> list[Losses] | None:
-        """The losses by conversation of each run; None if a run has none."""
-        found: list[Losses] = [{**run["losses"], "loss": run["losses"][part]} for run in self.runs]
-        return found if all(one["loss"] for one in found) else None
-
-    def over_seeds(self, values: Sequence[float | None], *, digits: int) -> str:
-        """Mean ± standard deviation over seeds of a value of each run; the folds of a seed are averaged."""
-        of_seed = [
-            mean(value for value, own in zip(values, self.seeds, strict=True) if own == seed)
-            for seed in dict.fromkeys(self.seeds)
-        ]
-        known = [value for value in of_seed if value is not None]
-        return mean_std_text(mean(of_seed), sample_std(known), digits=digits)
-
-
-def systems(results: Mapping[str, Any]) -> dict[str, System]:
-    """The configurations whose replies were scored."""
-    found = {}
-    for key, one in results.get("configurations", {}).items():
-        runs = [run for run in one["runs"] if run.get("replies")]
-        if runs:
-            seeds = tuple(run["seed"] for run in runs)
-            found[key] = System(title_of(results, key), seeds, tuple(run["replies"] for run in runs))
-    return found
-
-
 def reply_tables(results: Mapping[str, Any]) -> list[Table]:
     """FedNLG's table 1 in four parts: perplexity, overlap and diversity, speakers of the best replies and of sampled
     ones. Empty without replies."""
@@ -102,7 +57,7 @@ def reply_tables(results: Mapping[str, Any]) -> list[Table]:
         perplexity_table(results),
         overlap_table(results),
         speaker_table(results),
-        speaker_table(results, own="sampled", another="sampled_another"),
+        speaker_table(results, part="sampled"),
     ]
 
 
@@ -170,12 +125,12 @@ def _loss_difference(ours: Sequence[Losses] | None, theirs: Sequence[Losses] | N
 
 def overlap_table(results: Mapping[str, Any]) -> Table:
     """BLEU against the real replies, diversity and length."""
-    shown = _with_controls(systems(results))
+    shown = with_controls(with_variants(systems(results).values()))
     rows = [[one.title, *(_score_text(one, name, factor) for name, _, factor in OVERLAP)] for one in shown]
     scores = shown[0].scores() or [{}]
     signature = scores[0].get("signature")
     note = (
-        f"{_how(list(systems(results).values()))} All but the words in %. "
+        f"{_how(list(systems(results).values()))} {_reranking_note(results)}All but the words in %. "
         + (f"BLEU: corpus BLEU-4 by sacrebleu, {signature}. " if signature else "")
         + "BLEU-1, BLEU-2: corpus BLEU of lower-case words, without smoothing. Sentence BLEU: mean BLEU-4 of single "
         "replies with add-one smoothing. distinct-n: different n-grams per n-gram of all replies. Words: mean length "
@@ -185,21 +140,32 @@ def overlap_table(results: Mapping[str, Any]) -> Table:
     return make_table(columns, rows, caption="Overlap with the real replies, and diversity", note=note)
 
 
-def speaker_table(results: Mapping[str, Any], *, own: str = "own", another: str = "another") -> Table:
+ANOTHER = {  # parts of the scores with another speaker's persona
+    "own": "another",
+    "reranked": "reranked_another",
+    "sampled": "sampled_another",
+    "guided": "guided_another",
+}
+
+
+def speaker_table(results: Mapping[str, Any], *, part: Literal["own", "sampled"] = "own") -> Table:
     """How often a classifier names the speaker, and how consistent the answers of a speaker are."""
-    every = {key: replace(one, part=own) for key, one in systems(results).items()}
-    shown, reference = _with_controls(every), every.get(WITHOUT_PERSONA)
+    every = {key: replace(one, part=part) for key, one in systems(results).items()}
+    reference = every.get(WITHOUT_PERSONA)
+    shown = with_controls(with_variants(every.values()))
     rows: list[list[str | Cell]] = []
     for one in shown:
-        other = replace(one, part=another if one.part == own else None)
+        other = replace(one, part=ANOTHER.get(one.part or ""))
+        # reranked replies against reranked ones
+        without = reference and replace(reference, part="reranked" if one.part == "reranked" else part)
         rows.append(
             [
                 one.title,
                 _naming_cell(one),
-                *([] if reference is None else [_naming_difference(one, reference)]),
+                *([] if without is None else [_naming_difference(one, without)]),
                 _naming_cell(other),
                 _naming_difference(one, other),
-                *(_consistency_text(one, place) for place in ((0, 1) if own == "own" else ())),
+                *(_consistency_text(one, place) for place in ((0, 1) if part == "own" else ())),
             ]
         )
     columns = [
@@ -208,9 +174,9 @@ def speaker_table(results: Mapping[str, Any], *, own: str = "own", another: str 
         *([] if reference is None else [Column(f"Minus {reference.title}", number=True)]),
         Column("Another speaker's persona, %", number=True),
         Column("Own minus another's", number=True),
-        *(Column(f"Agreement, {kind} prompts", number=True) for kind in ("similar", "other") if own == "own"),
+        *(Column(f"Agreement, {kind} prompts", number=True) for kind in ("similar", "other") if part == "own"),
     ]
-    kind = "sampled replies" if own == "sampled" else "the best replies"
+    kind = "sampled replies" if part == "sampled" else "the best replies"
     caption = f"Whether {kind} sound like the speaker"
     return make_table(columns, rows, caption=caption, note=_speaker_note(list(every.values())))
 
@@ -225,17 +191,27 @@ def _speaker_note(every: Sequence[System]) -> str:
         if found
         else ""
     )
+    guided = (
+        "Strength s: what the persona changes of a new user's logits, times s. "
+        if any(replace(one, part="guided").scores() for one in every) and first.part == "sampled"
+        else ""
+    )
     seeds = len(set(first.seeds))
     pooled = f"The replies of {seeds} seeds are pooled; agreement is the mean ± standard deviation over seeds. "
     return (
         f"{_how(every)} Right speaker: how often a classifier of characters names the speaker, mean over speakers; "
         f"chance is {100 / asked['speakers']:.1f} %. It was trained on real lines of the training parts, without those "
         "that the control repeats. With another speaker's persona, the speaker of the real reply counts as right. "
-        f"Differences in percentage points. {agreement}{pooled if seeds > 1 else ''}{INTERVALS}"
+        f"Differences in percentage points. {guided}{agreement}{pooled if seeds > 1 else ''}{INTERVALS}"
     )
 
 
-PARTS = {"own": "replies", "another": "another speaker's persona", "retrieved": "nearest training question's answer"}
+PARTS = {
+    "own": "replies",
+    "another": "another speaker's persona",
+    "reranked": "reranked",
+    "retrieved": "nearest training question's answer",
+}
 SHORT = ("sacrebleu", "bleu_1", "bleu_2", "distinct_2", "length")
 
 
@@ -269,7 +245,7 @@ def prompt_table(results: Mapping[str, Any]) -> Table | None:
     columns = [Column("Prompt"), Column("Speaker"), *(Column(one.title) for one in shown)]
     note = (
         "A rule chose the prompts: for each of the first speakers, the first of the test prompts to them that has 4 to "
-        f"10 words and punctuation marks, all in the vocabulary. Replies: {_decoding(shown)}, without reranking. "
+        f"10 words and marks, all in the vocabulary. Replies: {_decoding(shown)}{_whether_reranked(shown)}. "
         f"{GENERATED_NOTICE}"
     )
     return make_table(columns, rows, caption="The same prompts, answered by several speakers", note=note)
@@ -299,10 +275,18 @@ def _sampled(samples: Mapping[str, Any]) -> dict[tuple[str, str], str]:
     }
 
 
-def _with_controls(every: Mapping[str, System]) -> list[System]:
-    """All configurations and, from the first of them, the controls."""
-    shown = list(every.values())
-    return [*shown, *(replace(shown[0], title=title, part=part) for part, title in CONTROLS.items())]
+def _reranking_note(results: Mapping[str, Any]) -> str:
+    """The weights of equation 7, of every run."""
+    weights, tuned_on = [], ""
+    for one in systems(results).values():
+        found = [run["reranker"] for run in one.runs if run.get("reranker")]
+        if found:
+            tuned_on = found[0]["tuned_on"]
+            texts = (f"{tuned['lambda']:.2f} and {tuned['gamma']:.2f}, {100 * tuned['bleu']:.2f}" for tuned in found)
+            weights.append(f"{one.title} {'; '.join(texts)}")
+    if not weights:
+        return ""
+    return f"Reranked: lambda and gamma, and BLEU in % on the {tuned_on} they were tuned on: {', '.join(weights)}. "
 
 
 def _decoding(every: Sequence[System]) -> str:
@@ -320,7 +304,14 @@ def _decoding(every: Sequence[System]) -> str:
 def _how(every: Sequence[System]) -> str:
     first = every[0].runs[0]
     of_each = " of each seed" if len(set(every[0].seeds)) > 1 else ""
-    return f"{first['prompts']} test prompts{of_each}, {_decoding(every)}, without reranking."
+    return f"{first['prompts']} test prompts{of_each}, {_decoding(every)}; not reranked, unless the row says so."
+
+
+def _whether_reranked(shown: Sequence[System]) -> str:
+    reranked = [one.title for one in shown if one.runs[0].get("reranker")]
+    if len(reranked) == len(shown):
+        return ", reranked"
+    return f"; reranked: {', '.join(reranked)}" if reranked else ", without reranking"
 
 
 def _one_score(value: Any, factor: int) -> str:
@@ -335,29 +326,8 @@ def _score_text(system: System, name: str, factor: int) -> str:
     return system.over_seeds(scaled, digits=1 if factor == 1 else 2)
 
 
-@dataclass(frozen=True)
-class Naming:
-    """The texts of all runs of a system: whose they are, in which conversation, and which were named right."""
-
-    users: tuple[str, ...]
-    conversations: tuple[int, ...]
-    right: tuple[int, ...]
-
-
-def _naming(system: System) -> Naming | None:
-    scores = system.scores()
-    if scores is None:
-        return None
-    asked = [run["asked"] for run in system.runs]
-    return Naming(
-        users=tuple(one["users"][place] for one in asked for place in one["user"]),
-        conversations=tuple(conversation for one in asked for conversation in one["conversation"]),
-        right=tuple(right for one in scores for right in one["right"]),
-    )
-
-
 def _naming_cell(system: System) -> Cell:
-    named = _naming(system)
+    named = naming(system)
     if named is None:
         return Cell(MISSING)
     found = macro_accuracy(named.users, named.right, clusters=named.conversations)
@@ -365,8 +335,12 @@ def _naming_cell(system: System) -> Cell:
     return Cell(f"{100 * found.value:.1f}{interval}")
 
 
+def _same_texts(ours: System, theirs: System) -> bool:
+    return (ours.runs, ours.part) == (theirs.runs, theirs.part)
+
+
 def _naming_difference(ours: System, theirs: System) -> Cell:
-    left, right = _naming(ours), None if theirs is ours else _naming(theirs)
+    left, right = naming(ours), None if _same_texts(ours, theirs) else naming(theirs)
     if left is None or right is None or (left.users, left.conversations) != (right.users, right.conversations):
         return Cell(MISSING)
     found = compare_naming(left.users, left.right, right.right, clusters=left.conversations)
