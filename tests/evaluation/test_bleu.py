@@ -70,9 +70,13 @@ def test_no_match_and_no_words_are_zero(smoothing):
 
 
 def test_a_short_sentence_can_be_perfect():
-    assert sentence_bleu(["no"], ["no"]) == 1
-    assert sentence_bleu(["no", "way"], ["no"]) == pytest.approx((1 / 2 * 1 / 2) ** (1 / 4))  # 1/2, 1/2, 1/1, 1/1
-    assert sentence_bleu(["no"], ["yes"]) == 0
+    def of(hypothesis, reference):
+        return sentence_bleu(bleu_counts(hypothesis, reference))
+
+    assert of(["no"], ["no"]) == 1
+    assert of(["no", "way"], ["no"]) == pytest.approx((1 / 2 * 1 / 2) ** (1 / 2))  # two orders: 1/2, (0 + 1)/(1 + 1)
+    assert of(["a", "b", "c", "d", "e"], ["a", "b", "c", "d", "e"]) == 1
+    assert of(["no"], ["yes"]) == of([], ["yes"]) == 0
 
 
 @pytest.mark.parametrize("seed", range(12))

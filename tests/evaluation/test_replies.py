@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from homespun.core.errors import InputError
-from homespun.evaluation.bleu import sentence_bleu
+from homespun.evaluation.bleu import bleu_counts, sentence_bleu
 from homespun.evaluation.replies import compare_replies, distinct, evaluate_replies
 
 NAMES = {
@@ -29,7 +29,7 @@ def test_metrics_by_hand():
     assert value["bleu_1"] == pytest.approx(brevity * 7 / 8)  # 2, 2, 2, 1
     assert value["bleu_2"] == pytest.approx(brevity * math.sqrt(7 / 8 * 2 / 4))  # a b in the first and the third
     assert value["bleu_4"] == value["bleu_4_smoothed"] == 0  # there are no 4-grams
-    by_sentence = [sentence_bleu(*pair) for pair in zip(replies, references, strict=True)]
+    by_sentence = [sentence_bleu(bleu_counts(*pair)) for pair in zip(replies, references, strict=True)]
     assert value["sentence_bleu"] == pytest.approx(sum(by_sentence) / 4)
     assert value["distinct_1"] == pytest.approx(3 / 8) and value["distinct_2"] == pytest.approx(2 / 4)
     assert value["length"] == 2 and value["most_frequent"] == 1 / 2

@@ -4,7 +4,7 @@
 |---|---|
 | `bleu_1`, `bleu_2`, `bleu_4` | corpus BLEU from 0 to 1, one reference per reply |
 | `bleu_4_smoothed` | corpus BLEU-4 with "exp" smoothing; differs from `bleu_4` only if an order has no match |
-| `sentence_bleu` | mean BLEU-4 of single replies with "add-one" smoothing |
+| `sentence_bleu` | mean BLEU of single replies with "add-one" smoothing, of orders up to 4 that a reply has |
 | `distinct_1`, `distinct_2` | number of different n-grams in all replies / number of their n-grams (Li et al., 2016) |
 | `length` | mean number of words |
 | `most_frequent` | share of the most frequent reply; 1 if all replies are the same |
@@ -24,7 +24,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 
 from homespun.core.errors import InputError
-from homespun.evaluation.bleu import SIZE, bleu_counts, corpus_bleu
+from homespun.evaluation.bleu import SIZE, bleu_counts, corpus_bleu, sentence_bleu
 from homespun.evaluation.intervals import Estimate, cluster_numbers, estimate, resampled_sums
 
 Words = Sequence[str]
@@ -98,7 +98,7 @@ def _cluster_sums(replies: Sequence[Words], references: Sequence[Words], numbers
     sums = np.zeros((int(numbers.max()) + 1, SUMS))
     for number, text, reference in zip(numbers, texts, references, strict=True):
         counts = bleu_counts(text, reference)
-        sums[number] += [*counts, corpus_bleu(counts, smoothing="add-one"), 1, text == most_frequent]
+        sums[number] += [*counts, sentence_bleu(counts), 1, text == most_frequent]
     return sums
 
 
