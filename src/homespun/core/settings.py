@@ -86,7 +86,7 @@ class Settings(BaseModel):
         0.5
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     # Fields that were added after runs were written to disk. Their defaults keep the earlier behaviour, so they are
     # left out of the identity of a run while they have their defaults.

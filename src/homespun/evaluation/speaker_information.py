@@ -4,8 +4,9 @@ By Bayes' rule, what knowing speaker i adds to the log probability of a reply R 
 
     log p(R|i) - log p(R) = log p(i|R) - log p(i)
 
-The right side is measured on held-out replies. A better classifier would find more, so this is an estimate from below
-of what all replies contain; a persona has to find it as well, and cannot gain much more.
+The right side is measured on held-out replies. It is neither a lower nor an upper bound of what a persona gains: a
+better classifier would find more, and the classifier reads the reply alone, while a persona also knows the prompt Q,
+from which a part of the speaker may be known already.
 """
 
 from __future__ import annotations

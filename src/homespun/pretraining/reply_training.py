@@ -59,7 +59,7 @@ class ReplyPretrainSettings(Settings):
     """Share of the inputs of each layer that dropout sets to zero."""
     clip_norm: Annotated[PositiveFloat, Paper(5)] = 5.0
     """Maximum L2 norm of a step's gradient."""
-    choose_by: Annotated[Literal["bleu", "perplexity"], Paper("bleu")] = "bleu"
+    choose_by: Annotated[Literal["bleu", "perplexity"], Paper("bleu")] = "perplexity"
     """The metric on held-out pairs that chooses the epoch whose weights are kept."""
     dev_share: Annotated[float, Field(gt=0, lt=1)] = 0.02
     """Share of the conversations that are held out for evaluation."""
