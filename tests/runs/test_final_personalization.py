@@ -7,6 +7,7 @@ from homespun.core.errors import RunError, SettingsError
 from homespun.core.messages import pack, state_to_bytes, unpack
 from homespun.engines.remote import RemoteEngine, answer
 from homespun.methods.furl import SMALL
+from homespun.personalization.user import load_user_model
 from homespun.runs.training import load, prepare
 
 SETTINGS = {**SMALL, "rounds": 2, "cohort": 4, "workers": 0}
@@ -91,7 +92,30 @@ def test_a_method_without_private_parameters_has_nothing_to_do(tmp_path):
         assert [entry["kind"] for entry in run.history()].count("personalized") == 0
 
 
-def test_copies_of_shared_parameters_cannot_be_kept(tmp_path):
-    values = {"rounds": 1, "workers": 0, "final_personalization": True}
-    with pytest.raises(SettingsError, match="trains shared ones too"):
-        prepare("meta_learning", load("sotu"), folder=tmp_path / "run", settings={**values, "base_model": "tiny"})
+def test_copies_of_shared_parameters_are_kept_and_used(tmp_path):
+    values = {"base_method": "furl", "base_settings": SMALL, "rounds": 1, "workers": 0}
+    with prepare("fine_tuning", load("dialects", users=8), folder=tmp_path / "run", settings=values) as run:
+        assert run.settings.final_personalization
+        list(run.rounds())
+        broadcast, users = run.state.broadcast(), list(run.federation.users)
+        rows = run.clients.stored_private(users)
+        assert all(set(row) == {*broadcast.federated, "user.embedding"} for row in rows.values())
+        clients = run.clients.load(users, "test", broadcast, user_set="participants")
+        outputs = run.trainer.predict(broadcast, clients)
+        own = {**broadcast.parameters, **rows[users[0]]}
+        alone = torch.func.functional_call(run.built.model, own, (clients[0].data,))
+        torch.testing.assert_close(outputs[0], alone)
+        model = load_user_model(run, users[0])
+        assert all(torch.equal(value, rows[users[0]][name]) for name, value in model.private.items())
+    with pytest.raises(RunError, match="cannot be trained further"), reopen_longer(tmp_path / "run", values) as longer:
+        list(longer.rounds())
+
+
+def reopen_longer(folder, values):
+    return prepare("fine_tuning", load("dialects", users=8), folder=folder, settings={**values, "rounds": 2})
+
+
+def test_generated_parameters_are_not_kept(tmp_path):
+    values = {"rounds": 1, "workers": 0, "final_personalization": True, "base_model": "tiny"}
+    with pytest.raises(SettingsError, match="generates private parameters anew"):
+        prepare("fedperc_generated", load("sotu"), folder=tmp_path / "run", settings=values)

@@ -51,8 +51,8 @@ class Engine(Protocol):
         ...
 
     def personalize(self, broadcast: Broadcast, users: Sequence[str], *, done: Done = silent) -> None:
-        """Personalize participants on their training parts. Their private parameters are staged until `confirm`;
-        nothing is uploaded."""
+        """Personalize participants on their training parts. Their private parameters, and their copies of shared ones
+        that changed, are staged until `confirm`; nothing is uploaded."""
         ...
 
     def confirm(self, round: int, *, weight: float) -> None:

@@ -15,7 +15,7 @@ from homespun.core.progress import Done, silent
 from homespun.core.scoring import Counts, Part, Scoring
 from homespun.core.transforms import NO_TRANSFORMS, Transforms
 from homespun.core.tree import Tree
-from homespun.engines.client import Client, Trainer, client_weight, private_names
+from homespun.engines.client import Client, Trainer, client_weight
 from homespun.engines.protocol import ClientStore, EvaluationProtocol, Trained
 
 BLOCK = 500  # users loaded and scored at a time
@@ -40,10 +40,7 @@ class SimulationEngine:
     def personalize(self, broadcast: Broadcast, users: Sequence[str], *, done: Done = silent) -> None:
         clients = self.store.load(users, "train", broadcast, user_set="population")
         learned = personalize_clients(self.built.method, self.trainer, broadcast, clients, done=done)
-        private = {
-            client.user: {name: tree[name] for name in private_names(self.built, tree)}
-            for client, tree in zip(clients, learned, strict=True)
-        }
+        private = {client.user: tree for client, tree in zip(clients, learned, strict=True)}
         self.store.stage(broadcast.round, clients, private, weights={})
 
     def confirm(self, round: int, *, weight: float) -> None:

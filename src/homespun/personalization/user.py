@@ -73,10 +73,10 @@ def resolve_typed_user(run: Run, typed: str) -> str:
 
 def load_user_model(run: Run, user: str) -> UserModel:
     """The model of a user of this run. The error for an unknown name suggests the nearest."""
+    kept = run.clients.stored_private([user])
+    if user in kept:
+        return UserModel(run, user, kept[user])
     if run.built.partition.names(Role.PRIVATE):
-        kept = run.clients.stored_private([user])
-        if user in kept:
-            return UserModel(run, user, kept[user])
         near = nearest(user, run.vault.users(limit=100_000))
         raise UnknownNameError(f"no user {user!r} in this run.{near} To add a new user, use `homespun personalize`.")
     if "author" in run.method.model.keys.values():

@@ -89,17 +89,11 @@ class SimulatedClients:
         private, shared = parts.select(initial, Role.PRIVATE), parts.select(initial, *SHARED)
         if self.built.method.model.private_varies:
             return self._stored_of_any_shape(users)
-        new = [
-            user for user in users if user not in self.population.users
-        ]  # they also store copies of shared parameters
-        known = [user for user in users if user in self.population.users]
-        return {
-            **self.vault.private_many(known, like=private),
-            **self.vault.private_many(new, like=private, copies=shared),
-        }
+        # copies of shared parameters are there only after personalization
+        return self.vault.private_many(users, like=private, copies=shared)
 
     def _stored_of_any_shape(self, users: Sequence[str]) -> Mapping[str, Tree]:
-        """Rows may have any private names or, for a new user's copies, shared names."""
+        """Rows may have any private names and, after personalization, shared names."""
         found, allowed = self.vault.private_many(users), (Role.PRIVATE, *SHARED)
         for user, row in found.items():
             wrong = sorted(name for name in row if self.built.partition.role_of(name) not in allowed)

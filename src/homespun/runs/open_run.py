@@ -13,7 +13,7 @@ import numpy as np
 from homespun.core.devices import require_device
 from homespun.core.errors import DataError, HomespunError, RunError, SettingsError, raise_faults
 from homespun.core.messages import state_from_bytes
-from homespun.core.method import ALL_EXAMPLES, Artefact, BuiltMethod, Method, Task, build, optimizers
+from homespun.core.method import ALL_EXAMPLES, Artefact, BuiltMethod, Method, Task, build
 from homespun.core.progress import Show, silent
 from homespun.core.roles import SHARED
 from homespun.core.statistics import bests, sums
@@ -203,15 +203,11 @@ def _require_protectable(built: BuiltMethod, settings: RunSettings, *, users: in
 
 
 def _require_personalizable(built: BuiltMethod, settings: RunSettings) -> None:
-    """Raise if participants cannot keep what they would learn in the final personalization."""
-    personalize, shared = built.method.personalize, built.partition.names(*SHARED)
-    if settings.final_personalization and (
-        personalize.generates or any(optimizers(phase, shared) for phase in personalize.phases)
-    ):
-        how = "generates private parameters anew for every text" if personalize.generates else "trains shared ones too"
+    """Raise if participants have nothing to keep of the final personalization."""
+    if settings.final_personalization and built.method.personalize.generates:
         raise SettingsError(
-            f"final_personalization: participants keep private parameters only, and personalization in "
-            f"{built.method.name} {how}. Leave it out."
+            f"final_personalization: {built.method.name} generates private parameters anew for every text, so there is "
+            "nothing to keep. Leave it out."
         )
 
 
