@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from homespun.cli import app, console
 from homespun.core.errors import InputError, RunError, SettingsError, UnknownNameError
 from homespun.models.reply_decoder import ReplyDecoder
-from homespun.models.reply_model import load_reply_model
+from homespun.models.reply_model import load_inverse, load_reply_model
 from homespun.personalization.replies import find_replier
-from homespun.personalization.reranking import Reranker, keep_reranker, load_inverse
+from homespun.personalization.reranking import Reranker, keep_reranker
 from homespun.runs.training import reopen
 from homespun.system.terminal import Terminal
 

@@ -11,6 +11,7 @@ from homespun.evaluation.conversation_losses import perplexity
 from homespun.evaluation.language import ReplyScoring
 from homespun.experiments.experiment import Configuration, Experiment, collect, train_all
 from homespun.experiments.reply_quality import (
+    _comparable,
     _shuffled,
     conversation_losses,
     make_reply_test,
@@ -85,8 +86,9 @@ def test_another_row_of_a_table_of_personas(tmp_path):
 def test_replies_of_the_best_hypothesis(run):
     test, replier = make_reply_test(run, replies=6), find_replier(run)
     written = write_replies(replier, test.pairs, search=Search(beam=4))
-    for one, text in zip(test.pairs, written, strict=True):
-        assert replier.reply(one.prompt, one.user, n=1, search=Search(beam=4))[0].text == text
+    for one, best in zip(test.pairs, written, strict=True):
+        assert replier.reply(one.prompt, one.user, n=1, search=Search(beam=4))[0].text == best.likeliest
+        assert best.reranked is None
 
 
 def test_retrieval_answers_with_the_speakers_own_training_reply(run):
@@ -168,7 +170,9 @@ def test_a_reranker_is_tuned_after_training_and_its_replies_are_scored(tmp_path)
         keep_reranker(run, replace(reranker, lam=3.0, gamma=5.0))  # prefers long replies
         found, test = reply_results(run), make_reply_test(run, replies=6)
         written = write_replies(find_replier(run), test.pairs, search=Search(beam=16))
-    assert found["scores"]["reranked"]["bleu_1"] == score_replies(test, written)["bleu_1"]
+        plain = write_replies(find_replier(run, reranked=False), test.pairs, search=Search(beam=16))
+    assert [one.likeliest for one in written] == [one.likeliest for one in plain]
+    assert found["scores"]["reranked"]["bleu_1"] == score_replies(test, [one.reranked for one in written])["bleu_1"]
     assert found["scores"]["reranked"]["length"][0] > found["scores"]["own"]["length"][0]
     assert found["scores"]["reranked_another"] and found["scores"]["own"] == tuned["scores"]["own"]
 
@@ -188,3 +192,11 @@ def test_right_names_give_the_accuracy(run):
 def test_no_replies_are_written_if_none_are_asked_for(run, monkeypatch):
     monkeypatch.setattr(type(run), "scoring", ReplyScoring(replies=0))
     assert reply_results(run) is None
+
+
+def test_paraphrases_are_of_users_with_other_prompts_too():
+    """All of bob's prompts are paraphrases of each other: there is nothing to compare their answers with."""
+    users = ["ada", "ada", "ada", "bob", "bob"]
+    assert _comparable([(0, 1), (3, 4)], users=users) == []  # ada's third prompt is in no pair, so it is not asked
+    assert _comparable([(0, 1), (1, 2), (3, 4)], users=users) == [(0, 1), (1, 2)]
+    assert _comparable([(0, 1), (0, 2), (1, 2)], users=users) == []

@@ -10,7 +10,7 @@ from homespun.core.errors import InputError, RunError
 from homespun.data.source import DataSettings
 from homespun.evaluation.bleu import corpus_bleu
 from homespun.evaluation.mert import grid_counts
-from homespun.models.reply_model import load_public_pairs, load_reply_model
+from homespun.models.reply_model import load_inverse, load_public_pairs, load_reply_model
 from homespun.personalization import reranker_tuning
 from homespun.personalization.replies import Search, find_replier, reply
 from homespun.personalization.reranker_tuning import (
@@ -21,7 +21,7 @@ from homespun.personalization.reranker_tuning import (
     score_candidates,
     tune_reranker,
 )
-from homespun.personalization.reranking import Reranker, load_inverse, load_reranker
+from homespun.personalization.reranking import Reranker, load_reranker
 from homespun.runs.training import prepare
 
 SMALL = {"rounds": 2, "workers": 0, "persona_dim": 3, "batch": 8, "new_columns": 1.0, "persona_scale": 3.0}

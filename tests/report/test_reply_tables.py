@@ -47,8 +47,13 @@ def test_overlap_with_the_real_replies():
     ]  # fmt: skip
     assert "12 test prompts of each seed, best reply of a beam of 7" in table.note
     assert "sacrebleu, nrefs:1|version:2." in table.note
+    assert "In brackets" not in table.note
+
+
+def test_overlap_of_one_seed_has_intervals():
     one = reply_tables(results(seeds=(0,)))[1]
-    assert rows_of(one)[0][1] == "10.00" and "12 test prompts, best" in one.note
+    assert rows_of(one)[0] == ["FedNLG", "10.00", *["10.00 [9.00, 11.00]"] * 6, "4.0 [3.0, 5.0]"]
+    assert "12 test prompts, best" in one.note and "In brackets" in one.note
 
 
 def test_right_speakers_and_their_differences():
@@ -61,7 +66,7 @@ def test_right_speakers_and_their_differences():
     ]  # fmt: skip
     assert rows["SEQ2SEQ + FL"][:4] == ["50.0 [50.0, 50.0]", "–", "–", "–"]
     assert rows["The real replies"][:4] == ["100.0 [100.0, 100.0]", "+50.0 [+50.0, +50.0]", "–", "–"]
-    assert "chance is 50.0 %" in table.note and "3 pairs of similar prompts" in table.note
+    assert "guesses are right in 50.0 %" in table.note and "3 pairs of similar prompts" in table.note
 
 
 def test_reranked_replies_have_rows_of_their_own():

@@ -105,6 +105,7 @@ def _with_base(values: Mapping[str, Any], base: str | None, *, method: str) -> d
 def _train(method: str, source: Any, folder: Path, *, settings: Mapping[str, Any], json_output: bool) -> None:
     """Train or resume a run, write its report and results, and print its tables."""
     from homespun.cli.console import Reporter
+    from homespun.experiments.reply_quality import require_inverse
     from homespun.experiments.results import single_results, write_results
     from homespun.privacy.ledger import BudgetError
     from homespun.report.html import write_report
@@ -119,6 +120,7 @@ def _train(method: str, source: Any, folder: Path, *, settings: Mapping[str, Any
     ):
         found, stopped = _finished_results(run, folder), None
         if found is None:
+            require_inverse(run)
             if run.state.round:
                 reporter.console.print(f"{folder}: resuming after round {run.state.round}")
             with reporter.following(run, run.method.name) as show:

@@ -28,6 +28,7 @@ from homespun.core.settings import Settings, current_identity, parse
 from homespun.data.federation import Federation
 from homespun.data.source import DataSettings
 from homespun.data.splits import original, sample_users
+from homespun.experiments.reply_quality import require_inverse
 from homespun.experiments.results import (
     EVALUATION_SETTINGS,
     RESULTS_FILE,
@@ -173,6 +174,7 @@ def train_all(experiment: Experiment, folder: Path, observe: Observer, *, progre
             ) as run:
                 if _finished(run, place):
                     continue
+                require_inverse(run)
                 with observe(run, f"{title}, {draw}") as show:
                     for event in train_and_evaluate(run):
                         show(event)
@@ -194,19 +196,24 @@ def _finished_elsewhere(
     # besides the identity of the run: its length and how it was evaluated
     more = ("rounds", "epochs", "final_personalization", *EVALUATION_SETTINGS)
     stored = {"final_personalization": False, **run["run"]}  # results older than this setting
-    scored = method.settings.evaluation_only
+    scored = method.settings.model_dump(mode="json", include=set(method.settings.evaluation_only))
     asked = {
         **identity_of(method, federation, settings),
         **settings.model_dump(mode="json", include=set(more)),
-        **method.settings.model_dump(mode="json", include=set(scored)),
+        **{name: _without_folder(value) for name, value in scored.items()},
     }
     kept = {
         **current_identity(run["identity"]),
         **{name: stored[name] for name in more},
-        **{name: run["settings"].get(name) for name in scored},
+        **{name: _without_folder(run["settings"].get(name)) for name in scored},
     }
     require_same_run(place, stored=_without_artefact_paths(kept, method), asked=_without_artefact_paths(asked, method))
     return True
+
+
+def _without_folder(value: Any) -> Any:
+    """The last part of a path: the folders before it differ between machines."""
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def _without_artefact_paths(identity: Mapping[str, Any], method: Method) -> dict[str, Any]:

@@ -6,19 +6,20 @@ few speakers says little about other speakers, but its conversations are many.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import comb
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from homespun.core import seeds
-from homespun.core.errors import InputError
+from homespun.core.errors import HomespunError, InputError
 from homespun.core.method import Batch
 from homespun.core.progress import start_count
-from homespun.core.roles import Role
 from homespun.core.words import words
 from homespun.data.federation import Examples
 from homespun.engines.client import Client
@@ -35,9 +36,9 @@ from homespun.evaluation.speakers import (
     nearest_questions,
     similar_questions,
 )
-from homespun.personalization.replies import Replier, Search, Speaker, find_replier, find_reply_base
+from homespun.models.reply_model import ReplyModel, load_inverse, load_reply_model
+from homespun.personalization.replies import BestReply, Replier, Search, Speaker, find_replier, find_reply_base
 from homespun.personalization.reranker_tuning import tune_reranker
-from homespun.personalization.reranking import ARTEFACT
 from homespun.runs.clients import take_evenly_spaced
 from homespun.runs.controls import untouched_replies
 from homespun.runs.run import Run
@@ -46,6 +47,10 @@ AT_ONCE = 20  # prompts searched together
 SAMPLED = Search(decode="sample")  # draws from the model, where the best replies are few and alike
 Who = TypeVar("Who", str, Speaker)
 Item = TypeVar("Item")
+# Scored replies, their names with another speaker's persona, and both after reranking
+ANOTHER = {"own": "another", "sampled": "sampled_another", "guided": "guided_another"}
+RERANKED = {"own": "reranked", "another": "reranked_another"}
+PARTS = (*ANOTHER, *ANOTHER.values(), *RERANKED.values(), "retrieved", "real")
 SHOWN = 4  # speakers, and prompts, of the samples in a report
 SIMILAR = 0.7  # cosine of two questions that count as paraphrases
 PARAPHRASES = 50  # pairs of them whose answers are compared
@@ -147,9 +152,18 @@ def _paraphrases(pairs: Sequence[TestPair]) -> tuple[list[TestPair], list[tuple[
         found = similar_questions([one.prompt for one in pairs], threshold=SIMILAR, users=[one.user for one in pairs])
     except InputError:  # there is no prompt, or none has a word
         return [], []
-    chosen = _spread(found, PARAPHRASES)
+    chosen = _comparable(_spread(found, PARAPHRASES), users=[one.user for one in pairs])
     places = sorted({place for both in chosen for place in both})
     return [pairs[place] for place in places], [(places.index(one), places.index(other)) for one, other in chosen]
+
+
+def _comparable(similar: Sequence[tuple[int, int]], *, users: Sequence[str]) -> list[tuple[int, int]]:
+    """The pairs of the users who have pairs that are not similar too, with which agreement is compared."""
+    asked: dict[str, set[int]] = {}
+    for both in similar:
+        asked.setdefault(users[both[0]], set()).update(both)
+    count = Counter(users[one] for one, _ in similar)
+    return [both for both in similar if comb(len(asked[users[both[0]]]), 2) > count[users[both[0]]]]
 
 
 def _nearest_training_rows(run: Run, asked: Sequence[TestPair]) -> list[int]:
@@ -164,7 +178,7 @@ def _nearest_training_rows(run: Run, asked: Sequence[TestPair]) -> list[int]:
 
 def write_replies(
     replier: Replier, pairs: Sequence[TestPair], *, search: Search, persona: Literal["own", "another"] = "own"
-) -> list[str]:
+) -> list[BestReply]:
     """The best reply to each prompt, by its own speaker, or with another speaker's private parameters."""
     users = list(dict.fromkeys(one.user for one in pairs))
     speakers = {user: replier.speaker(user) for user in users}
@@ -174,7 +188,7 @@ def write_replies(
         )
     kind = "sampled replies" if search.decode == "sample" else "replies"
     done = start_count(replier.run.progress, f"{kind}, {persona} persona", total=len(pairs))
-    found: list[str] = []
+    found: list[BestReply] = []
     for start in range(0, len(pairs), AT_ONCE):
         some = pairs[start : start + AT_ONCE]
         asked = [(one.prompt, speakers[one.user]) for one in some]
@@ -313,54 +327,65 @@ def reply_results(run: Run) -> dict[str, Any] | None:
     if not test.pairs:
         return None
     search = Search(beam=scoring.beam, decode=scoring.decode, seed=run.settings.seed)
-    replier, reranking = find_replier(run, reranked=False), _find_reranking(run)
-    has_persona = bool(run.built.partition.names(Role.PRIVATE)) or "author" in run.method.model.keys.values()
+    replier = find_replier(run)
+    personal = any(run.clients.private(list(run.federation.users), run.state.broadcast()).values())
+    has_persona = personal or "author" in run.method.model.keys.values()
+    written: dict[str, Sequence[str] | None] = dict.fromkeys(PARTS)
 
-    def write(by: Replier, search: Search, asked: Sequence[TestPair]) -> tuple[list[str], list[str] | None]:
-        """Replies with the own personas and, if there are any, with other speakers'."""
-        own = write_replies(by, asked, search=search)
-        return own, write_replies(by, test.pairs, search=search, persona="another") if has_persona else None
+    def write(part: str, asked: Sequence[TestPair], search: Search) -> None:
+        """Replies with the own personas and, if there are any, with other speakers'; reranked ones beside them."""
+        own = write_replies(replier, asked, search=search)
+        others = write_replies(replier, test.pairs, search=search, persona="another") if has_persona else None
+        for replies, name in ((own, part), (others, ANOTHER[part])):
+            if replies is None:
+                continue
+            written[name] = [one.likeliest for one in replies]
+            if name in RERANKED and replies[0].reranked is not None:
+                written[RERANKED[name]] = [one.reranked or "" for one in replies]
 
-    written: dict[str, Sequence[str] | None] = dict.fromkeys(
-        ("reranked", "reranked_another", "guided", "guided_another")
-    )
-    written["own"], written["another"] = best, another = write(replier, search, test.asked)
+    write("own", test.asked, search)
     if scoring.decode == "sample":
-        written |= {"sampled": best[: len(test.pairs)], "sampled_another": another}
+        written |= {
+            "sampled": (written["own"] or [])[: len(test.pairs)],
+            "sampled_another": written["another"],
+        }
     else:
-        written["sampled"], written["sampled_another"] = write(replier, SAMPLED, test.pairs)
+        write("sampled", test.pairs, SAMPLED)
     if has_persona and scoring.strength != 1:
-        exaggerated = SAMPLED.model_copy(update={"persona_strength": scoring.strength})
-        written["guided"], written["guided_another"] = write(replier, exaggerated, test.pairs)
-    if reranking is not None:
-        written["reranked"], written["reranked_another"] = write(reranking, search, test.asked)
+        write("guided", test.pairs, SAMPLED.model_copy(update={"persona_strength": scoring.strength}))
     written |= {"retrieved": test.retrieved, "real": [one.reply for one in test.asked]}
     return {
         "decode": scoring.decode,
         "beam": scoring.beam,
         "strength": scoring.strength,
-        "reranker": reranking and reranking.reranker and reranking.reranker.to_dict(),
+        "reranker": replier.reranker and replier.reranker.to_dict(),
         "prompts": len(test.pairs),
         "asked": test.to_dict(),
         "losses": loss_results(run, test.classifier, another=has_persona),
         "scores": {part: texts and score_replies(test, texts) for part, texts in written.items()},
-        "samples": sample_replies(reranking or replier, test.pairs, search=search),
+        "samples": sample_replies(replier, test.pairs, search=search),
     }
 
 
+def require_inverse(run: Run) -> ReplyModel | None:
+    """The inverse model that the method's scoring needs after training, if it needs one. Raises if it does not fit:
+    better before training than after."""
+    scoring, base = run.scoring, find_reply_base(run)
+    if not isinstance(scoring, ReplyScoring) or not scoring.replies or not scoring.inverse or base is None:
+        return None
+    return load_inverse(scoring.inverse, load_reply_model(base.name))
+
+
 def ensure_reranker(run: Run) -> None:
-    """Tune the reranker that the method's scoring asks for, unless the run has one."""
-    scoring = run.scoring
-    if not isinstance(scoring, ReplyScoring) or not scoring.replies or not scoring.inverse:
+    """Tune the reranker that the method's scoring asks for, unless the run has it already."""
+    inverse, scoring, kept = require_inverse(run), run.scoring, None
+    if inverse is None or not isinstance(scoring, ReplyScoring):
         return
-    if find_reply_base(run) is not None and run.vault.artefact(ARTEFACT) is None:
-        tune_reranker(run, scoring.inverse, beam=scoring.beam)
-
-
-def _find_reranking(run: Run) -> Replier | None:
-    """The reply model with its reranker, if it has one."""
-    found = find_replier(run)
-    return None if found.reranker is None else found
+    with suppress(HomespunError):  # an earlier one that cannot be used any more
+        kept = find_replier(run).reranker
+    asked = (inverse.fingerprint, run.state.round, scoring.beam)
+    if kept is None or (kept.inverse.fingerprint, kept.round, kept.beam) != asked:
+        tune_reranker(run, inverse.name, beam=scoring.beam)
 
 
 def sample_replies(replier: Replier, pairs: Sequence[TestPair], *, search: Search) -> dict[str, Any]:
@@ -375,10 +400,14 @@ def sample_replies(replier: Replier, pairs: Sequence[TestPair], *, search: Searc
     ]
     prompts = [prompt for prompt in first if prompt is not None]
     replies = [
-        [replier.best_replies([(prompt, one)], search=_with_seed(search, number))[0] for one in speakers]
+        [_shown(replier.best_replies([(prompt, one)], search=_with_seed(search, number))[0]) for one in speakers]
         for number, prompt in enumerate(prompts)
     ]
     return {"prompts": prompts, "users": users, "replies": replies}
+
+
+def _shown(best: BestReply) -> str:
+    return best.likeliest if best.reranked is None else best.reranked
 
 
 def _is_plain(replier: Replier, prompt: str) -> bool:

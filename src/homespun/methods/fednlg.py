@@ -149,7 +149,7 @@ class Settings(core_settings.Settings):
     """Test prompts whose generated replies are scored after training, about as many of each speaker. 0: none."""
     evaluate_beam: Annotated[PositiveInt, Paper(200)] = 20
     """Beam of the search for these replies."""
-    evaluate_inverse: str = ""
+    evaluate_inverse: ReplyModelName = ""
     """Folder of an inverse model (`homespun pretrain seq2seq --inverse`). Set: a reranker is tuned with it after
     training, and its replies are scored as well."""
     evaluate_strength: NonNegativeFloat = 1.0

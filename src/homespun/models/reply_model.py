@@ -198,6 +198,22 @@ def load_base(name: str) -> ReplyModel:
     return base
 
 
+def load_inverse(name: str, base: ReplyModel) -> ReplyModel:
+    """The inverse model in a folder. Raises unless it writes prompts with the vocabulary of `base`."""
+    inverse = load_reply_model(name)
+    if inverse.direction != "prompts":
+        raise InputError(
+            f"{name}: this model writes replies, not prompts. Make an inverse one with "
+            "`homespun pretrain seq2seq --inverse`."
+        )
+    if inverse.vocabulary != base.vocabulary:
+        raise InputError(
+            f"{name}: its vocabulary of {len(inverse.vocabulary):,} numbers is not that of the base model "
+            f"({len(base.vocabulary):,}). Pre-train both on the same data with the same settings."
+        )
+    return inverse
+
+
 def save_reply_model(folder: Path, model: ReplyModel, *, card: str, pairs: Mapping[str, Tensor] | None = None) -> None:
     """Write the folder; all of its files or none. An existing model there is replaced."""
     config = {"direction": model.direction, "sizes": model.sizes.model_dump(), "facts": dict(model.facts)}

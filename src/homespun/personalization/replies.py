@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
@@ -67,8 +67,8 @@ class Search(Settings):
     seed: NonNegativeInt = 0
     """The same seed gives the same samples."""
     persona_strength: NonNegativeFloat = 1.0
-    """Factor on what the user's persona changes of a new user's logits. 1: the model as it was trained; above 1: an
-    exaggerated persona; 0: a new user's."""
+    """Factor on what the user's persona changes of the logits. 1: the model as it was trained; above 1: an exaggerated
+    persona; 0: nobody's, which is a persona of zeros or, with a language model, a new user's prefix."""
 
     @model_validator(mode="after")
     def _check_groups(self) -> Search:
@@ -90,6 +90,13 @@ class Reply:
     log_prob_of_prompt: float | None = None  # log p(Q|R); None without a reranker
     score: float = 0.0  # equation 7, or log_prob without a reranker
     tokens: tuple[int, ...] = field(default=(), repr=False)
+
+
+class BestReply(NamedTuple):
+    """The best reply to a prompt."""
+
+    likeliest: str
+    reranked: str | None  # None without a reranker
 
 
 @dataclass(frozen=True, repr=False)
@@ -168,14 +175,14 @@ class Replier:
         return [found[row] for row in range(len(prompts))]
 
     def _guided(self, decoder: ReplyingDecoder, strength: float) -> GuidedDecoder:
-        """The decoder with exaggerated personas: away from that of a new user."""
-        neutral = self.speaker(None)
-        if neutral.persona is None or neutral.decoder is not decoder:
+        """The decoder with exaggerated personas: away from the neutral one."""
+        neutral = self.writer.neutral() if decoder is self._shared else None
+        if neutral is None:
             raise InputError(
                 f"persona_strength: {strength:g}, but the personal part of this run's models is not a persona that the "
                 "decoder reads. Leave it at 1."
             )
-        return GuidedDecoder(decoder, neutral.persona, strength)
+        return GuidedDecoder(decoder, neutral, strength)
 
     def reply(self, prompt: str, user: str | None = None, *, n: int = 5, search: Search | None = None) -> list[Reply]:
         """The n best replies of a user to a prompt."""
@@ -200,12 +207,19 @@ class Replier:
         lists = self.search([read.tokens] * len(speakers), speakers, search, n=listed)
         return [self._ranked(read, one)[:n] for one in lists]
 
-    def best_replies(self, asked: Sequence[tuple[str, Speaker]], *, search: Search) -> list[str]:
-        """The best reply to each prompt by its speaker, whatever the prompt is."""
+    def best_replies(self, asked: Sequence[tuple[str, Speaker]], *, search: Search) -> list[BestReply]:
+        """The best reply to each prompt by its speaker, whatever the prompt is, before and after reranking."""
         prompts = [self.writer.read_any(prompt) for prompt, _ in asked]
-        n = search.beam if self.reranker and search.decode == "beam" else 1
+        reranked = self.reranker is not None and search.decode == "beam"
+        n = search.beam if reranked else 1
         lists = self.search([one.tokens for one in prompts], [speaker for _, speaker in asked], search, n=n)
-        return [self._ranked(prompt, found)[0].text for prompt, found in zip(prompts, lists, strict=True)]
+        best = []
+        for prompt, found in zip(prompts, lists, strict=True):
+            (likeliest, _), again = self.writer.write(found[0].tokens), None
+            if reranked:
+                again = self._ranked(prompt, found)[0].text
+            best.append(BestReply(likeliest, again))
+        return best
 
     def _ranked(self, prompt: ReadPrompt, found: Sequence[Hypothesis]) -> list[Reply]:
         found = sorted(found, key=lambda one: -one.log_prob)  # samples are in the order in which they were drawn

@@ -69,6 +69,9 @@ class Writer(Protocol):
     def persona(self, user: str | None, private: Tree, profile: Profile | None = None) -> Tensor | None:
         """The persona of a user with these private parameters. Without a profile, it is the one that the run knows."""
 
+    def neutral(self) -> Tensor | None:
+        """The persona of nobody in particular, from which `persona_strength` moves away."""
+
     def read(self, prompt: str) -> ReadPrompt:
         """A prompt as tokens. Raises if there is nothing to read."""
 
@@ -116,6 +119,11 @@ class WordWriter:
         if table is None:
             return None
         return table.mean(dim=0) if user is None else table[self.run.federation.users.index(user)]
+
+    def neutral(self) -> Tensor | None:
+        """Zero, the mean of new personas: a single new persona is random."""
+        found = self.persona(None, self.run.clients.new_private("", self.run.state.broadcast()))
+        return None if found is None else torch.zeros_like(found)
 
     def read(self, prompt: str) -> ReadPrompt:
         tokens, length = self.vocabulary.encode(prompt), self.base.sizes.length
@@ -188,6 +196,10 @@ class TokenWriter:
         with torch.no_grad():
             prefix: Tensor = self._network(private).prefix(torch.tensor([self._context_of(user)]))[0]
         return prefix.detach().clone()
+
+    def neutral(self) -> Tensor | None:
+        """A new user's prefix: a prefix of zeros is no text that the model knows."""
+        return self.persona(None, {})
 
     def _network(self, private: Tree) -> Any:
         run, broadcast = self.run, self.run.state.broadcast()

@@ -21,12 +21,13 @@ from safetensors.numpy import load, save
 
 from homespun.core.errors import RunError
 from homespun.core.progress import start_count
+from homespun.core.settings import parse
 from homespun.evaluation.bleu import SIZE, bleu_counts
 from homespun.evaluation.mert import Weights, grid_counts, tune, tune_on_grid
-from homespun.models.reply_model import ReplyModel, load_public_pairs
+from homespun.models.reply_model import ReplyModel, load_inverse, load_public_pairs
 from homespun.models.vocabulary import PADDING
 from homespun.personalization.replies import Replier, Search, Speaker, find_replier
-from homespun.personalization.reranking import Reranker, keep_reranker, load_inverse
+from homespun.personalization.reranking import Reranker, keep_reranker
 from homespun.runs.run import Run
 
 UNFINISHED = "unfinished reranker"  # the artefact that holds finished lists
@@ -55,10 +56,18 @@ def tune_reranker(
 ) -> Reranker:
     """Tune a reranker with the inverse model in a folder, and keep it in the run's vault."""
     replier = find_replier(run, reranked=False)  # an earlier reranker may be unusable
-    tuning = Tuning(federated, questions, Search(beam=beam))
+    tuning = Tuning(federated, questions, parse(Search, {"beam": beam}, where="search"))
     untuned = Reranker(load_inverse(inverse, replier.base), lam=0.0, gamma=0.0)
     weights = (_tune_federated if federated else _tune_public)(replier, untuned, tuning)
-    tuned = replace(untuned, lam=weights.lam, gamma=weights.gamma, bleu=weights.bleu, tuned_on=tuning.source)
+    tuned = replace(
+        untuned,
+        lam=weights.lam,
+        gamma=weights.gamma,
+        bleu=weights.bleu,
+        tuned_on=tuning.source,
+        round=run.state.round,
+        beam=beam,
+    )
     keep_reranker(run, tuned)
     run.vault.drop_artefact(UNFINISHED)
     return tuned

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from homespun.core.errors import InputError, RunError
 from homespun.decoding.hypotheses import Hypothesis
-from homespun.models.reply_model import ReplyModel, load_reply_model
+from homespun.models.reply_model import ReplyModel, load_inverse
 from homespun.models.seq2seq import Seq2Seq
 from homespun.models.vocabulary import pad_rows
 from homespun.runs.run import Run
@@ -37,6 +37,8 @@ class Reranker:
     gamma: float
     bleu: float | None = None  # on the pairs it was tuned on, as a fraction
     tuned_on: str = ""
+    round: int = 0  # of the run when it was tuned
+    beam: int = 0  # of the search for the replies it was tuned on
 
     def __repr__(self) -> str:
         return f"<Reranker lambda={self.lam:.3g}, gamma={self.gamma:.3g}, {self.inverse!r}>"
@@ -46,7 +48,14 @@ class Reranker:
         return self.inverse.build().requires_grad_(False)
 
     def to_dict(self) -> dict[str, float | str | None]:
-        return {"lambda": self.lam, "gamma": self.gamma, "bleu": self.bleu, "tuned_on": self.tuned_on}
+        return {
+            "lambda": self.lam,
+            "gamma": self.gamma,
+            "bleu": self.bleu,
+            "tuned_on": self.tuned_on,
+            "round": self.round,
+            "beam": self.beam,
+        }
 
     def log_probs(self, prompts: Sequence[Sequence[int]], candidates: Sequence[Hypothesis]) -> np.ndarray:
         """log p(Q|R) of each prompt given the candidate beside it."""
@@ -72,22 +81,6 @@ def _reverse_batch(prompts: Sequence[Sequence[int]], replies: Sequence[Sequence[
     }
 
 
-def load_inverse(name: str, base: ReplyModel) -> ReplyModel:
-    """The inverse model in a folder. Raises unless it writes prompts with the vocabulary of `base`."""
-    inverse = load_reply_model(name)
-    if inverse.direction != "prompts":
-        raise InputError(
-            f"{name}: this model writes replies, not prompts. Make an inverse one with "
-            "`homespun pretrain seq2seq --inverse`."
-        )
-    if inverse.vocabulary != base.vocabulary:
-        raise InputError(
-            f"{name}: its vocabulary of {len(inverse.vocabulary):,} numbers is not that of the base model "
-            f"({len(base.vocabulary):,}). Pre-train both on the same data with the same settings."
-        )
-    return inverse
-
-
 def keep_reranker(run: Run, reranker: Reranker) -> None:
     """Store the reranker's weights, and the name and fingerprint of its inverse model, in the run's vault."""
     content = {"inverse": reranker.inverse.name, "fingerprint": reranker.inverse.fingerprint, **reranker.to_dict()}
@@ -100,10 +93,24 @@ def load_reranker(run: Run, base: ReplyModel) -> Reranker | None:
     if stored is None:
         return None
     content = json.loads(stored)
-    inverse = load_inverse(content["inverse"], base)
+    try:
+        inverse = load_inverse(content["inverse"], base)
+    except InputError as error:
+        raise RunError(
+            f"the run's reranker needs its inverse model. {error} Restore the folder, tune again with `homespun rerank "
+            "RUN --inverse FOLDER`, or reply without a reranker after `homespun rerank RUN --off`."
+        ) from None
     if inverse.fingerprint != content["fingerprint"]:
         raise RunError(
             f"{inverse.name}: its weights have changed since the run's reranker was tuned. Tune again with "
             "`homespun rerank RUN --inverse FOLDER`."
         )
-    return Reranker(inverse, content["lambda"], content["gamma"], content["bleu"], content["tuned_on"])
+    return Reranker(
+        inverse,
+        content["lambda"],
+        content["gamma"],
+        content["bleu"],
+        content["tuned_on"],
+        round=content.get("round", 0),
+        beam=content.get("beam", 0),
+    )

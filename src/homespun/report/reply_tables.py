@@ -42,10 +42,11 @@ OVERLAP = (
     ("most_frequent", "Most frequent reply", 100),
     ("length", "Words", 1),
 )
-INTERVALS = (
+BRACKETS = (
     "In brackets the 95 % bootstrap interval over conversations, each drawn with all its replies in all runs: it "
-    "reflects the choice of conversations, not the randomness of training. Bold: it excludes zero."
+    "reflects the choice of conversations, not the randomness of training."
 )
+INTERVALS = f"{BRACKETS} Bold: it excludes zero."
 
 
 def reply_tables(results: Mapping[str, Any]) -> list[Table]:
@@ -132,9 +133,10 @@ def overlap_table(results: Mapping[str, Any]) -> Table:
     note = (
         f"{_how(list(systems(results).values()))} {_reranking_note(results)}All but the words in %. "
         + (f"BLEU: corpus BLEU-4 by sacrebleu, {signature}. " if signature else "")
-        + "BLEU-1, BLEU-2: corpus BLEU of lower-case words, without smoothing. Sentence BLEU: mean BLEU-4 of single "
-        "replies with add-one smoothing. distinct-n: different n-grams per n-gram of all replies. Words: mean length "
-        f"of a reply. {seed_note(results)}"
+        + "BLEU-1, BLEU-2: corpus BLEU of lower-case words, without smoothing. Sentence BLEU: mean BLEU of single "
+        "replies with add-one smoothing, of the orders up to 4 that a reply has. distinct-n: different n-grams per "
+        f"n-gram of all replies. Words: mean length of a reply. {seed_note(results)}"
+        + (f" {BRACKETS}" if len(shown[0].runs) == 1 else "")
     )
     columns = [Column("Configuration"), *(Column(title, number=True) for _, title, _ in OVERLAP)]
     return make_table(columns, rows, caption="Overlap with the real replies, and diversity", note=note)
@@ -192,7 +194,7 @@ def _speaker_note(every: Sequence[System]) -> str:
         else ""
     )
     guided = (
-        "Strength s: what the persona changes of a new user's logits, times s. "
+        "Strength s: what the persona changes of the logits, times s. "
         if any(replace(one, part="guided").scores() for one in every) and first.part == "sampled"
         else ""
     )
@@ -200,9 +202,10 @@ def _speaker_note(every: Sequence[System]) -> str:
     pooled = f"The replies of {seeds} seeds are pooled; agreement is the mean ± standard deviation over seeds. "
     return (
         f"{_how(every)} Right speaker: how often a classifier of characters names the speaker, mean over speakers; "
-        f"chance is {100 / asked['speakers']:.1f} %. It was trained on real lines of the training parts, without those "
-        "that the control repeats. With another speaker's persona, the speaker of the real reply counts as right. "
-        f"Differences in percentage points. {guided}{agreement}{pooled if seeds > 1 else ''}{INTERVALS}"
+        f"guesses are right in {100 / asked['speakers']:.1f} %, and a model without personas may be above that. The "
+        "classifier was trained on real lines of the training parts, without those that the control repeats. With "
+        "another speaker's persona, the speaker of the real reply counts as right. Differences in percentage points. "
+        f"{guided}{agreement}{pooled if seeds > 1 else ''}{INTERVALS}"
     )
 
 
@@ -320,10 +323,15 @@ def _one_score(value: Any, factor: int) -> str:
 
 
 def _score_text(system: System, name: str, factor: int) -> str:
+    """A score; of a single run with its interval, of several seeds with their standard deviation."""
     values = [one.get(name) for one in system.scores() or []]
     numbers = [finite(one[0] if isinstance(one, list) else one) for one in values]
     scaled = [None if number is None else factor * number for number in numbers]
-    return system.over_seeds(scaled, digits=1 if factor == 1 else 2)
+    digits = 1 if factor == 1 else 2
+    text = system.over_seeds(scaled, digits=digits)
+    bounds = [finite(bound) for bound in values[0][1:]] if len(values) == 1 and isinstance(values[0], list) else []
+    low_high = [f"{factor * bound:.{digits}f}" for bound in bounds if bound is not None]
+    return f"{text} [{', '.join(low_high)}]" if len(low_high) == 2 else text
 
 
 def _naming_cell(system: System) -> Cell:
