@@ -38,6 +38,7 @@ class SimulatedClients:
     fractions: Fractions
     split_by: SplitBy = "example"
     evaluate_examples: int | None = None  # maximum number that is scored per user
+    keep_copies: bool = False  # whether participants may have copies of shared parameters, as new users may
     _staged: StagedRounds = field(default_factory=StagedRounds)
     _encoded: EncodedBatches = field(default_factory=lambda: EncodedBatches(limit_bytes=MAX_ENCODED_BYTES))
 
@@ -89,8 +90,12 @@ class SimulatedClients:
         private, shared = parts.select(initial, Role.PRIVATE), parts.select(initial, *SHARED)
         if self.built.method.model.private_varies:
             return self._stored_of_any_shape(users)
-        # copies of shared parameters are there only after personalization
-        return self.vault.private_many(users, like=private, copies=shared)
+        without = [user for user in users if not self.keep_copies and user in self.population.users]
+        others = [user for user in users if self.keep_copies or user not in self.population.users]
+        return {
+            **self.vault.private_many(without, like=private),
+            **self.vault.private_many(others, like=private, copies=shared),
+        }
 
     def _stored_of_any_shape(self, users: Sequence[str]) -> Mapping[str, Tree]:
         """Rows may have any private names and, after personalization, shared names."""

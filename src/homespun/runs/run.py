@@ -75,6 +75,7 @@ class Run:
             fractions=self.settings.fractions,
             split_by=self.settings.split_by,
             evaluate_examples=self.settings.evaluate_examples,
+            keep_copies=self.settings.final_personalization,
         )
 
     @cached_property
