@@ -1,0 +1,149 @@
+"""A character-aware LSTM that predicts the next word: the model of OOV Expansion, and of Kim et al. (2016).
+
+The bytes of a word pass through a convolution to the word's embedding, embeddings through LSTM layers, and their output
+through a linear layer to a score for each word of a closed vocabulary. So an input needs no row in a table: any word
+that has a spelling can be read.
+
+`forward` computes one client at a time with plain torch; `stacked` computes the same function for many clients, each
+with its own weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from homespun.models.packed_lstm import lstm_layer, pack
+from homespun.models.vocabulary import BEGIN, END, PADDING, SPECIAL, UNKNOWN, Vocabulary
+from homespun.models.word_losses import NOTHING, word_losses
+
+BYTES = 256
+NO_BYTE, WORD_START, WORD_END = 0, 1, 4  # control characters, which no word has
+SPELLINGS = {PADDING: b"", BEGIN: b"\x02", END: b"\x03", UNKNOWN: b"\x1a"}  # of the numbers before the first word
+KERNEL = 4  # bytes that the convolution reads at once
+LONGEST_SPELLING = 24  # bytes of a word that are read
+
+
+def spell_words(spellings: Sequence[bytes]) -> Tensor:
+    """The bytes [words, LONGEST_SPELLING + 2] of these words between a start and an end, padded with NO_BYTE."""
+    rows = torch.full((len(spellings), LONGEST_SPELLING + 2), NO_BYTE, dtype=torch.uint8)
+    for row, spelling in zip(rows, spellings, strict=True):
+        framed = bytes((WORD_START, *spelling[:LONGEST_SPELLING], WORD_END))
+        row[: len(framed)] = torch.frombuffer(bytearray(framed), dtype=torch.uint8)
+    return rows
+
+
+def spell_vocabulary(vocabulary: Vocabulary) -> Tensor:
+    """The spelling of every number of a vocabulary."""
+    special = [SPELLINGS[number] for number in range(SPECIAL)]
+    return spell_words([*special, *(word.encode() for word in vocabulary.known)])
+
+
+class NextWord(nn.Module):
+    """A batch holds `words` [n, T], numbers of a vocabulary padded with PADDING, and `length` [n], at least 1: the
+    words that are predicted, each from those before it. The output is the loss of each word, [n, T]."""
+
+    chunk = 12  # clients that are trained at once
+
+    def __init__(self, vocabulary: Vocabulary, *, byte_dim: int = 100, cells: int = 200, layers: int = 2) -> None:
+        super().__init__()
+        self.spelling = spell_vocabulary(vocabulary)
+        self.bytes = nn.Embedding(BYTES, byte_dim)
+        self.convolution = nn.Conv1d(byte_dim, cells, KERNEL)
+        self.lstm = nn.ModuleList(nn.LSTM(cells, cells, batch_first=True) for _ in range(layers))
+        self.output = nn.Linear(cells, len(vocabulary))
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        words, length = batch["words"].long(), batch["length"]
+        inputs, targets = shift(words, length)
+        states = self.embed(self.spelling[inputs])
+        for layer in self.lstm:
+            packed = pack_padded_sequence(states, length.cpu(), batch_first=True, enforce_sorted=False)
+            states = pad_packed_sequence(layer(packed)[0], batch_first=True, total_length=words.shape[1])[0]
+        logits = self.output(states)
+        losses = functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), ignore_index=NOTHING, reduction="none"
+        )
+        return losses.view_as(targets)
+
+    def embed(self, spelling: Tensor) -> Tensor:
+        """The embedding of each spelling [..., bytes]: the maximum of the convolution over the word's windows."""
+        flat = spelling.flatten(0, -2)
+        found = self.convolution(self.bytes(flat.int()).mT)
+        inside = windows_inside(flat)
+        return found.masked_fill(~inside[:, None], -torch.inf).amax(dim=2).tanh().unflatten(0, spelling.shape[:-1])
+
+    def stacked(self, parameters: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
+        """Losses [C, n, T] of C clients: the result of `forward` for each client with its own parameters."""
+        clients, rows = batch["length"].shape
+        shared = all(value.stride(0) == 0 for value in parameters.values())
+        if clients > 1 and not torch.is_grad_enabled() and shared:
+            # All clients have the same weights: treat them as one client with all examples.
+            merged = {name: column.flatten(0, 1)[None] for name, column in batch.items()}
+            return self._losses({name: one[:1] for name, one in parameters.items()}, merged).view(clients, rows, -1)
+        return self._losses(parameters, batch)
+
+    def _losses(self, parameters: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
+        words, layout = batch["words"].long(), pack(batch["length"])
+        inputs, targets = shift(words, batch["length"])
+        states = embed_stacked(parameters, layout.pack(inputs), spelling=self.spelling)
+        for number in range(len(self.lstm)):
+            weights = {one: parameters[f"lstm.{number}.{one}_l0"] for one in ("weight_ih", "weight_hh")}
+            biases = (parameters[f"lstm.{number}.{one}_l0"] for one in ("bias_ih", "bias_hh"))
+            states, _ = lstm_layer(states, **weights, bias=sum(biases)[:, None], sizes=layout.sizes)
+        losses = word_losses(
+            states,
+            weight=parameters["output.weight"],
+            bias=parameters["output.bias"],
+            targets=layout.pack(targets).masked_fill(~layout.real, NOTHING),
+        )
+        return layout.unpack(losses, steps=words.shape[2])
+
+
+def shift(words: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+    """What is read and what is predicted: `begin w1 w2` and `w1 w2 w3`, with NOTHING beyond `length`."""
+    begin = torch.full_like(words[..., :1], BEGIN)
+    steps = torch.arange(words.shape[-1], device=words.device)
+    inputs = torch.cat((begin, words[..., :-1]), dim=-1)
+    return inputs, words.masked_fill(steps >= length[..., None], NOTHING)
+
+
+def windows_inside(spelling: Tensor) -> Tensor:
+    """Whether each window of KERNEL bytes is within its word, [..., windows]; the first one always is."""
+    inside = spelling[..., KERNEL - 1 :] != NO_BYTE
+    first = torch.zeros_like(inside)
+    first[..., 0] = True
+    return inside | first
+
+
+def embed_stacked(parameters: Mapping[str, Tensor], numbers: Tensor, *, spelling: Tensor) -> Tensor:
+    """The embeddings [C, P, H] of the words with these numbers [C, P], by each client's own convolution. Each different
+    word is computed once."""
+    clients, height = len(numbers), len(spelling)
+    offsets = torch.arange(clients, device=numbers.device)[:, None]
+    different, place = torch.unique(numbers + offsets * height, return_inverse=True)
+    spelled = spelling[different % height]
+    longest = max(int((spelled != NO_BYTE).sum(dim=1).max()), KERNEL)
+    rows = _convolve(parameters, spelled[:, :longest], owner=different // height)
+    return functional.embedding(place, rows)
+
+
+def _convolve(parameters: Mapping[str, Tensor], spelling: Tensor, *, owner: Tensor) -> Tensor:
+    """The embedding [words, H] of each spelling [words, bytes] by the convolution of the client that owns it.
+
+    A window's value is the sum of one row for each of its bytes, from a table [client, offset, byte] of all products of
+    a byte's embedding with the kernel: there are far fewer bytes than windows.
+    """
+    used, place = torch.unique(spelling, return_inverse=True)
+    table = torch.einsum("cbe,chek->ckbh", parameters["bytes.weight"][:, used.long()], parameters["convolution.weight"])
+    inside = windows_inside(spelling)
+    word, window = inside.nonzero(as_tuple=True)
+    offset = torch.arange(KERNEL, device=spelling.device)
+    row = (owner[word, None] * KERNEL + offset) * len(used) + place[word[:, None], window[:, None] + offset]
+    values = functional.embedding_bag(row, table.flatten(0, 2), mode="sum")
+    padded = values.new_full((*inside.shape, values.shape[1]), -torch.inf).index_put((word, window), values)
+    return (padded.amax(dim=1) + parameters["convolution.bias"][owner]).tanh()
