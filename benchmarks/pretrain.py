@@ -36,8 +36,9 @@ from homespun.core.seeds import numpy_generator
 from homespun.data.dialogue import replies
 from homespun.models.reply_model import Sizes
 from homespun.models.vocabulary import PADDING, SPECIAL, Vocabulary
+from homespun.pretraining.central import TrainingState, initial_state, take_step
 from homespun.pretraining.reply_pairs import PairCorpus, Pairs, make_corpus
-from homespun.pretraining.reply_training import ReplyPretrainSettings, TrainingState, initial_state, take_step
+from homespun.pretraining.reply_training import ReplyObjective, ReplyPretrainSettings
 from homespun.runs.training import load
 from homespun.system.machine import cpu_cores
 
@@ -91,8 +92,7 @@ class Ours:
     """homespun's side, from the weights of the reference."""
 
     def __init__(self, corpus: PairCorpus, *, batch: int, dropout: float) -> None:
-        self.pairs = corpus.train
-        self.settings = ReplyPretrainSettings(
+        settings = ReplyPretrainSettings(
             words=reference.VOCABULARY,
             sizes=SIZES,
             batch=batch,
@@ -101,7 +101,8 @@ class Ours:
             clip_norm=reference.CLIP,
             seed=SEED,
         )
-        self.state: TrainingState = initial_state(corpus, self.settings)
+        self.objective = ReplyObjective(corpus, settings)
+        self.state: TrainingState = initial_state(self.objective)
         own = dict(self.state.network.named_parameters())
         with torch.no_grad():
             for name, value in reference.make_model().named_parameters():
@@ -111,7 +112,7 @@ class Ours:
         """The loss of each step."""
         losses = []
         for rows in batches:
-            losses.append(take_step(self.state, self.pairs, rows, settings=self.settings, progress=0.0))
+            losses.append(take_step(self.state, self.objective, rows, progress=0.0))
             self.state.step += 1
         return losses
 

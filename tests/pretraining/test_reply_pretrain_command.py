@@ -108,7 +108,7 @@ def test_the_model_and_its_card(folder):
         "- Training: less than a minute, Adam with learning rate 0.003, batches of 8, dropout 0.2.",
         f"Held-out perplexity **{best['perplexity']:.1f}**, BLEU **{100 * best['bleu']:.2f}**",
         f"after epoch {best['epoch']}, chosen by perplexity.",
-        "homespun pretrain seq2seq --data talk.jsonl --licence 'CC BY 4.0' --set words=20 --set epochs=12 --set",
+        "homespun pretrain seq2seq --data talk.jsonl --licence 'CC BY 4.0' --set epochs=12 --set batch=8 --set",
         "--set sizes.cells=8",
     ):
         assert stated in card

@@ -13,9 +13,10 @@ from homespun.data import load_federation
 from homespun.data.dialogue import replies
 from homespun.models.reply_model import Sizes
 from homespun.models.vocabulary import BEGIN, END, PADDING, UNKNOWN, Vocabulary
-from homespun.pretraining import reply_training
+from homespun.pretraining import central, reply_training
+from homespun.pretraining.central import take_step
 from homespun.pretraining.reply_pairs import encode_pairs, load_corpus, make_corpus, save_corpus
-from homespun.pretraining.reply_training import EpochScores, ReplyPretrainSettings, best_epoch, take_step, trim
+from homespun.pretraining.reply_training import ReplyObjective, ReplyPretrainSettings, trim
 
 SMALL = Sizes(word_dim=5, cells=4, layers=1, length=6)
 SETTINGS = ReplyPretrainSettings(words=20, sizes=SMALL, batch=16, epochs=2, dev_share=0.2, dev_replies=5)
@@ -122,9 +123,15 @@ def test_a_corpus_on_disk_is_the_same(tmp_path):
 
 
 def test_the_best_epoch_is_the_first_of_equal_ones():
-    history = [EpochScores(1, 30.0, 0.2), EpochScores(2, 20.0, 0.3), EpochScores(3, 10.0, 0.3), EpochScores(4, 10.0, 0)]
-    assert best_epoch(history, replace_settings(choose_by="bleu")).epoch == 2
-    assert best_epoch(history, replace_settings(choose_by="perplexity")).epoch == 3
+    history = [scores_of(1, 30.0, 0.2), scores_of(2, 20.0, 0.3), scores_of(3, 10.0, 0.3), scores_of(4, 10.0, 0)]
+    for choose_by, epoch in (("bleu", 2), ("perplexity", 3)):
+        objective = ReplyObjective(corpus_of(conversations(6)), replace_settings(choose_by=choose_by))
+        assert objective.best(history)["epoch"] == epoch
+    assert objective.best([scores_of(1, math.nan, 0.1), scores_of(2, 5.0, 0.1)])["epoch"] == 2
+
+
+def scores_of(epoch, perplexity, bleu):
+    return {"epoch": epoch, "perplexity": perplexity, "bleu": bleu}
 
 
 def replace_settings(**changes):
@@ -133,30 +140,30 @@ def replace_settings(**changes):
 
 @pytest.mark.parametrize(("choose_by", "epoch"), [("bleu", 2), ("perplexity", 3)])
 def test_the_weights_of_the_best_epoch_are_kept(tmp_path, monkeypatch, choose_by, epoch):
-    scores = iter([EpochScores(1, 30.0, 0.1), EpochScores(2, 20.0, 0.3), EpochScores(3, 10.0, 0.2)])
+    scores = iter([scores_of(1, 30.0, 0.1), scores_of(2, 20.0, 0.3), scores_of(3, 10.0, 0.2)])
     monkeypatch.setattr(reply_training, "evaluate_network", lambda *_, **__: next(scores))
-    settings, corpus = replace_settings(epochs=3, choose_by=choose_by), corpus_of(conversations(6))
-    state, after = reply_training.initial_state(corpus, settings), {}
-    for progress in reply_training.train(state, corpus, settings, folder=tmp_path):
+    objective = ReplyObjective(corpus_of(conversations(6)), replace_settings(epochs=3, choose_by=choose_by))
+    state, after = central.initial_state(objective), {}
+    for progress in central.train(state, objective, folder=tmp_path):
         if progress.epoch is not None:
-            after[progress.epoch.epoch] = {n: v.detach().clone() for n, v in state.network.named_parameters()}
+            after[progress.epoch["epoch"]] = {n: v.detach().clone() for n, v in state.network.named_parameters()}
     assert all(torch.equal(state.best[name], value) for name, value in after[epoch].items())
     assert any(not torch.equal(state.best[name], value) for name, value in after[1].items())
 
 
 def test_a_checkpoint_continues_bit_identical(tmp_path):
-    corpus = corpus_of(conversations(12))
-    whole = reply_training.initial_state(corpus, SETTINGS)
-    assert reply_training.steps_per_epoch(corpus, SETTINGS) == 2  # 30 pairs, 16 in a step
-    for _ in reply_training.train(whole, corpus, SETTINGS, folder=tmp_path):
+    objective = ReplyObjective(corpus_of(conversations(12)), SETTINGS)
+    whole = central.initial_state(objective)
+    assert central.steps_per_epoch(objective) == 2  # 30 pairs, 16 in a step
+    for _ in central.train(whole, objective, folder=tmp_path):
         pass
-    part, steps = reply_training.initial_state(corpus, SETTINGS), iter(range(3))
-    for _ in zip(steps, reply_training.train(part, corpus, SETTINGS, folder=tmp_path), strict=False):
+    part, steps = central.initial_state(objective), iter(range(3))
+    for _ in zip(steps, central.train(part, objective, folder=tmp_path), strict=False):
         pass
-    reply_training.save_checkpoint(part, tmp_path / "part")
-    again = reply_training.load_checkpoint(tmp_path / "part", corpus, SETTINGS)
+    central.save_checkpoint(part, tmp_path / "part")
+    again = central.load_checkpoint(tmp_path / "part", objective)
     assert again.step == 3 and again.history == part.history and len(again.history) == 1
-    for _ in reply_training.train(again, corpus, SETTINGS, folder=tmp_path):
+    for _ in central.train(again, objective, folder=tmp_path):
         pass
     assert again.step == whole.step == 4 and again.history == whole.history
     for (name, left), right in zip(again.network.named_parameters(), whole.network.parameters(), strict=True):
@@ -165,14 +172,14 @@ def test_a_checkpoint_continues_bit_identical(tmp_path):
 
 
 def test_an_epoch_has_every_pair_once_in_another_order(tmp_path, monkeypatch):
-    corpus, taken = corpus_of(conversations(12)), []
+    objective, taken = ReplyObjective(corpus_of(conversations(12)), SETTINGS), []
 
-    def taking(state, pairs, rows, **_):
+    def taking(state, objective, rows, **_):
         taken.append(rows.tolist())
         return 0.0
 
-    monkeypatch.setattr(reply_training, "take_step", taking)
-    for _ in reply_training.train(reply_training.initial_state(corpus, SETTINGS), corpus, SETTINGS, folder=tmp_path):
+    monkeypatch.setattr(central, "take_step", taking)
+    for _ in central.train(central.initial_state(objective), objective, folder=tmp_path):
         pass
     assert [len(rows) for rows in taken] == [16, 14, 16, 14]
     first, second = taken[0] + taken[1], taken[2] + taken[3]
@@ -181,11 +188,11 @@ def test_an_epoch_has_every_pair_once_in_another_order(tmp_path, monkeypatch):
 
 def gradients(block, monkeypatch, *, steps=1, clip_norm=5.0):
     monkeypatch.setattr(reply_training, "ROWS", block)
-    corpus, settings = corpus_of(conversations(12)), replace_settings(clip_norm=clip_norm, lr=1e-12)
-    state = reply_training.initial_state(corpus, settings)
+    objective = ReplyObjective(corpus_of(conversations(12)), replace_settings(clip_norm=clip_norm, lr=1e-12))
+    state = central.initial_state(objective)
     for _ in range(steps):
         state.step = 0  # the same dropout
-        loss = take_step(state, corpus.train, np.arange(10), settings=settings, progress=0.0)
+        loss = take_step(state, objective, np.arange(10), progress=0.0)
     return loss, {name: value.grad.clone() for name, value in state.network.named_parameters()}
 
 
@@ -206,34 +213,31 @@ def test_a_gradient_is_clipped_to_the_norm(monkeypatch):
 
 
 def test_the_learning_rate_falls_linearly():
-    corpus = corpus_of(conversations(6))
-    settings = replace_settings(lr=0.1, final_lr=0.5)
-    state = reply_training.initial_state(corpus, settings)
+    objective = ReplyObjective(corpus_of(conversations(6)), replace_settings(lr=0.1, final_lr=0.5))
+    state = central.initial_state(objective)
     for progress, lr in ((0.0, 0.1), (0.5, 0.075), (1.0, 0.05)):
-        take_step(state, corpus.train, np.arange(3), settings=settings, progress=progress)
+        take_step(state, objective, np.arange(3), progress=progress)
         assert state.optimizer.param_groups[0]["lr"] == pytest.approx(lr)
 
 
 def test_perplexity_and_bleu_by_hand():
     """A model that gives all words the same probability, but a little more to one: greedy replies repeat that word."""
     corpus = corpus_of([{"user": u, "text": "a b", "scene": s} for s in range(5) for u in ("x", "y")], words=6)
-    state = reply_training.initial_state(corpus, SETTINGS)
+    state = central.initial_state(ReplyObjective(corpus, SETTINGS))
     with torch.no_grad():
         state.network.output.weight.zero_()
         state.network.output.bias.zero_()
         state.network.output.bias[END] = math.log(2)
     scores = reply_training.evaluate_network(state.network, corpus, epoch=1, replies=5)
     # 6 numbers with weights 1, the end with 2: two words of 1/7 each and an end of 2/7
-    assert scores.perplexity == pytest.approx((7 * 7 * 3.5) ** (1 / 3))
+    assert scores["perplexity"] == pytest.approx((7 * 7 * 3.5) ** (1 / 3))
     # The reply is one word, `a`, and then the end: 1 of 1 words is right, brevity exp(1 - 2 / 1)
-    assert scores.bleu == pytest.approx(math.exp(-1), rel=0.01)
+    assert scores["bleu"] == pytest.approx(math.exp(-1), rel=0.01)
 
 
 def test_a_diverged_model_has_infinite_perplexity_and_is_never_the_best():
     corpus = corpus_of(conversations(6))
-    state = reply_training.initial_state(corpus, SETTINGS)
+    state = central.initial_state(ReplyObjective(corpus, SETTINGS))
     with torch.no_grad():
         state.network.output.bias[BEGIN] = 1e6
-    assert reply_training.evaluate_network(state.network, corpus, epoch=1, replies=2).perplexity == math.inf
-    history = [EpochScores(1, math.nan, 0.0), EpochScores(2, 20.0, 0.0)]
-    assert best_epoch(history, replace_settings(choose_by="perplexity")).epoch == 2
+    assert reply_training.evaluate_network(state.network, corpus, epoch=1, replies=2)["perplexity"] == math.inf

@@ -72,7 +72,8 @@ def seq2seq(
             if step.epoch is not None:
                 scores = step.epoch
                 console.print(
-                    f"epoch {scores.epoch}: held-out perplexity {scores.perplexity:.1f}, BLEU {100 * scores.bleu:.2f}"
+                    f"epoch {scores['epoch']}: held-out perplexity {scores['perplexity']:.1f}, "
+                    f"BLEU {100 * scores['bleu']:.2f}"
                 )
     results = finish_reply_run(run)
     if json_output:

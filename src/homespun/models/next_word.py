@@ -92,9 +92,14 @@ class NextWord(nn.Module):
         inputs, targets = shift(words, batch["length"])
         states = embed_stacked(parameters, layout.pack(inputs), spelling=self.spelling)
         for number in range(len(self.lstm)):
-            weights = {one: parameters[f"lstm.{number}.{one}_l0"] for one in ("weight_ih", "weight_hh")}
-            biases = (parameters[f"lstm.{number}.{one}_l0"] for one in ("bias_ih", "bias_hh"))
-            states, _ = lstm_layer(states, **weights, bias=sum(biases)[:, None], sizes=layout.sizes)
+            layer = f"lstm.{number}."
+            states, _ = lstm_layer(
+                states,
+                weight_ih=parameters[layer + "weight_ih_l0"],
+                weight_hh=parameters[layer + "weight_hh_l0"],
+                bias=(parameters[layer + "bias_ih_l0"] + parameters[layer + "bias_hh_l0"])[:, None],
+                sizes=layout.sizes,
+            )
         losses = word_losses(
             states,
             weight=parameters["output.weight"],

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from homespun.data.dialogue import replies
 from homespun.data.source import DataSettings
 from homespun.models.reply_model import Direction, ReplyModel, save_reply_model
 from homespun.models.vocabulary import PADDING
-from homespun.pretraining import reply_training
+from homespun.pretraining import central
+from homespun.pretraining.central import StepProgress, TrainingState
 from homespun.pretraining.reply_pairs import PairCorpus, load_corpus, make_corpus, save_corpus
-from homespun.pretraining.reply_training import ReplyPretrainSettings, StepProgress, TrainingState
+from homespun.pretraining.reply_training import ReplyObjective, ReplyPretrainSettings
 from homespun.system.json_files import SCHEMA, read_json, versions, write_json
 from homespun.system.machine import cpu_cores
 
@@ -64,16 +65,16 @@ class ReplyPretraining:
 
     folder: Path
     request: ReplyRequest
-    corpus: PairCorpus
+    objective: ReplyObjective
     fingerprint: str  # of the data
     state: TrainingState = field(repr=False)
 
     @property
     def steps(self) -> int:
-        return reply_training.steps_per_epoch(self.corpus, self.request.settings) * self.request.settings.epochs
+        return central.total_steps(self.objective)
 
     def train(self) -> Iterator[StepProgress]:
-        return reply_training.train(self.state, self.corpus, self.request.settings, folder=self.folder)
+        return central.train(self.state, self.objective, folder=self.folder)
 
 
 def open_reply_run(folder: Path, request: ReplyRequest, *, say: Callable[[str], None]) -> ReplyPretraining:
@@ -95,13 +96,13 @@ def open_reply_run(folder: Path, request: ReplyRequest, *, say: Callable[[str], 
         write_json(place, {**asked, "fingerprint": fingerprint, "versions": versions()})
     else:
         corpus, fingerprint = load_corpus(folder / "corpus"), str(recorded.get("fingerprint"))
-    checkpoint = folder / reply_training.CHECKPOINT
+    objective, checkpoint = ReplyObjective(corpus, request.settings), folder / central.CHECKPOINT
     if checkpoint.exists():
-        state = reply_training.load_checkpoint(checkpoint, corpus, request.settings)
+        state = central.load_checkpoint(checkpoint, objective)
         say(f"{folder}: resuming after step {state.step}")
     else:
-        state = reply_training.initial_state(corpus, request.settings)
-    return ReplyPretraining(folder, request, corpus, fingerprint, state)
+        state = central.initial_state(objective)
+    return ReplyPretraining(folder, request, objective, fingerprint, state)
 
 
 def _read(request: ReplyRequest, *, say: Callable[[str], None]) -> tuple[PairCorpus, str]:
@@ -125,8 +126,7 @@ def _read(request: ReplyRequest, *, say: Callable[[str], None]) -> tuple[PairCor
 
 def finish_reply_run(run: ReplyPretraining) -> dict[str, Any]:
     """Write the model of the best epoch with its card, and return the results."""
-    request, corpus, state = run.request, run.corpus, run.state
-    best = reply_training.best_epoch(state.history, request.settings)
+    request, corpus, state = run.request, run.objective.corpus, run.state
     facts = {
         "command": request.command(),
         "data": Path(request.data.source).name,
@@ -139,8 +139,8 @@ def finish_reply_run(run: ReplyPretraining) -> dict[str, Any]:
         "words": len(corpus.vocabulary),
         "unknown": corpus.unknown,
         "seconds": state.seconds,
-        "best": asdict(best),
-        "epochs": [asdict(one) for one in state.history],
+        "best": run.objective.best(state.history),
+        "epochs": state.history,
         "settings": request.settings.model_dump(mode="json"),
         "versions": versions(),
     }
