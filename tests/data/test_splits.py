@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from homespun.core.errors import SettingsError
 from homespun.data import dialects
 from homespun.data.federation import Examples
-from homespun.data.splits import part_sizes, pool_users, select_part, split, withhold
+from homespun.data.splits import Split, part_sizes, pool_users, select_part, split, withhold
 
 
 @pytest.mark.parametrize(
@@ -149,6 +149,13 @@ def test_pooled_is_one_user_with_the_examples_of_all() -> None:
     assert server.fingerprint != train.fingerprint
     with pytest.raises(IndexError):
         server.examples(1)
+
+
+def test_a_conversation_is_adapted_to_or_scored():
+    conversations = np.array([4, 4, 7, -1, -1, 4, 9, 7])  # the fourth and the fifth are in none
+    test = Examples(list("abcdefgh"), conversations=conversations, prompts=[None] * 8)
+    parts = Split(test, test, test)
+    assert list(parts.adapt.texts) == list("abdfg") and list(parts.scored.texts) == list("ceh")
 
 
 @given(count=st.integers(0, 60), seed=st.integers(0, 5))

@@ -8,6 +8,8 @@ import pytest
 from homespun.evaluation.speaker_information import speaker_information
 from homespun.evaluation.speakers import SpeakerClassifier, fit_classifier
 
+EQUAL = {"ada": 10, "bo": 10}
+
 
 class Known:
     """Probabilities of the speakers of each text, given by hand."""
@@ -24,7 +26,7 @@ def test_by_hand():
     gains log(0.75) - log(0.5)."""
     classifier = SpeakerClassifier(("ada", "bo"), Known({"x": (0.75, 0.25), "y": (0.25, 0.75)}))
     dev = [("ada", "x")] * 3 + [("bo", "x")] + [("bo", "y")] * 3 + [("ada", "y")]
-    found = speaker_information(classifier, dev=dev, test=[("ada", "x"), ("ada", "y"), ("bo", "y")])
+    found = speaker_information(classifier, replies=EQUAL, dev=dev, test=[("ada", "x"), ("ada", "y"), ("bo", "y")])
     assert found == pytest.approx([math.log(1.5), math.log(0.5), math.log(1.5)])
 
 
@@ -32,12 +34,29 @@ def test_a_classifier_that_knows_nothing_is_not_believed():
     """It is sure, and right in half of the cases."""
     classifier = SpeakerClassifier(("ada", "bo"), Known({"x": (0.99, 0.01)}))
     dev = [("ada", "x"), ("bo", "x")]
-    assert speaker_information(classifier, dev=dev, test=dev) == pytest.approx([0.0, 0.0])
+    assert speaker_information(classifier, replies=EQUAL, dev=dev, test=dev) == pytest.approx([0.0, 0.0])
+
+
+def test_shares_of_speakers_are_no_information():
+    """Ada says nine of ten replies. A model without personas knows that too, so a classifier that knows nothing else
+    gains nothing; with a uniform p(i), it would seem to gain log 2 + 0.9 log 0.9 + 0.1 log 0.1 = 0.368."""
+    classifier = SpeakerClassifier(("ada", "bo"), Known({"x": (0.5, 0.5)}))
+    dev = [("ada", "x")] * 9 + [("bo", "x")]
+    found = speaker_information(classifier, replies={"ada": 90, "bo": 10}, dev=dev, test=dev)
+    assert found == pytest.approx([0.0] * 10)
+
+
+def test_by_hand_with_shares():
+    """p(ada) = 0.8, and x is said twice as often by bo: p(ada|x) = 0.8 / (0.8 + 2 * 0.2) = 2/3."""
+    classifier = SpeakerClassifier(("ada", "bo"), Known({"x": (1 / 3, 2 / 3), "y": (0.5, 0.5)}))
+    dev = [("ada", "x")] * 2 + [("bo", "x")]  # honest with the factor 1
+    found = speaker_information(classifier, replies={"ada": 8, "bo": 2}, dev=dev, test=[("ada", "x"), ("bo", "x")])
+    assert found == pytest.approx([math.log(2 / 3 / 0.8), math.log(1 / 3 / 0.2)])
 
 
 def test_lines_of_real_speakers_give_information_up_to_the_entropy():
     lines = {"ada": ["yes sir", "yes of course", "oh yes"] * 9, "bo": ["no way", "no no", "never no"] * 9}
     classifier = fit_classifier(lines)
     said = [("ada", "yes yes"), ("bo", "no never"), ("ada", "yes sir"), ("bo", "no way")]
-    for gain in speaker_information(classifier, dev=said, test=said):
+    for gain in speaker_information(classifier, replies=EQUAL, dev=said, test=said):
         assert 0.3 < gain < math.log(2)

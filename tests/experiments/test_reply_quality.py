@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from shutil import copytree
 
 import pytest
 from small_dialogue import PUBLIC, conversations, write_dialogue, write_reply_model
@@ -12,9 +13,9 @@ from homespun.evaluation.language import ReplyScoring
 from homespun.experiments.experiment import Configuration, Experiment, collect, train_all
 from homespun.experiments.reply_quality import (
     _comparable,
-    _shuffled,
     conversation_losses,
     make_reply_test,
+    other_speakers,
     part_of,
     reply_results,
     score_replies,
@@ -22,12 +23,13 @@ from homespun.experiments.reply_quality import (
     write_replies,
 )
 from homespun.experiments.results import single_results
-from homespun.personalization.replies import Search, find_replier
+from homespun.personalization.replies import BestReply, Search, find_replier
 from homespun.personalization.reranking import keep_reranker
 from homespun.runs.controls import evaluate_controls
 from homespun.runs.evaluate import evaluate
 from homespun.runs.training import prepare
 
+SAMPLED_CONTROLS = ("retrieved_sampled", "real_sampled")
 SMALL = {"rounds": 2, "workers": 0, "persona_dim": 3, "batch": 8, "new_columns": 1.0, "persona_scale": 3.0}
 
 
@@ -49,14 +51,14 @@ def test_pairs_are_of_test_parts_and_spread_over_users(run):
         rows = list(zip(part.prompts, part.texts, part.conversations.tolist(), strict=True))
         assert (one.prompt, one.reply, one.conversation) in rows
     trained = {int(name) for user in run.federation.users for name in part_of(run, user, "train").conversations}
-    assert not trained & set(test.clusters)
+    assert not trained & {one.conversation for one in test.pairs}
 
 
 def test_losses_by_conversation_give_the_perplexity_of_the_test_part(run):
     losses = conversation_losses(run)
     assert sum(losses["words"]) == evaluate(run, "test").tokens
     assert perplexity(losses) == pytest.approx(evaluate(run, "test").perplexity, rel=1e-5)
-    assert losses["conversation"] == sorted(set(make_reply_test(run, replies=10**6).clusters))
+    assert losses["conversation"] == sorted({one.conversation for one in make_reply_test(run, replies=10**6).pairs})
 
 
 def test_losses_of_the_pretrained_model_are_those_of_the_control(run):
@@ -66,12 +68,42 @@ def test_losses_of_the_pretrained_model_are_those_of_the_control(run):
     assert losses["conversation"] == conversation_losses(run)["conversation"]
 
 
-def test_another_persona_changes_losses_and_nobody_keeps_their_own(run):
-    assert perplexity(conversation_losses(run, "another")) != pytest.approx(perplexity(conversation_losses(run)))
-    for count in (2, 3, 7):
-        for seed in range(5):
-            order = _shuffled(list(range(count)), seed)
-            assert sorted(order) == list(range(count)) and all(own != given for own, given in enumerate(order))
+def test_another_persona_is_the_mean_over_others(run):
+    users, broadcast = list(run.federation.users), run.state.broadcast()
+    sizes = {user: len(part_of(run, user, "train")) for user in users}
+    assignments = other_speakers(run, users)
+    assert len(assignments) == len(users) - 1 == 2
+    for one in assignments:
+        assert sorted(one) == sorted(one.values()) == sorted(users)
+        assert all(user != other for user, other in one.items())
+    largest = max(users, key=lambda user: sizes[user])
+    assert [sizes[one[largest]] for one in assignments] == sorted(sizes.values(), reverse=True)[1:]
+    assert {one[user] for one in assignments for user in users} == set(users)
+    private, total = run.clients.private(users, broadcast), 0.0
+    for one in assignments:
+        clients = run.clients.load(users, "test", broadcast, user_set="participants")
+        others = [replace(client, private=private[one[client.user]]) for client in clients]
+        total += sum(float(output.double().sum()) for output in run.trainer.predict(broadcast, others))
+    found = conversation_losses(run, "another")
+    assert sum(found["loss"]) == pytest.approx(total / 2, rel=1e-5)
+    assert perplexity(found) != pytest.approx(perplexity(conversation_losses(run)))
+
+
+def test_replies_with_other_personas_take_turns(run, monkeypatch):
+    """The prompts of a user are answered with the personas of the others in turn."""
+    test, replier, taken = make_reply_test(run, replies=12), find_replier(run), []
+
+    def best_replies(self, asked, *, search):
+        taken.extend(speaker.user for _, speaker in asked)
+        return [BestReply("", None)] * len(asked)
+
+    monkeypatch.setattr(type(replier), "best_replies", best_replies)
+    write_replies(replier, test.pairs, search=Search(beam=4), persona="another")
+    users = [one.user for one in test.pairs]
+    assert len(taken) == len(users) and all(user != other for user, other in zip(users, taken, strict=True))
+    for user in set(users):
+        others = [other for own, other in zip(users, taken, strict=True) if own == user]
+        assert {others.count(other) for other in set(others)} == {2} and len(set(others)) == 2
 
 
 def test_another_row_of_a_table_of_personas(tmp_path):
@@ -93,7 +125,8 @@ def test_replies_of_the_best_hypothesis(run):
 
 def test_retrieval_answers_with_the_speakers_own_training_reply(run):
     test = make_reply_test(run, replies=9)
-    for one, text in zip(test.asked, test.retrieved, strict=True):
+    for one in test.asked:
+        text = test.nearest[one]
         assert text in part_of(run, one.user, "train").texts
 
 
@@ -109,7 +142,7 @@ def test_the_classifier_has_not_seen_the_retrieved_replies(tmp_path):
     with prepare("fednlg", data.load(), folder=tmp_path / "run", settings=values, data=data) as run:
         test = make_reply_test(run, replies=20)
         trained = [text for user in run.federation.users for text in part_of(run, user, "train").texts]
-    assert test.retrieved and set(trained) - set(test.lines) == set(test.retrieved)
+    assert test.nearest and set(trained) - set(test.lines) == set(test.nearest.values())
 
 
 def test_paraphrases_are_different_prompts_to_one_user(run):
@@ -143,7 +176,7 @@ def test_replies_with_exaggerated_personas_are_scored(tmp_path):
 
 def test_results_have_every_score(run):
     found = reply_results(run)
-    written = {"own", "another", "sampled", "sampled_another", "retrieved", "real"}
+    written = {"own", "another", "sampled", "sampled_another", "retrieved", "real", *SAMPLED_CONTROLS}
     assert {name for name, one in found["scores"].items() if one} == written
     absent = {"reranked", "reranked_another", "guided", "guided_another"}
     assert set(found["scores"]) - written == absent and found["reranker"] is None
@@ -172,7 +205,10 @@ def test_a_reranker_is_tuned_after_training_and_its_replies_are_scored(tmp_path)
         written = write_replies(find_replier(run), test.pairs, search=Search(beam=16))
         plain = write_replies(find_replier(run, reranked=False), test.pairs, search=Search(beam=16))
     assert [one.likeliest for one in written] == [one.likeliest for one in plain]
-    assert found["scores"]["reranked"]["bleu_1"] == score_replies(test, [one.reranked for one in written])["bleu_1"]
+    assert (
+        found["scores"]["reranked"]["bleu_1"]
+        == score_replies(test, [one.reranked for one in written], pairs=test.pairs)["bleu_1"]
+    )
     assert found["scores"]["reranked"]["length"][0] > found["scores"]["own"]["length"][0]
     assert found["scores"]["reranked_another"] and found["scores"]["own"] == tuned["scores"]["own"]
 
@@ -200,3 +236,26 @@ def test_paraphrases_are_of_users_with_other_prompts_too():
     assert _comparable([(0, 1), (3, 4)], users=users) == []  # ada's third prompt is in no pair, so it is not asked
     assert _comparable([(0, 1), (1, 2), (3, 4)], users=users) == [(0, 1), (1, 2)]
     assert _comparable([(0, 1), (0, 2), (1, 2)], users=users) == []
+
+
+def test_more_prompts_for_sampled_replies(run, tmp_path):
+    """Best replies to 3 prompts and sampled replies to 9, each with its own controls."""
+    settings = run.method.settings.model_dump()
+    values = {**settings, "evaluate_replies": 3, "evaluate_sampled": 9, "evaluate_strength": 2.0}
+    with reopened_with(run, tmp_path, values) as more:
+        found = reply_results(more)
+    count = {part: len(one["right"]) for part, one in found["scores"].items() if one}
+    best = {"own", "another", "retrieved", "real"}
+    assert count == {part: 3 if part in best else 9 for part in count} and best < count.keys()
+    assert {"sampled", "guided", "guided_another", *SAMPLED_CONTROLS} < count.keys()
+    assert len(found["asked"]["user"]) == 3 and len(found["asked_sampled"]["user"]) == 9
+    assert found["scores"]["real_sampled"]["bleu_1"][0] == 1.0
+
+
+def reopened_with(run, place, values):
+    """A copy of the run's folder, evaluated with other settings."""
+    folder = run.vault.path.parent
+    copytree(folder, place / "run")
+    data = DataSettings(source=str(folder.parent / "talk.jsonl"))
+    more = {"rounds": SMALL["rounds"], "workers": 0, **values}
+    return prepare("fednlg", data.load(), folder=place / "run", settings=more, data=data)

@@ -48,6 +48,8 @@ SMALL = {
     "mu": 0, "split_by": "conversation", "workers": 0, "evaluate_replies": 9,
 }  # fmt: skip
 
+SAMPLED_CONTROLS = ("retrieved_sampled", "real_sampled")
+
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
@@ -201,7 +203,7 @@ def test_results_have_the_scores_of_replies(run):
     found = reply_results(run)
     assert found["decode"] == "sample" and found["prompts"] == 9
     scored = {name for name, one in found["scores"].items() if one is not None}
-    assert scored == {"own", "another", "sampled", "sampled_another", "retrieved", "real"}
+    assert scored == {"own", "another", "sampled", "sampled_another", "retrieved", "real", *SAMPLED_CONTROLS}
     assert found["reranker"] is None and found["scores"]["reranked"] is None
     losses, prompts = found["losses"], len(found["samples"]["prompts"])
     assert len({tuple(losses[name]) for name in ("own", "another", "untouched")}) == 3

@@ -134,3 +134,15 @@ def test_other_settings_do_not_resume(run, monkeypatch):
     tune_reranker(run, inverse_of(run), beam=4)
     assert "features/0" in found[0]  # of its own search, added after it was opened empty
     assert len(found) == 1 and len(found[0]["sizes/0"]) == len(PUBLIC)
+
+
+def test_a_private_run_is_not_tuned_on_its_clients(tmp_path):
+    data = DataSettings(source=str(write_dialogue(tmp_path / "talk.jsonl", conversations(40))))
+    privacy = {"epsilon": 8.0, "clip": 1.0, "delta": 0.1, "amplification": False}
+    values = {**SMALL, "base_model": write_reply_model(tmp_path / "base", public=PUBLIC), "privacy": privacy}
+    inverse = write_reply_model(tmp_path / "inverse", direction="prompts")
+    with (
+        prepare("fednlg", data.load(), folder=tmp_path / "run", settings=values, data=data) as run,
+        pytest.raises(RunError, match="sent without noise"),
+    ):
+        tune_reranker(run, inverse, federated=True, beam=4)

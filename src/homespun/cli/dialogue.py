@@ -193,7 +193,10 @@ def _search(**values: Any) -> Search:
 def _speakers(replier: Replier, who: str | None) -> list[Speaker]:
     from homespun.personalization.user import resolve_typed_user
 
-    names = [None] if who is None else [name.strip() for name in who.split(",") if name.strip()]
+    names: list[str | None] = [None]
+    if who is not None:
+        whole = resolve_typed_user(replier.run, who) in replier.run.federation.users  # a name may have a comma
+        names = [who] if whole else [name.strip() for name in who.split(",") if name.strip()]
     if not names:
         raise InputError("--as: no name given")
     found = (replier.speaker(None if name is None else resolve_typed_user(replier.run, name)) for name in names)

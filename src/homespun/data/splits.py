@@ -41,13 +41,23 @@ class Split(NamedTuple):
 
     @property
     def adapt(self) -> Examples:
-        """Every other test example: new text of a participant, to adapt to on the client."""
-        return self.test.take(np.arange(0, len(self.test), 2))
+        """Every other test example or conversation: new text of a participant, to adapt to on the client."""
+        return self.test.take(np.flatnonzero(_alternate(self.test) == 0))
 
     @property
     def scored(self) -> Examples:
         """The other half: the test set after adaptation, the same for any number of adaptation samples."""
-        return self.test.take(np.arange(1, len(self.test), 2))
+        return self.test.take(np.flatnonzero(_alternate(self.test) == 1))
+
+
+def _alternate(examples: Examples) -> np.ndarray:
+    """0 and 1 in turn, for each example or, where there are conversations, for each of these."""
+    if examples.conversations is None:
+        return np.arange(len(examples)) % 2
+    place: dict[int, int] = {}
+    alone = iter(range(-1, -len(examples) - 1, -1))  # a number of its own for an example without a conversation
+    numbers = [int(one) if one >= 0 else next(alone) for one in examples.conversations]
+    return np.array([place.setdefault(number, len(place)) % 2 for number in numbers], dtype=np.int64)
 
 
 def split(

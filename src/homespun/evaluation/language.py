@@ -151,6 +151,7 @@ class ReplyScoring(TokenScoring):
     decode: ReplyDecoding = "beam"
     inverse: str = ""  # folder of the inverse model of a reranker, which is tuned after training; empty: none
     strength: float = 1.0  # of personas in one more set of sampled replies; 1: no such set
+    sampled: int = 0  # test prompts whose sampled replies are scored; 0: as many
 
     given = 0
     k_shot = (0, 1, 5, 20, None)

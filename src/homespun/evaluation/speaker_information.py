@@ -4,14 +4,15 @@ By Bayes' rule, what knowing speaker i adds to the log probability of a reply R 
 
     log p(R|i) - log p(R) = log p(i|R) - log p(i)
 
-The right side is measured on held-out replies. It is neither a lower nor an upper bound of what a persona gains: a
-better classifier would find more, and the classifier reads the reply alone, while a persona also knows the prompt Q,
-from which a part of the speaker may be known already.
+The right side is measured on held-out replies. p(i) is the speaker's share of the training replies, because the model
+without personas, whose p(R) this is compared with, was trained on that mixture. It is neither a lower nor an upper
+bound of what a persona gains: a better classifier would find more, and the classifier reads the reply alone, while a
+persona also knows the prompt Q, from which a part of the speaker may be known already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy.special import log_softmax
@@ -23,14 +24,19 @@ FACTORS = tuple(np.linspace(0, 2, 41).round(2).tolist())
 Said = Sequence[tuple[str, str]]  # user and text of each reply
 
 
-def speaker_information(classifier: SpeakerClassifier, *, dev: Said, test: Said) -> list[float]:
-    """log p(i|R) - log p(i) of each test reply, in nats. p(i) is uniform.
+def speaker_information(
+    classifier: SpeakerClassifier, *, replies: Mapping[str, int], dev: Said, test: Said
+) -> list[float]:
+    """log p(i|R) - log p(i) of each test reply, in nats. p(i) is proportional to `replies`, the number of training
+    replies of each user.
 
-    The factor on the classifier's scores, which makes its probabilities honest, is chosen on `dev`.
+    The classifier weighs users equally. The factor on its scores, which makes its probabilities honest, is chosen on
+    `dev`.
     """
+    prior = np.log([replies[user] for user in classifier.users]) - np.log(sum(replies.values()))
     (dev_scores, dev_speakers), (scores, speakers) = _read(classifier, dev), _read(classifier, test)
-    factor = max(FACTORS, key=lambda one: float(_gains(one * dev_scores, dev_speakers).mean()))
-    return [float(one) for one in _gains(factor * scores, speakers)]
+    factor = max(FACTORS, key=lambda one: float(_gains(one * dev_scores, dev_speakers, prior=prior).mean()))
+    return [float(one) for one in _gains(factor * scores, speakers, prior=prior)]
 
 
 def _read(classifier: SpeakerClassifier, said: Said) -> tuple[np.ndarray, np.ndarray]:
@@ -39,6 +45,6 @@ def _read(classifier: SpeakerClassifier, said: Said) -> tuple[np.ndarray, np.nda
     return classifier.scores([text for _, text in said]), speakers
 
 
-def _gains(scores: np.ndarray, speakers: np.ndarray) -> np.ndarray:
-    found: np.ndarray = log_softmax(scores, axis=1)[np.arange(len(scores)), speakers]
-    return found + np.log(scores.shape[1])
+def _gains(scores: np.ndarray, speakers: np.ndarray, *, prior: np.ndarray) -> np.ndarray:
+    found: np.ndarray = log_softmax(scores + prior, axis=1)[np.arange(len(scores)), speakers]
+    return found - prior[speakers]

@@ -16,7 +16,6 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from torch import Tensor
 
-from homespun.core import seeds
 from homespun.core.errors import HomespunError, InputError
 from homespun.core.method import Batch
 from homespun.core.progress import start_count
@@ -37,7 +36,7 @@ from homespun.evaluation.speakers import (
     similar_questions,
 )
 from homespun.models.reply_model import ReplyModel, load_inverse, load_reply_model
-from homespun.personalization.replies import BestReply, Replier, Search, Speaker, find_replier, find_reply_base
+from homespun.personalization.replies import BestReply, Replier, Search, find_replier, find_reply_base
 from homespun.personalization.reranker_tuning import tune_reranker
 from homespun.runs.clients import take_evenly_spaced
 from homespun.runs.controls import untouched_replies
@@ -45,12 +44,13 @@ from homespun.runs.run import Run
 
 AT_ONCE = 20  # prompts searched together
 SAMPLED = Search(decode="sample")  # draws from the model, where the best replies are few and alike
-Who = TypeVar("Who", str, Speaker)
 Item = TypeVar("Item")
 # Scored replies, their names with another speaker's persona, and both after reranking
 ANOTHER = {"own": "another", "sampled": "sampled_another", "guided": "guided_another"}
 RERANKED = {"own": "reranked", "another": "reranked_another"}
-PARTS = (*ANOTHER, *ANOTHER.values(), *RERANKED.values(), "retrieved", "real")
+CONTROLS = ("retrieved", "real", "retrieved_sampled", "real_sampled")
+PARTS = (*ANOTHER, *ANOTHER.values(), *RERANKED.values(), *CONTROLS)
+OTHERS = 5  # other speakers whose personas a speaker is compared with
 SHOWN = 4  # speakers, and prompts, of the samples in a report
 SIMILAR = 0.7  # cosine of two questions that count as paraphrases
 PARAPHRASES = 50  # pairs of them whose answers are compared
@@ -72,10 +72,11 @@ class TestPair:
 class ReplyTest:
     """What replies of runs on one corpus and split are compared with."""
 
-    pairs: tuple[TestPair, ...]  # to score
+    pairs: tuple[TestPair, ...]  # whose best replies are scored
     paraphrased: tuple[TestPair, ...]  # to compare with each other
     similar: tuple[tuple[int, int], ...]  # places in `paraphrased` of two prompts to one user that are paraphrases
-    retrieved: tuple[str, ...]  # the control: for each prompt, the speaker's answer to the nearest training prompt
+    sampled: tuple[TestPair, ...]  # whose sampled replies are scored
+    nearest: Mapping[TestPair, str]  # the control: the speaker's answer to the nearest training prompt
     classifier: SpeakerClassifier
     lines: tuple[str, ...]  # that the classifier was trained on
 
@@ -84,17 +85,13 @@ class ReplyTest:
         """All pairs whose prompts a run answers: those to score come first."""
         return (*self.pairs, *self.paraphrased)
 
-    @property
-    def clusters(self) -> list[int]:
-        return [one.conversation for one in self.pairs]
-
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, pairs: Sequence[TestPair]) -> dict[str, Any]:
         """Whose prompts are scored, and their conversations."""
-        users = list(dict.fromkeys(one.user for one in self.pairs))
+        users = list(dict.fromkeys(one.user for one in pairs))
         return {
             "users": users,
-            "user": [users.index(one.user) for one in self.pairs],
-            "conversation": self.clusters,
+            "user": [users.index(one.user) for one in pairs],
+            "conversation": [one.conversation for one in pairs],
             "speakers": len(self.classifier.users),
         }
 
@@ -104,14 +101,18 @@ def part_of(run: Run, user: str, part: Literal["train", "eval", "test"]) -> Exam
     return examples
 
 
-def make_reply_test(run: Run, *, replies: int) -> ReplyTest:
-    """About `replies` test pairs, as many of each participant; paraphrases among all test prompts; and a classifier of
-    the training parts' lines. It does not see the lines that the retrieval control repeats, as it would know them."""
+def make_reply_test(run: Run, *, replies: int, sampled: int = 0) -> ReplyTest:
+    """About `replies` test pairs, as many of each participant; `sampled` pairs for sampled replies, 0: the same;
+    paraphrases among all test prompts; and a classifier of the training parts' lines. It does not see the lines that
+    the retrieval control repeats, as it would know them."""
     users = _trained_users(run)
     every = {user: _test_pairs(run, user) for user in users}
-    pairs = [pair for user in users for pair in _spread(every[user], max(1, round(replies / len(users))))]
+    pairs, more = (
+        [pair for user in users for pair in _spread(every[user], max(1, round(count / len(users))))]
+        for count in (replies, sampled or replies)
+    )
     paraphrased, similar = _paraphrases([pair for user in users for pair in every[user]])
-    asked = [*pairs, *paraphrased]
+    asked = list(dict.fromkeys((*pairs, *paraphrased, *more)))
     nearest = _nearest_training_rows(run, asked)
     repeated = {(pair.user, row) for pair, row in zip(asked, nearest, strict=True)}
     texts = {user: part_of(run, user, "train").texts for user in users}
@@ -123,7 +124,8 @@ def make_reply_test(run: Run, *, replies: int) -> ReplyTest:
         pairs=tuple(pairs),
         paraphrased=tuple(paraphrased),
         similar=tuple(similar),
-        retrieved=tuple(texts[pair.user][row] for pair, row in zip(asked, nearest, strict=True)),
+        sampled=tuple(more),
+        nearest={pair: texts[pair.user][row] for pair, row in zip(asked, nearest, strict=True)},
         classifier=fit_classifier(unseen, seed=run.settings.seed),
         lines=tuple(line for own in unseen.values() for line in own),
     )
@@ -179,21 +181,23 @@ def _nearest_training_rows(run: Run, asked: Sequence[TestPair]) -> list[int]:
 def write_replies(
     replier: Replier, pairs: Sequence[TestPair], *, search: Search, persona: Literal["own", "another"] = "own"
 ) -> list[BestReply]:
-    """The best reply to each prompt, by its own speaker, or with another speaker's private parameters."""
+    """The best reply to each prompt, by its own speaker, or with other speakers' private parameters in turn."""
     users = list(dict.fromkeys(one.user for one in pairs))
     speakers = {user: replier.speaker(user) for user in users}
+    whose = [one.user for one in pairs]
     if persona == "another":
-        speakers = dict(
-            zip(users, _shuffled([speakers[user] for user in users], replier.run.settings.seed), strict=True)
-        )
+        others, asked = other_speakers(replier.run, users), Counter[str]()
+        for place, user in enumerate(whose):
+            whose[place] = others[asked[user] % len(others)][user]
+            asked[user] += 1
     kind = "sampled replies" if search.decode == "sample" else "replies"
     done = start_count(replier.run.progress, f"{kind}, {persona} persona", total=len(pairs))
     found: list[BestReply] = []
     for start in range(0, len(pairs), AT_ONCE):
-        some = pairs[start : start + AT_ONCE]
-        asked = [(one.prompt, speakers[one.user]) for one in some]
-        found += replier.best_replies(asked, search=_with_seed(search, start))
-        done(len(some))
+        some = slice(start, start + AT_ONCE)
+        prompts = [(one.prompt, speakers[user]) for one, user in zip(pairs[some], whose[some], strict=True)]
+        found += replier.best_replies(prompts, search=_with_seed(search, start))
+        done(len(prompts))
     return found
 
 
@@ -202,17 +206,18 @@ def _with_seed(search: Search, number: int) -> Search:
     return search.model_copy(update={"seed": search.seed + number})
 
 
-def _shuffled(speakers: Sequence[Who], seed: int) -> list[Who]:
-    """The speakers in another order, in which none keeps their place."""
-    order = seeds.numpy_generator(seed, "shuffled personas").permutation(len(speakers))
-    following = dict(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True))
-    return [speakers[following[place]] for place in range(len(speakers))]
+def other_speakers(run: Run, users: Sequence[str]) -> list[dict[str, str]]:
+    """For each user another one: several assignments, which together compare a speaker with those who have the next
+    smaller numbers of training replies. A single assignment could pair leads with leads or with bit parts."""
+    order = sorted(users, key=lambda user: -len(part_of(run, user, "train")))
+    most = min(OTHERS, len(order) - 1)
+    return [dict(zip(order, [*order[shift:], *order[:shift]], strict=True)) for shift in range(1, most + 1)]
 
 
-def score_replies(test: ReplyTest, written: Sequence[str]) -> dict[str, Any]:
-    """All metrics of one reply per test pair, each with an interval over conversations, and which replies the
-    classifier named right. If replies to the paraphrased prompts follow, also how consistent those are."""
-    pairs, clusters = test.pairs, test.clusters
+def score_replies(test: ReplyTest, written: Sequence[str], *, pairs: Sequence[TestPair]) -> dict[str, Any]:
+    """All metrics of one reply per pair, each with an interval over conversations, and which replies the classifier
+    named right. If replies to the paraphrased prompts follow, also how consistent those are."""
+    clusters = [one.conversation for one in pairs]
     replies, to_paraphrases = written[: len(pairs)], written[len(pairs) :]
     metrics = evaluate_replies(
         [words(text) for text in replies], [words(one.reply) for one in pairs], clusters=clusters
@@ -234,17 +239,23 @@ def score_replies(test: ReplyTest, written: Sequence[str]) -> dict[str, Any]:
 
 def conversation_losses(run: Run, persona: Literal["own", "another"] = "own") -> dict[str, list[float]]:
     """The loss and the number of words of each conversation in the test parts of all participants, or in the
-    `evaluate_examples` of each that evaluations score."""
+    `evaluate_examples` of each that evaluations score. With another's persona: the mean over several others."""
     users = list(run.federation.users)
-    speakers = _shuffled(users, run.settings.seed) if persona == "another" else users  # whose persona is used
     private = run.clients.private(users, run.state.broadcast())
-    clients = [
-        Client(user, private[speaker], _test_data(run, user, speaker=speaker))
-        for user, speaker in zip(users, speakers, strict=True)
-    ]
-    clients = [client for client in clients if client.examples]
-    outputs = run.trainer.predict(run.state.broadcast(), clients)
-    return _by_conversation(run, {client.user: client.data for client in clients}, outputs)
+
+    def losses_with(speakers: Mapping[str, str]) -> dict[str, list[float]]:
+        everyone = (
+            Client(user, private[other], _test_data(run, user, speaker=other)) for user, other in speakers.items()
+        )
+        clients = [client for client in everyone if client.examples]
+        outputs = run.trainer.predict(run.state.broadcast(), clients)
+        return _by_conversation(run, {client.user: client.data for client in clients}, outputs)
+
+    if persona == "own":
+        return losses_with({user: user for user in users})
+    found = [losses_with(others) for others in other_speakers(run, users)]
+    mean = np.mean([one["loss"] for one in found], axis=0)
+    return {**found[0], "loss": [round(loss, 4) for loss in mean.tolist()]}
 
 
 def untouched_losses(run: Run) -> dict[str, list[float]] | None:
@@ -287,6 +298,7 @@ def classifier_gains(run: Run, classifier: SpeakerClassifier) -> dict[str, list[
     scored = {user: _scored_part(run, user) for user in classifier.users}
     gains = speaker_information(
         classifier,
+        replies={user: len(part_of(run, user, "train")) for user in classifier.users},
         dev=[(user, text) for user in classifier.users for text in part_of(run, user, "eval").texts],
         test=[(user, text) for user, part in scored.items() for text in part.texts],
     )
@@ -323,7 +335,7 @@ def reply_results(run: Run) -> dict[str, Any] | None:
     scoring = run.scoring
     if not isinstance(scoring, ReplyScoring) or not scoring.replies or len(_trained_users(run)) < 2:
         return None
-    test = make_reply_test(run, replies=scoring.replies)
+    test = make_reply_test(run, replies=scoring.replies, sampled=scoring.sampled)
     if not test.pairs:
         return None
     search = Search(beam=scoring.beam, decode=scoring.decode, seed=run.settings.seed)
@@ -335,7 +347,9 @@ def reply_results(run: Run) -> dict[str, Any] | None:
     def write(part: str, asked: Sequence[TestPair], search: Search) -> None:
         """Replies with the own personas and, if there are any, with other speakers'; reranked ones beside them."""
         own = write_replies(replier, asked, search=search)
-        others = write_replies(replier, test.pairs, search=search, persona="another") if has_persona else None
+        others = None
+        if has_persona:
+            others = write_replies(replier, _of(test, part), search=search, persona="another")
         for replies, name in ((own, part), (others, ANOTHER[part])):
             if replies is None:
                 continue
@@ -344,27 +358,39 @@ def reply_results(run: Run) -> dict[str, Any] | None:
                 written[RERANKED[name]] = [one.reranked or "" for one in replies]
 
     write("own", test.asked, search)
-    if scoring.decode == "sample":
+    if scoring.decode == "sample" and test.sampled == test.pairs:
         written |= {
             "sampled": (written["own"] or [])[: len(test.pairs)],
             "sampled_another": written["another"],
         }
     else:
-        write("sampled", test.pairs, SAMPLED)
-    if has_persona and scoring.strength != 1:
-        write("guided", test.pairs, SAMPLED.model_copy(update={"persona_strength": scoring.strength}))
-    written |= {"retrieved": test.retrieved, "real": [one.reply for one in test.asked]}
+        write("sampled", test.sampled, SAMPLED)
+    if scoring.strength != 1 and replier.can_exaggerate(replier.speaker(test.sampled[0].user)):
+        write("guided", test.sampled, SAMPLED.model_copy(update={"persona_strength": scoring.strength}))
+    for suffix, asked in (("", test.asked), ("_sampled", test.sampled)):
+        written |= {
+            "retrieved" + suffix: [test.nearest[one] for one in asked],
+            "real" + suffix: [one.reply for one in asked],
+        }
     return {
         "decode": scoring.decode,
         "beam": scoring.beam,
         "strength": scoring.strength,
         "reranker": replier.reranker and replier.reranker.to_dict(),
         "prompts": len(test.pairs),
-        "asked": test.to_dict(),
+        "asked": test.to_dict(test.pairs),
+        "asked_sampled": test.to_dict(test.sampled),
         "losses": loss_results(run, test.classifier, another=has_persona),
-        "scores": {part: texts and score_replies(test, texts) for part, texts in written.items()},
+        "scores": {
+            part: texts and score_replies(test, texts, pairs=_of(test, part)) for part, texts in written.items()
+        },
         "samples": sample_replies(replier, test.pairs, search=search),
     }
+
+
+def _of(test: ReplyTest, part: str) -> tuple[TestPair, ...]:
+    """The pairs whose replies are scored in a part of the scores."""
+    return test.sampled if "sampled" in part or "guided" in part else test.pairs
 
 
 def require_inverse(run: Run) -> ReplyModel | None:

@@ -80,7 +80,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 class Settings(core_settings.Settings):
     added_later = ("profile_dim", "persona_steps")
-    evaluation_only = ("evaluate_replies", "evaluate_beam", "evaluate_inverse", "evaluate_strength")
+    evaluation_only = ("evaluate_replies", "evaluate_sampled", "evaluate_beam", "evaluate_inverse", "evaluate_strength")
 
     base_model: ReplyModelName = ""
     """Folder of the pre-trained reply model (`homespun pretrain seq2seq`), or `untrained`."""
@@ -147,6 +147,8 @@ class Settings(core_settings.Settings):
     # Evaluation
     evaluate_replies: NonNegativeInt = 200
     """Test prompts whose generated replies are scored after training, about as many of each speaker. 0: none."""
+    evaluate_sampled: NonNegativeInt = 0
+    """Test prompts whose sampled replies are scored: sampling is faster than a beam. 0: as many."""
     evaluate_beam: Annotated[PositiveInt, Paper(200)] = 20
     """Beam of the search for these replies."""
     evaluate_inverse: ReplyModelName = ""
@@ -276,10 +278,7 @@ def method(settings: Settings, task: Task) -> Method:
         ),
         personalize=GradientSteps((_personalization_phase(settings),) if private else ()),
         scoring=ReplyScoring(
-            settings.evaluate_replies,
-            settings.evaluate_beam,
-            inverse=settings.evaluate_inverse,
-            strength=settings.evaluate_strength,
+            **{name.removeprefix("evaluate_"): getattr(settings, name) for name in Settings.evaluation_only}
         ),
         server=rule_from_settings(settings, row_denominator="contributors"),
         transforms=() if settings.keep_share == 1 else (LargestChanges(settings.keep_share),),

@@ -42,6 +42,8 @@ from homespun.personalization.reranking import Reranker, load_reranker
 from homespun.runs.run import Run
 from homespun.system.machine import cpu_cores
 
+DEFAULT_BEAM = 200  # of the paper; smaller vocabularies lower it
+
 
 class Search(Settings):
     """How replies are searched for."""
@@ -49,7 +51,7 @@ class Search(Settings):
     decode: Literal["beam", "greedy", "sample", "diverse"] = "beam"
     """beam: the likeliest replies; greedy: the likeliest word at each step; sample: random draws; diverse: beams in
     groups that avoid each other's words."""
-    beam: PositiveInt = 200
+    beam: PositiveInt = DEFAULT_BEAM
     """Hypotheses that a beam search keeps, at most as many as the vocabulary has words. A multiple of `groups` with
     decode = diverse."""
     max_words: PositiveInt = 20
@@ -106,7 +108,8 @@ class Speaker:
     user: str | None  # None: a new user
     decoder: ReplyingDecoder
     persona: Tensor | None
-    personalized: bool = True  # False: the run has no parameters of this user, so that it is a new user's model
+    own: bool = False  # whether there are parameters of this user alone
+    personalized: bool = True  # False: the run has none of a user it should have, so that it is a new user's model
 
     def __repr__(self) -> str:
         return f"<Speaker {self.user!r}>"
@@ -144,15 +147,24 @@ class Replier:
         name = None if user is None else match_user(run, user)
         kept = {} if name is None else run.clients.stored_private([name])
         private = next(iter(kept.values()), None) or run.clients.new_private(name or "", broadcast)
-        return self.speaker_with(private, user=name, personalized=bool(kept) or not private or name is None)
+        in_table = name is not None and "author" in run.method.model.keys.values()
+        expected = bool(private) or run.settings.final_personalization
+        own = bool(kept) or in_table
+        return self.speaker_with(private, user=name, own=own, personalized=own or not expected or name is None)
 
     def speaker_with(
-        self, private: Tree, *, user: str | None, profile: Profile | None = None, personalized: bool = True
+        self,
+        private: Tree,
+        *,
+        user: str | None,
+        profile: Profile | None = None,
+        own: bool = True,
+        personalized: bool = True,
     ) -> Speaker:
         """The model with these private parameters. Without a profile, it is the user's as the run knows it."""
         shared_only = not private.keys() - self.writer.personal
         decoder = self._shared if shared_only else self.writer.decoder(private)
-        return Speaker(user, decoder, self.writer.persona(user, private, profile), personalized)
+        return Speaker(user, decoder, self.writer.persona(user, private, profile), own, personalized)
 
     def read(self, prompt: str) -> ReadPrompt:
         """A prompt as word numbers. Raises if there is nothing to read."""
@@ -173,6 +185,10 @@ class Replier:
             most = min(search.max_words, self.writer.longest or search.max_words)
             found |= dict(zip(rows, _search(used, state, search, n=n, max_length=most), strict=True))
         return [found[row] for row in range(len(prompts))]
+
+    def can_exaggerate(self, speaker: Speaker) -> bool:
+        """Whether all that is personal is a persona, which the shared decoder reads."""
+        return speaker.persona is not None and speaker.decoder is self._shared
 
     def _guided(self, decoder: ReplyingDecoder, strength: float) -> GuidedDecoder:
         """The decoder with exaggerated personas: away from the neutral one."""
@@ -238,7 +254,8 @@ class Replier:
 def _search(decoder: Decoder, state: State, search: Search, *, n: int, max_length: int) -> list[list[Hypothesis]]:
     cores, length, words = cpu_cores(), max_length, decoder.vocabulary
     if search.decode == "beam":
-        return beam_search(decoder, state, beam=min(search.beam, words), n_best=n, max_length=length, threads=cores)
+        beam = min(search.beam, words) if search.beam == DEFAULT_BEAM else search.beam  # a larger one is an error
+        return beam_search(decoder, state, beam=beam, n_best=n, max_length=length, threads=cores)
     if search.decode == "diverse":
         found = diverse_beam_search(
             decoder,

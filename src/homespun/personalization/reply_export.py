@@ -24,7 +24,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from homespun.core.errors import InputError, RunError
-from homespun.core.roles import Role
 from homespun.models.reply_decoder import ReplyDecoder, persona_readers
 from homespun.models.reply_model import ReplyModel
 from homespun.models.reply_onnx import require_onnx, write_onnx
@@ -150,7 +149,7 @@ def export_reply_model(
     _ = replier.base  # raises if there is none
     speaker = replier.speaker(user)
     parameters = _parameters(replier, speaker)
-    private = speaker.user is not None and speaker.personalized and _has_own_parameters(run)
+    private = speaker.own
     config = reply_config(replier, speaker, private=private, onnx=("int8" if int8 else "float32") if onnx else None)
     with draft_folder(output) as draft:
         save_file(parameters, draft / "model.safetensors")
@@ -161,10 +160,6 @@ def export_reply_model(
             write_onnx(draft, parameters, persona=speaker.persona, layers=replier.base.sizes.layers, int8=int8)
         file_bytes = {path.name: path.stat().st_size for path in sorted(draft.iterdir())}
     return ExportedReplyModel(output, speaker.user, speaker.personalized, private, file_bytes)
-
-
-def _has_own_parameters(run: Run) -> bool:
-    return bool(run.built.partition.names(Role.PRIVATE, Role.KEYED))
 
 
 def _parameters(replier: Replier, speaker: Speaker) -> dict[str, Tensor]:

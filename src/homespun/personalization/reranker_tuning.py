@@ -98,6 +98,11 @@ def _tune_public(replier: Replier, reranker: Reranker, tuning: Tuning) -> Weight
 
 def _tune_federated(replier: Replier, reranker: Reranker, tuning: Tuning) -> Weights:
     run = replier.run
+    if run.settings.privacy is not None:
+        raise RunError(
+            f"{run.vault.path.parent}: this run has differential privacy, and clients' BLEU counts would be sent "
+            "without noise. Tune on public pairs, without --federated."
+        )
     users = list(run.federation.users)
     each = max(1, tuning.questions // len(users))
     finished = _finished(run, replier.base, reranker, tuning)

@@ -69,8 +69,16 @@ def with_variants(every: Iterable[System]) -> list[System]:
 
 
 def with_controls(shown: list[System]) -> list[System]:
-    """These systems and, from the first of them, the controls."""
-    return [*shown, *(replace(shown[0], title=title, part=part) for part, title in CONTROLS.items())]
+    """These systems and, from the first of them, the controls, on the same prompts."""
+    suffix = "_sampled" if asked_of(shown[0]) == "asked_sampled" else ""
+    return [*shown, *(replace(shown[0], title=title, part=part + suffix) for part, title in CONTROLS.items())]
+
+
+def asked_of(system: System) -> str:
+    """Where a run keeps whose prompts were answered: there may be more prompts to sample replies to. Earlier results
+    have the same prompts for both."""
+    sampled = "sampled" in (system.part or "") or "guided" in (system.part or "")
+    return "asked_sampled" if sampled and all("asked_sampled" in run for run in system.runs) else "asked"
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ def naming(system: System) -> Naming | None:
     scores = system.scores()
     if scores is None:
         return None
-    asked = [run["asked"] for run in system.runs]
+    asked = [run[asked_of(system)] for run in system.runs]
     return Naming(
         users=tuple(one["users"][place] for one in asked for place in one["user"]),
         conversations=tuple(conversation for one in asked for conversation in one["conversation"]),

@@ -14,10 +14,11 @@ from typing import Any, Literal
 from homespun.evaluation.conversation_losses import Losses, compare_losses, perplexity, pool_losses
 from homespun.evaluation.intervals import Estimate
 from homespun.evaluation.speakers import compare_naming, macro_accuracy
+from homespun.experiments.reply_quality import OTHERS
 from homespun.report import score_tables
 from homespun.report.continuation_tables import GENERATED_NOTICE, LONGEST_TEXT
 from homespun.report.differences import interval_cell
-from homespun.report.reply_systems import Replies, System, naming, systems, with_controls, with_variants
+from homespun.report.reply_systems import Replies, System, asked_of, naming, systems, with_controls, with_variants
 from homespun.report.score_tables import seed_note, summary_mean
 from homespun.report.table_model import (
     MISSING,
@@ -82,11 +83,17 @@ def perplexity_table(results: Mapping[str, Any]) -> Table:
     conversations = len(pool_losses(first.losses() or [])["conversation"])
     note = (
         f"All words of the test replies and their ends, {conversations} conversations. Another speaker's persona: "
-        "scored with the persona of another participant or, if each speaker trains alone, with their model. "
-        f"{ESTIMATE}: the gain log p(i|R) - log p(i) of a classifier that reads the reply R, added to the model without"
-        f" personas. It shows how much there is to gain from knowing the speaker. {seed_note(results)} {INTERVALS}"
+        "scored with the personas of other participants or, if each speaker has a model of their own, with their "
+        f"models; the mean over {_others(first)}. {ESTIMATE}: the gain log p(i|R) - log p(i) of a classifier that "
+        "reads the reply R, added to the model without personas; p(i) is the speaker's share of the training replies. "
+        f"It shows how much there is to gain from knowing the speaker. {seed_note(results)} {INTERVALS}"
     )
     return make_table(columns, rows, caption="Perplexity of test replies", note=note)
+
+
+def _others(system: System) -> str:
+    count = min(OTHERS, system.runs[0]["asked"]["speakers"] - 1)
+    return "the other one" if count == 1 else f"{count} others with similar numbers of training replies"
 
 
 def _classifier_row(without: System, references: Mapping[str, System]) -> list[str | Cell]:
@@ -305,9 +312,9 @@ def _decoding(every: Sequence[System]) -> str:
 
 
 def _how(every: Sequence[System]) -> str:
-    first = every[0].runs[0]
+    prompts = len(every[0].runs[0][asked_of(every[0])]["user"])
     of_each = " of each seed" if len(set(every[0].seeds)) > 1 else ""
-    return f"{first['prompts']} test prompts{of_each}, {_decoding(every)}; not reranked, unless the row says so."
+    return f"{prompts} test prompts{of_each}, {_decoding(every)}; not reranked, unless the row says so."
 
 
 def _whether_reranked(shown: Sequence[System]) -> str:

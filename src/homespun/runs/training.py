@@ -111,6 +111,9 @@ def separate_settings(method: str, values: Mapping[str, Any]) -> tuple[dict[str,
     defaults = {
         name: value for name, value in default_run_settings(method).items() if not given or name not in LENGTH_SETTINGS
     }
+    if "base_method" in known:  # a wrapper splits as the method that it wraps
+        base = values.get("base_method", known["base_method"].default)
+        defaults = {**{name: one for name, one in default_run_settings(base).items() if name == "split_by"}, **defaults}
     run = {**defaults, **{name: value for name, value in values.items() if name in RunSettings.model_fields}}
     return run, {name: value for name, value in values.items() if name in known}
 
