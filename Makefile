@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help setup demo test unit faults check format reproduce private fedembed fedembed-mnist fedembed-voices smollm2 clean
+.PHONY: help setup demo test unit faults check format reproduce private fedembed fedembed-mnist fedembed-voices fednlg smollm2 clean
 help:
 	@echo "make setup      create .venv and install homespun in it"
 	@echo "make demo       train FedPerC and its baselines on the presidents since 1913, write a report"
@@ -18,6 +18,7 @@ help:
 	@echo "make reproduce  reproduce FURL's tables and figures: dialects, rare positives, reddit (about an hour)"
 	@echo "make private    train FURL and FedPerC at epsilon 2, 8 and without privacy"
 	@echo "make fedembed   reproduce FedEmbed's tables: nine methods on digits and voices (many hours)"
+	@echo "make fednlg     reproduce FedNLG's tables: two base models, then two series (five hours of one core)"
 	@echo "make clean      remove .venv and runs"
 
 # Set up once, and again only when the pins or the dependencies change.
@@ -78,6 +79,31 @@ fedembed-voices: $(READY)
 	$(BIN)/homespun compare experiments/fedembed-voices-imbalanced.toml
 	$(BIN)/python docs/records.py keep fedembed-voices fedembed-voices-imbalanced
 	$(BIN)/python docs/generate.py docs/methods/fedembed.md
+
+# Film scripts and two series; docs/methods/fednlg.md says where they are from.
+DIALOGUES ?= ../shared/data
+PRETRAIN := $(BIN)/homespun pretrain seq2seq --data runs/nlg/films.jsonl.gz --data-set max_words=20 \
+	--set words=12000 --set batch=128 --set threads=1
+
+runs/nlg/films.jsonl.gz: | $(READY)
+	mkdir -p runs/nlg
+	$(BIN)/python experiments/tv_dialogues.py $(DIALOGUES)/friends.jsonl.gz runs/nlg/friends.jsonl.gz
+	$(BIN)/python experiments/tv_dialogues.py $(DIALOGUES)/big_bang_theory.jsonl.gz runs/nlg/big_bang_theory.jsonl.gz
+	$(BIN)/python experiments/film_dialogues.py $(DIALOGUES)/movie_dialogs.jsonl.gz $@
+
+runs/nlg/base/model/model.safetensors: | runs/nlg/films.jsonl.gz
+	$(PRETRAIN) --folder runs/nlg/base --epochs 4
+
+runs/nlg/inverse/model/model.safetensors: | runs/nlg/films.jsonl.gz
+	$(PRETRAIN) --folder runs/nlg/inverse --inverse --epochs 3
+
+fednlg: runs/nlg/base/model/model.safetensors runs/nlg/inverse/model/model.safetensors
+	$(BIN)/homespun compare experiments/fednlg-friends.toml
+	$(BIN)/homespun compare experiments/fednlg-bbt.toml
+	$(BIN)/homespun compare experiments/fednlg-friends-all.toml
+	$(BIN)/homespun compare experiments/fednlg-friends-newcomers.toml
+	$(BIN)/python docs/records.py keep fednlg-friends fednlg-bbt fednlg-friends-all fednlg-friends-newcomers
+	$(BIN)/python docs/generate.py docs/methods/fednlg.md
 
 # Without its dependencies: only the file with the weights is needed, not the code around it.
 smollm2: $(READY)

@@ -337,3 +337,9 @@ def test_a_persona_is_exaggerated(run):
 def test_without_personas_there_is_nothing_to_exaggerate(folder, tmp_path):
     with trained(folder, tmp_path / "run", persona="none") as run, pytest.raises(InputError, match="Leave it at 1"):
         reply(run, PROMPT, persona_strength=2.0)
+
+
+def test_a_beam_beyond_the_vocabulary_is_an_error(run):
+    with pytest.raises(InputError, match="beam: 5,000, but the vocabulary has 16 words"):
+        reply(run, PROMPT, user=ADA, beam=5000)
+    assert reply(run, PROMPT, user=ADA)  # the default is lowered

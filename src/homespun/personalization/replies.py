@@ -42,7 +42,7 @@ from homespun.personalization.reranking import Reranker, load_reranker
 from homespun.runs.run import Run
 from homespun.system.machine import cpu_cores
 
-DEFAULT_BEAM = 200  # of the paper; smaller vocabularies lower it
+DEFAULT_BEAM = 200  # of the paper; a smaller vocabulary lowers it
 
 
 class Search(Settings):
@@ -217,6 +217,8 @@ class Replier:
         search = search if isinstance(search, Search) else parse(Search, search or {}, where="search")
         if n < 1:
             raise InputError(f"n: {n} replies. Ask for at least one.")
+        if isinstance(self.writer, WordWriter) and search.beam > max(len(self.vocabulary), DEFAULT_BEAM):
+            raise InputError(f"beam: {search.beam:,}, but the vocabulary has {len(self.vocabulary):,} words. Lower it.")
         read = self.read(prompt)
         # Reranking may find the best reply far down the list.
         listed = max(n, search.beam) if self.reranker and search.decode in ("beam", "diverse") else n
@@ -254,8 +256,7 @@ class Replier:
 def _search(decoder: Decoder, state: State, search: Search, *, n: int, max_length: int) -> list[list[Hypothesis]]:
     cores, length, words = cpu_cores(), max_length, decoder.vocabulary
     if search.decode == "beam":
-        beam = min(search.beam, words) if search.beam == DEFAULT_BEAM else search.beam  # a larger one is an error
-        return beam_search(decoder, state, beam=beam, n_best=n, max_length=length, threads=cores)
+        return beam_search(decoder, state, beam=min(search.beam, words), n_best=n, max_length=length, threads=cores)
     if search.decode == "diverse":
         found = diverse_beam_search(
             decoder,
