@@ -14,6 +14,7 @@ from homespun.core.errors import DataError, InputError, RunError
 from homespun.core.messages import state_to_bytes
 from homespun.core.method import Batch, Method, Phase, optimizers
 from homespun.core.personalize import Generated, GradientSteps, Personalization
+from homespun.core.roles import Role
 from homespun.core.tree import Tree
 from homespun.data.source import DataSettings
 from homespun.engines.client import Client
@@ -183,14 +184,15 @@ def build_local_engine(run: Run, *, steps: int | None = None, generated: bool = 
 def choose_personalization(run: Run, *, steps: int | None, generated: bool) -> Personalization:
     """The method's personalization, with this many gradient steps or with its generator alone."""
     method_default, name = run.method.personalize, run.method.name
-    names = list(run.built.partition.roles)
+    # a keyed parameter, such as a context's prefix, is not a user's own
+    names = list(run.built.partition.names(Role.PRIVATE, Role.FEDERATED))
     learns = any(optimizers(phase, names) for phase in method_default.phases)
     if not isinstance(method_default, GradientSteps | Generated):
         if steps is not None or generated:
             raise InputError(f"{name} has a custom personalization procedure. Leave out steps and generated.")
         return method_default
     if isinstance(method_default, GradientSteps) and not learns:
-        raise RunError(f"{run.vault.path.parent}: {name} personalizes nothing.")
+        raise RunError(f"{run.vault.path.parent}: {name} has no private parameters, so it cannot be personalized.")
     if generated and not isinstance(method_default, Generated):
         raise InputError(
             f"generated: {name} has no generator and personalizes by gradient steps. Leave it out, or train a "
