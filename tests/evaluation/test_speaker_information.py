@@ -38,8 +38,8 @@ def test_a_classifier_that_knows_nothing_is_not_believed():
 
 
 def test_shares_of_speakers_are_no_information():
-    """Ada says nine of ten replies. A model without personas knows that too, so a classifier that knows nothing else
-    gains nothing; with a uniform p(i), it would seem to gain log 2 + 0.9 log 0.9 + 0.1 log 0.1 = 0.368."""
+    """Ada says nine of ten replies. A model without personas was trained on that mixture, so a classifier that finds
+    nothing in a reply gains nothing."""
     classifier = SpeakerClassifier(("ada", "bo"), Known({"x": (0.5, 0.5)}))
     dev = [("ada", "x")] * 9 + [("bo", "x")]
     found = speaker_information(classifier, replies={"ada": 90, "bo": 10}, dev=dev, test=dev)
