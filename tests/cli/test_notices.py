@@ -18,7 +18,7 @@ from homespun.privacy.settings import Privacy, noise_to_clip_ratio, plan_privacy
 from homespun.runs.open_run import open_run
 from homespun.runs.run import Run
 from homespun.runs.settings import RunSettings
-from homespun.runs.training import train_and_evaluate
+from homespun.runs.training import prepare, train_and_evaluate
 
 
 def opened(folder: Path, *, privacy: dict[str, Any] | None = None, cohort: Any = 8, **method_settings: Any) -> Run:
@@ -100,3 +100,15 @@ def test_the_reporter_prints_notices_to_stderr(tmp_path: Path, capsys: pytest.Ca
     with opened(tmp_path, privacy={"noise_multiplier": 1.0}, length=2) as run, reporter.following(run, "furl"):
         pass
     assert capsys.readouterr().err.count("are cut") == 0  # said once
+
+
+def test_users_who_do_not_take_part_are_reported(tmp_path: Path) -> None:
+    rows = [
+        {"user": who, "text": f"the people {who}", "scene": scene} for scene in range(8) for who in ("ada", "bo", "cy")
+    ]
+    rows += [{"user": "dee", "text": "I speak first, so I never reply", "scene": 9}]
+    federation = homespun.load(rows)
+    values = {"base_model": "untrained-small", "rounds": 1, "workers": 0}
+    with prepare("fednlg", federation, folder=tmp_path / "run", settings=values) as run:
+        (notice,) = before(run)
+    assert notice == "Left out: 2 users with no reply, 9 examples with no prompt"

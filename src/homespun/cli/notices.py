@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from homespun.core.roles import SHARED
 from homespun.core.statistics import sums
+from homespun.data.splits import original
+from homespun.data.table import describe_left_out
 from homespun.data.truncation import measure_truncation
 from homespun.privacy.accounting import compute_epsilon
 from homespun.privacy.settings import noise_to_clip_ratio
@@ -11,8 +13,9 @@ from homespun.runs.run import Run
 
 
 def before(run: Run) -> list[str]:
-    """Notices on truncated texts, on the cost of a private run, and on noise that exceeds the updates."""
-    return [*_cut(run), *_cost(run), *_noise_level(run)]
+    """Notices on users who do not take part, on truncated texts, on the cost of a private run, and on noise larger than
+    the updates."""
+    return [*_absent(run), *_cut(run), *_cost(run), *_noise_level(run)]
 
 
 def after(run: Run) -> list[str]:
@@ -25,6 +28,11 @@ def after(run: Run) -> list[str]:
         account.spending(rounds=run.state.round), delta=delta, accountant="coarse"
     )  # fast, and not below the report
     return [f"privacy: spent epsilon {spent:.2f} at delta {delta:g} in {run.state.round} rounds"]
+
+
+def _absent(run: Run) -> list[str]:
+    left_out = getattr(original(run.federation), "left_out", None)
+    return [describe_left_out(left_out)] if left_out is not None and left_out.users else []
 
 
 def _cut(run: Run) -> list[str]:

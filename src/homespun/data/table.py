@@ -229,9 +229,13 @@ def _prompts(
 
 
 def describe_left_out(left_out: LeftOut) -> str:
-    """`Left out: 3 users with fewer than 5 examples, 7 examples with blank text`."""
-    parts = [f"{count} users with {reason}" for reason, count in left_out.users.items()]
-    parts += [f"{count} examples with {reason}" for reason, count in left_out.examples.items()]
+    """`Left out: 3 users with fewer than 5 examples, 1 example with blank text`."""
+    kinds = {"user": left_out.users, "example": left_out.examples}
+    parts = [
+        f"{count:,} {kind}{'' if count == 1 else 's'} with {reason}"
+        for kind, reasons in kinds.items()
+        for reason, count in reasons.items()
+    ]
     return "Left out: " + (", ".join(parts) or "nothing")
 
 
