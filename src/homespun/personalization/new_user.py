@@ -102,6 +102,9 @@ def personalize(
         ['user.embedding']
     """
     require_text_method(run)
+    require_newcomer(run, user)
+    if not len(texts):
+        raise InputError("texts: there are none. Give at least one text of the user.")
     engine = build_local_engine(run, steps=steps, generated=generated)
     examples = with_prompts(run, choose_reader(run).convert(run, texts, labels=labels, context=context), prompts)
     examples = assign_profile(run, examples, profile or {})
@@ -157,11 +160,15 @@ def require_utterances(client: Client, given: int, *, where: str) -> None:
         )
 
 
-def require_new(run: Run, user: str) -> None:
+def require_newcomer(run: Run, user: str) -> None:
     if not user.strip():
         raise InputError("user: the name must not be blank.")
     if user in run.federation.users:
         raise RunError(f"user {user!r} is a participant of this run. To improve their parameters, train more rounds.")
+
+
+def require_new(run: Run, user: str) -> None:
+    require_newcomer(run, user)
     if run.vault.private(user) is not None:
         raise RunError(
             f"user {user!r} already has private parameters in this run. To remove them, use `homespun vault forget`."
