@@ -7,7 +7,7 @@ import pytest
 
 from homespun.core.errors import InputError
 from homespun.evaluation.bleu import bleu_counts, sentence_bleu
-from homespun.evaluation.replies import compare_replies, distinct, evaluate_replies
+from homespun.evaluation.replies import distinct, evaluate_replies
 
 NAMES = {
     *("bleu_1", "bleu_2", "bleu_4", "bleu_4_smoothed", "sentence_bleu"),
@@ -68,22 +68,6 @@ def test_conversations_are_resampled_not_replies():
     assert separate.high - separate.low < 0.5 * (many.high - many.low)
 
 
-def test_a_paired_difference_is_narrower_than_its_sides():
-    """Theirs is ours with one more word each: the difference has no spread."""
-    draw = np.random.default_rng(1)
-    ours = [["w"] * length for length in draw.integers(1, 9, 20)]
-    theirs = [[*reply, "x"] for reply in ours]
-    found = compare_replies(ours, theirs, references=ours, clusters=range(20))
-    assert set(found) == NAMES
-    assert (found["length"].value, found["length"].low, found["length"].high) == pytest.approx((-1, -1, -1))
-    left, right = (evaluate_replies(one, ours, clusters=range(20)) for one in (ours, theirs))
-    for name in NAMES:
-        assert found[name].value == pytest.approx(left[name].value - right[name].value)
-    assert found["bleu_1"].low > 0
-    same = compare_replies(ours, ours, references=ours, clusters=range(20))
-    assert all((one.value, one.low, one.high) == (0, 0, 0) for one in same.values())
-
-
 @pytest.mark.parametrize("metric", ["distinct_1", "bleu_1"])
 def test_one_interval_in_twenty_misses(metric):
     """Conversations of three replies over Zipf's words. Resampled conversations have too few different words: without
@@ -111,7 +95,7 @@ def test_one_interval_in_twenty_misses(metric):
 def test_wrong_input_is_rejected():
     with pytest.raises(InputError, match="1 replies, 2 references, 1 clusters"):
         evaluate_replies(words("a"), words("a", "b"), clusters=[0])
-    with pytest.raises(InputError, match="0 ours, 0 theirs"):
-        compare_replies([], [], references=[], clusters=[])
+    with pytest.raises(InputError, match="0 replies, 0 references"):
+        evaluate_replies([], [], clusters=[])
     with pytest.raises(InputError, match="references are texts"):
         evaluate_replies(words("a"), ["a"], clusters=[0])

@@ -36,29 +36,10 @@ def evaluate_replies(
     replies: Sequence[Words], references: Sequence[Words], *, clusters: Sequence[Hashable], seed: int = 0
 ) -> dict[str, Estimate]:
     """All metrics of replies, given as lists of words. `clusters` names the conversation of every reply."""
-    numbers = _checked(references, clusters, replies=replies)
+    numbers = _checked(replies, references, clusters)
     units = int(numbers.max()) + 1
     values, resampled = _values_and_resamples(replies, references, numbers=numbers, seed=seed)
     return {name: estimate(float(values[name]), resampled[name], units=units) for name in values}
-
-
-def compare_replies(
-    ours: Sequence[Words],
-    theirs: Sequence[Words],
-    *,
-    references: Sequence[Words],
-    clusters: Sequence[Hashable],
-    seed: int = 0,
-) -> dict[str, Estimate]:
-    """The differences ours - theirs in all metrics, of two systems on the same questions, by a paired bootstrap."""
-    numbers = _checked(references, clusters, ours=ours, theirs=theirs)
-    units = int(numbers.max()) + 1
-    left, many_left = _values_and_resamples(ours, references, numbers=numbers, seed=seed)
-    right, many_right = _values_and_resamples(theirs, references, numbers=numbers, seed=seed)
-    return {
-        name: estimate(float(left[name] - right[name]), many_left[name] - many_right[name], units=units)
-        for name in left
-    }
 
 
 def distinct(replies: Sequence[Words], n: int) -> float:
@@ -129,15 +110,15 @@ def _distinct_influences(replies: Sequence[Words], numbers: np.ndarray, n: int) 
     return (units - 1) * (without.mean() - without)
 
 
-def _checked(references: Sequence[Words], clusters: Sequence[Hashable], **systems: Sequence[Words]) -> np.ndarray:
+def _checked(replies: Sequence[Words], references: Sequence[Words], clusters: Sequence[Hashable]) -> np.ndarray:
     """The clusters as numbers, if all lists have the same length."""
-    sizes = {name: len(one) for name, one in {**systems, "references": references, "clusters": clusters}.items()}
-    if len(set(sizes.values())) > 1 or not len(references):
-        listed = ", ".join(f"{size} {name}" for name, size in sizes.items())
-        raise InputError(f"replies: {listed}. Expected as many of each, and at least one.")
-    texts = [
-        name for name, one in {**systems, "references": references}.items() if any(isinstance(x, str) for x in one)
-    ]
+    if not len(replies) == len(references) == len(clusters) > 0:
+        raise InputError(
+            f"replies: {len(replies)} replies, {len(references)} references, {len(clusters)} clusters. Expected as "
+            "many of each, and at least one."
+        )
+    given = {"replies": replies, "references": references}
+    texts = [name for name, one in given.items() if any(isinstance(text, str) for text in one)]
     if texts:
         raise InputError(f"replies: {', '.join(texts)} are texts. Expected lists of words: split them first.")
     return cluster_numbers(clusters)
