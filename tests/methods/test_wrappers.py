@@ -4,18 +4,23 @@ from dataclasses import replace
 
 import pytest
 import torch
+from small_dialogue import conversations, write_dialogue, write_reply_model
 
-from homespun.core.errors import HomespunError, SettingsError
+from homespun.core.errors import HomespunError, RunError, SettingsError
 from homespun.core.messages import Rows, ServerState, Update
 from homespun.core.method import build
 from homespun.core.roles import Role
 from homespun.core.server import FedAvg
 from homespun.data import load_federation
+from homespun.data.source import DataSettings
 from homespun.engines.client import Client
 from homespun.engines.cohort import CohortTrainer
 from homespun.engines.loop import LoopTrainer, train_client
+from homespun.experiments.results import single_results
 from homespun.methods.pfedkm import LloydRule, split
+from homespun.personalization.replies import reply
 from homespun.runs.open_run import task_of
+from homespun.runs.training import prepare, train_and_evaluate
 from homespun.system.method_loading import load_method
 from homespun.testing.contract import check_method
 
@@ -246,3 +251,17 @@ def test_private_parameters_of_the_base_method_are_trained_in_rounds_and_persona
     for mode in ("round", "personalize"):
         kept = LoopTrainer(built, 0).train(built.start().broadcast(), [client], mode=mode).private[client.user]
         assert not torch.equal(kept[name], client.private[name]), mode
+
+
+@pytest.mark.parametrize(("method", "settings"), [("pfedme", {}), ("pfedkm", {"clusters": 2})])
+def test_replies_of_a_renamed_network_are_scored_and_not_generated(tmp_path, method, settings):
+    data = DataSettings(source=str(write_dialogue(tmp_path / "talk.jsonl", conversations(30))))
+    base = {"base_model": write_reply_model(tmp_path / "base"), "persona": "none", "batch": 8}
+    values = {"base_method": "fednlg", "base_settings": base, "rounds": 1, "workers": 0, **settings}
+    with prepare(method, data.load(), folder=tmp_path / "run", settings=values, data=data) as run:
+        list(train_and_evaluate(run))
+        (found,) = single_results(run, data, title=method)["configurations"][method]["runs"]
+        assert found["test"]["metric"] == "perplexity" and found["test"]["value"] > 1
+        assert found["replies"] is None
+        with pytest.raises(RunError, match=f"{method} does not reply to texts"):
+            reply(run, "the sea")

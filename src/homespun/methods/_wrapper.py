@@ -19,8 +19,10 @@ from homespun.core.messages import Broadcast
 from homespun.core.method import LocalTraining, Method, ModelSpec, Optimizer, Phase, Task, optimizers
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Partition, Role, first_match, partition
+from homespun.core.scoring import Scoring
 from homespun.core.settings import Settings
 from homespun.core.tree import Tree
+from homespun.evaluation.language import ReplyScoring
 from homespun.system.method_loading import load_method
 
 START_SEED = 0  # of the initial values of personal parameters, which are the same for all users
@@ -106,6 +108,12 @@ def load_base(settings: WrapperSettings, task: Task, *, name: str) -> BaseMethod
     local = replace(method.local, private_update="all")  # a private head keeps its whole delta
     method = replace(method, model=replace(method.model, window=window), local=local)
     return BaseMethod(method, parts, start, _head(method, parts, settings, name=name))
+
+
+def words_only(scoring: Scoring) -> Scoring:
+    """The scoring of a network whose parameters have other names: decoders do not know it, so its replies are scored
+    word by word, and none are generated."""
+    return replace(scoring, replies=0) if isinstance(scoring, ReplyScoring) else scoring
 
 
 def _gradient_phases(method: Method) -> list[Phase]:

@@ -46,7 +46,7 @@ from homespun.core.seeds import torch_generator
 from homespun.core.server import ServerRule
 from homespun.core.statistics import Statistic, Sum
 from homespun.core.tree import Tree
-from homespun.methods._wrapper import BaseMethod, WrapperSettings, load_base
+from homespun.methods._wrapper import BaseMethod, WrapperSettings, load_base, words_only
 from homespun.models.clustered import HEADS, MODEL, clustered, key
 from homespun.models.som import nearest, smallest_count
 
@@ -222,6 +222,7 @@ def method(settings: Settings, task: Task) -> Method:
             head=(),
         ),
         local=replace(base.local, loss=loss, phases=(find_direction, *body), statistics=STATISTICS),
+        scoring=words_only(base.method.scoring),
         personalize=GradientSteps((find_direction, *personalization)),
         server=LloydRule(base.method.server),
     )

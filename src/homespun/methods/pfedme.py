@@ -35,7 +35,7 @@ from homespun.core.method import Batch, Loss, Method, Optimizer, Phase, Predict,
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
 from homespun.core.tree import Tree
-from homespun.methods._wrapper import BaseMethod, WrapperSettings, load_base
+from homespun.methods._wrapper import BaseMethod, WrapperSettings, load_base, words_only
 from homespun.models.copies import MODEL, own_name, with_copies, without_copies
 
 
@@ -161,6 +161,7 @@ def method(settings: Settings, task: Task) -> Method:
             head=(),
         ),
         local=replace(base.local, loss=tie.penalize(base.local.loss), phases=_phases(settings, tie)),
+        scoring=words_only(base.method.scoring),
         personalize=GradientSteps(
             (
                 _personal_phase(settings, tie, steps=settings.personalize_steps),
