@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from spoken_corpus import MINE, train_small
 
 from homespun import generate, personalize, reopen, train
-from homespun.core.errors import DataError, InputError, RunError, UnknownNameError
+from homespun.core.errors import DataError, HomespunError, InputError, RunError, UnknownNameError
 from homespun.data import load_federation
 from homespun.data.federation import Examples
 from homespun.data.source import DataSettings
@@ -255,3 +255,16 @@ def test_a_new_user_is_personalized_exactly_as_in_the_evaluation(folder):
         assert model.private.keys() == evaluated.keys() == {"personal.embedding", "context.table"}
         for name, value in evaluated.items():
             torch.testing.assert_close(model.private[name], value)
+
+
+@pytest.mark.parametrize(
+    ("user", "texts", "said"),
+    [
+        ("Abraham Lincoln", ["We must go on."], "is a participant of this run"),
+        (" ", ["We must go on."], "must not be blank"),
+        ("ada", [], "texts: there are none"),
+    ],
+)
+def test_personalize_in_python_refuses(folder, user, texts, said):
+    with reopen(folder) as run, pytest.raises(HomespunError, match=said):
+        personalize(run, user, texts, context="spoken")
