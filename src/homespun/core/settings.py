@@ -105,6 +105,10 @@ class Settings(BaseModel):
         unset = {name for name in self.added_later if getattr(self, name) == type(self).model_fields[name].default}
         return {name: value for name, value in found.items() if name not in unset | set(self.evaluation_only)}
 
+    def evaluation(self) -> dict[str, Any]:
+        """Return the values that change the evaluation only."""
+        return self.model_dump(mode="json", include=set(self.evaluation_only))
+
 
 @dataclass(frozen=True)
 class Paper:

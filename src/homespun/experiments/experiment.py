@@ -24,7 +24,7 @@ from homespun.core.errors import RunError, SettingsError, nearest
 from homespun.core.method import Method
 from homespun.core.progress import Show, each, silent, start_count
 from homespun.core.records import RoundRecord
-from homespun.core.settings import Settings, current_identity, parse
+from homespun.core.settings import Settings, current_identity, parse, stored_settings
 from homespun.data.federation import Federation
 from homespun.data.source import DataSettings
 from homespun.data.splits import original, sample_users
@@ -196,24 +196,31 @@ def _finished_elsewhere(
     # besides the identity of the run: its length and how it was evaluated
     more = ("rounds", "epochs", "final_personalization", *EVALUATION_SETTINGS)
     stored = {"final_personalization": False, **run["run"]}  # results older than this setting
-    scored = method.settings.model_dump(mode="json", include=set(method.settings.evaluation_only))
     asked = {
         **identity_of(method, federation, settings),
         **settings.model_dump(mode="json", include=set(more)),
-        **{name: _without_folder(value) for name, value in scored.items()},
+        **_without_folders(method.settings.evaluation()),
     }
     kept = {
         **current_identity(run["identity"]),
         **{name: stored[name] for name in more},
-        **{name: _without_folder(run["settings"].get(name)) for name in scored},
+        **_without_folders(_evaluated_with(run, method)),
     }
     require_same_run(place, stored=_without_artefact_paths(kept, method), asked=_without_artefact_paths(asked, method))
     return True
 
 
-def _without_folder(value: Any) -> Any:
-    """The last part of a path: the folders before it differ between machines."""
-    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+def _evaluated_with(run: Mapping[str, Any], method: Method) -> dict[str, Any]:
+    """The values that changed the evaluation of a finished run."""
+    return parse(type(method.settings), stored_settings(run["settings"]), where="settings in results").evaluation()
+
+
+def _without_folders(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The last part of each path: the folders before it differ between machines."""
+    return {
+        name: Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+        for name, value in values.items()
+    }
 
 
 def _without_artefact_paths(identity: Mapping[str, Any], method: Method) -> dict[str, Any]:
@@ -237,8 +244,7 @@ def _finished(run: Run, place: Path) -> bool:
     if len(kept["rounds"]) != run.state.round or not _personalized_as_asked(kept["run"], run.settings):
         return False  # outdated results: the run was extended and then stopped
     # if evaluated differently: evaluate again, without training
-    asked = run.method.settings.model_dump(mode="json", include=set(run.method.settings.evaluation_only))
-    return asked == {name: kept["settings"].get(name) for name in asked} and all(
+    return run.method.settings.evaluation() == _evaluated_with(kept, run.method) and all(
         kept["run"][name] == getattr(run.settings, name) for name in EVALUATION_SETTINGS
     )
 

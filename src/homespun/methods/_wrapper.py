@@ -20,10 +20,10 @@ from homespun.core.method import LocalTraining, Method, ModelSpec, Optimizer, Ph
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Partition, Role, first_match, partition
 from homespun.core.scoring import Scoring
-from homespun.core.settings import Settings
+from homespun.core.settings import Settings, parse
 from homespun.core.tree import Tree
 from homespun.evaluation.language import ReplyScoring
-from homespun.system.method_loading import load_method
+from homespun.system.method_loading import load_method, method_module, settings_command
 
 START_SEED = 0  # of the initial values of personal parameters, which are the same for all users
 
@@ -40,6 +40,19 @@ class WrapperSettings(Settings):
     @classmethod
     def _one_or_several(cls, head: Any) -> Any:
         return (head,) if isinstance(head, str) else head
+
+    def identity(self) -> dict[str, Any]:
+        found, scored = super().identity(), self._of_base().evaluation_only
+        return {**found, "base_settings": {key: one for key, one in self.base_settings.items() if key not in scored}}
+
+    def evaluation(self) -> dict[str, Any]:
+        base = self._of_base().evaluation()
+        return {**super().evaluation(), **{f"base_settings.{name}": value for name, value in base.items()}}
+
+    def _of_base(self) -> Settings:
+        """The settings of the base method."""
+        where, listed_by = f"method {self.base_method}", settings_command(self.base_method)
+        return parse(method_module(self.base_method).Settings, self.base_settings, where=where, listed_by=listed_by)
 
 
 @dataclass(frozen=True)
