@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from homespun.evaluation.speaker_information import speaker_information
-from homespun.evaluation.speakers import SpeakerClassifier, fit_classifier
+from homespun.evaluation.speakers import Judge, SpeakerClassifier, fit_classifier
 
 EQUAL = {"ada": 10, "bo": 10}
 
@@ -24,7 +24,7 @@ class Known:
 def test_by_hand():
     """Said by ada in three of four cases: honest probabilities, so the factor on the scores is 1 and a reply of ada
     gains log(0.75) - log(0.5)."""
-    classifier = SpeakerClassifier(("ada", "bo"), Known({"x": (0.75, 0.25), "y": (0.25, 0.75)}))
+    classifier = SpeakerClassifier(("ada", "bo"), (Judge(Known({"x": (0.75, 0.25), "y": (0.25, 0.75)})),))
     dev = [("ada", "x")] * 3 + [("bo", "x")] + [("bo", "y")] * 3 + [("ada", "y")]
     found = speaker_information(classifier, replies=EQUAL, dev=dev, test=[("ada", "x"), ("ada", "y"), ("bo", "y")])
     assert found == pytest.approx([math.log(1.5), math.log(0.5), math.log(1.5)])
@@ -32,7 +32,7 @@ def test_by_hand():
 
 def test_a_classifier_that_knows_nothing_is_not_believed():
     """It is sure, and right in half of the cases."""
-    classifier = SpeakerClassifier(("ada", "bo"), Known({"x": (0.99, 0.01)}))
+    classifier = SpeakerClassifier(("ada", "bo"), (Judge(Known({"x": (0.99, 0.01)})),))
     dev = [("ada", "x"), ("bo", "x")]
     assert speaker_information(classifier, replies=EQUAL, dev=dev, test=dev) == pytest.approx([0.0, 0.0])
 
@@ -40,7 +40,7 @@ def test_a_classifier_that_knows_nothing_is_not_believed():
 def test_shares_of_speakers_are_no_information():
     """Ada says nine of ten replies. A model without personas was trained on that mixture, so a classifier that finds
     nothing in a reply gains nothing."""
-    classifier = SpeakerClassifier(("ada", "bo"), Known({"x": (0.5, 0.5)}))
+    classifier = SpeakerClassifier(("ada", "bo"), (Judge(Known({"x": (0.5, 0.5)})),))
     dev = [("ada", "x")] * 9 + [("bo", "x")]
     found = speaker_information(classifier, replies={"ada": 90, "bo": 10}, dev=dev, test=dev)
     assert found == pytest.approx([0.0] * 10)
@@ -48,7 +48,7 @@ def test_shares_of_speakers_are_no_information():
 
 def test_by_hand_with_shares():
     """p(ada) = 0.8, and x is said twice as often by bo: p(ada|x) = 0.8 / (0.8 + 2 * 0.2) = 2/3."""
-    classifier = SpeakerClassifier(("ada", "bo"), Known({"x": (1 / 3, 2 / 3), "y": (0.5, 0.5)}))
+    classifier = SpeakerClassifier(("ada", "bo"), (Judge(Known({"x": (1 / 3, 2 / 3), "y": (0.5, 0.5)})),))
     dev = [("ada", "x")] * 2 + [("bo", "x")]  # honest with the factor 1
     found = speaker_information(classifier, replies={"ada": 8, "bo": 2}, dev=dev, test=[("ada", "x"), ("bo", "x")])
     assert found == pytest.approx([math.log(2 / 3 / 0.8), math.log(1 / 3 / 0.2)])

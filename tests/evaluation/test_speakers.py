@@ -8,6 +8,7 @@ import pytest
 from homespun.core.errors import InputError
 from homespun.evaluation.intervals import cluster_numbers, expanded_percentiles, resampled_sums
 from homespun.evaluation.speakers import (
+    Judge,
     NamingAccuracy,
     SpeakerClassifier,
     answer_agreement,
@@ -28,23 +29,42 @@ class Fixed:
     """Names ada for a text with an a."""
 
     def predict(self, texts):
-        return [0 if "a" in text else 1 for text in texts]
+        return np.array([0 if "a" in text else 1 for text in texts])
 
 
-FIXED = SpeakerClassifier(("ada", "bob"), Fixed())
+FIXED = SpeakerClassifier(("ada", "bob"), (Judge(Fixed()),))
 
 
 def test_the_classifier_names_the_speaker():
     found = fit_classifier(LINES)
     assert found.users == ("ada", "bob")
-    assert found.name_speakers(["splendid !", "meh .", "Splendid!", "Meh."]) == ["ada", "bob", "ada", "bob"]
-    assert found.name_speakers([]) == []
+    assert found.right([("ada", "splendid bridge!"), ("bob", "meh ."), ("ada", "Meh, I say.")]) == [1, 1, 0]
 
 
 def test_frequent_speakers_do_not_win_by_their_number():
     """Both say the same, one of them twenty times as often."""
-    found = fit_classifier({"ada": ["ab"] * 3, "bob": ["ab"] * 60})
-    assert found.pipeline.predict_proba(["ab"])[0] == pytest.approx([0.5, 0.5], abs=1e-3)
+    for judge in fit_classifier({"ada": ["ab"] * 3, "bob": ["ab"] * 60}).judges:
+        assert judge.pipeline.predict_proba(["ab"])[0] == pytest.approx([0.5, 0.5], abs=1e-3)
+
+
+def test_judges_are_trained_on_half_of_the_lines_each():
+    one, other = fit_classifier({"ada": ["A", "b", "c"], "bob": ["d", "e"], "cy": ["f"]}).judges
+    assert one.lines == {"a", "b", "d", "f"} and other.lines == {"c", "e", "f"}
+
+
+class Always:
+    def __init__(self, label):
+        self.label = label
+
+    def predict(self, texts):
+        return np.full(len(texts), self.label)
+
+
+def test_a_judge_that_has_read_a_text_does_not_judge_it():
+    """One judge names ada always, the other bob. Both have read "all", so both judge it."""
+    judges = (Judge(Always(0), frozenset({"x", "all"})), Judge(Always(1), frozenset({"y", "all"})))
+    classifier = SpeakerClassifier(("ada", "bob"), judges)
+    assert classifier.right([("ada", text) for text in ("new", "X", "y", "All")]) == [0.5, 0, 1, 0.5]
 
 
 def test_accuracy_by_hand():

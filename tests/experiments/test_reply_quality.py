@@ -11,17 +11,9 @@ from homespun.data.source import DataSettings
 from homespun.evaluation.conversation_losses import perplexity
 from homespun.evaluation.language import ReplyScoring
 from homespun.experiments.experiment import Configuration, Experiment, collect, train_all
-from homespun.experiments.reply_quality import (
-    _comparable,
-    conversation_losses,
-    make_reply_test,
-    other_speakers,
-    part_of,
-    reply_results,
-    score_replies,
-    untouched_losses,
-    write_replies,
-)
+from homespun.experiments.reply_losses import conversation_losses, other_speakers, untouched_losses
+from homespun.experiments.reply_quality import reply_results, score_replies, write_replies
+from homespun.experiments.reply_test_set import _comparable, make_reply_test, part_of
 from homespun.experiments.results import single_results
 from homespun.personalization.replies import BestReply, Search, find_replier
 from homespun.personalization.reranking import keep_reranker
@@ -130,21 +122,6 @@ def test_retrieval_answers_with_the_speakers_own_training_reply(run):
         assert text in part_of(run, one.user, "train").texts
 
 
-def test_the_classifier_has_not_seen_the_retrieved_replies(tmp_path):
-    """All lines are different, so that a retrieved reply is one training line."""
-    rows = [
-        {"user": user, "text": f"{user} sees the sea {scene}.", "scene": scene}
-        for scene in range(40)
-        for user in ("host", "ada", "bo")
-    ]
-    data = DataSettings(source=str(write_dialogue(tmp_path / "talk.jsonl", rows)))
-    values = {"base_model": write_reply_model(tmp_path / "base"), **SMALL}
-    with prepare("fednlg", data.load(), folder=tmp_path / "run", settings=values, data=data) as run:
-        test = make_reply_test(run, replies=20)
-        trained = [text for user in run.federation.users for text in part_of(run, user, "train").texts]
-    assert test.nearest and set(trained) - set(test.lines) == set(test.nearest.values())
-
-
 def test_paraphrases_are_different_prompts_to_one_user(run):
     """Two sayings of the corpus have the same words in another order."""
     test = make_reply_test(run, replies=6)
@@ -223,6 +200,24 @@ def test_right_names_give_the_accuracy(run):
             for one in dict.fromkeys(users)
         ]
         assert scores["speaker"][0] == pytest.approx(sum(sum(one) / len(one) for one in shares) / len(shares))
+
+
+def test_evaluation_settings_of_a_wrapped_method_train_nothing_again(tmp_path):
+    """The base method's settings are a mapping inside the wrapper's."""
+    data = DataSettings(source=str(write_dialogue(tmp_path / "talk.jsonl", conversations(30))))
+    base = {"base_model": write_reply_model(tmp_path / "base"), "persona": "none", "batch": 8, "evaluate_beam": 2}
+
+    def compared(**evaluated):
+        values = {"base_method": "fednlg", "base_settings": {**base, **evaluated}, "rounds": 1, "workers": 0}
+        one = Configuration(method="alone", settings=values)
+        made, rounds = Experiment(name="x", data=data, configurations={"alone": one}), []
+        train_all(made, tmp_path / "runs", lambda run, title: nullcontext(rounds.append))
+        (found,) = collect(made, tmp_path / "runs")["configurations"]["alone"]["runs"]
+        return found["replies"]["prompts"], len(rounds)
+
+    assert compared(evaluate_replies=3)[0] == 3
+    assert compared(evaluate_replies=3) == (3, 0)
+    assert compared(evaluate_replies=6) == (6, 0)
 
 
 def test_no_replies_are_written_if_none_are_asked_for(run, monkeypatch):

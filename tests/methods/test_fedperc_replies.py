@@ -19,14 +19,9 @@ from homespun.engines.simulation import k_shot
 from homespun.evaluation.conversation_losses import perplexity
 from homespun.evaluation.language import SubwordReplyScoring, TokenScoring
 from homespun.experiments import reply_quality
-from homespun.experiments.reply_quality import (
-    conversation_losses,
-    make_reply_test,
-    part_of,
-    reply_results,
-    untouched_losses,
-    write_replies,
-)
+from homespun.experiments.reply_losses import conversation_losses, untouched_losses
+from homespun.experiments.reply_quality import reply_results, write_replies
+from homespun.experiments.reply_test_set import make_reply_test, part_of
 from homespun.models.in_context import in_context_losses
 from homespun.models.pretrained import load_pretrained
 from homespun.personalization.adapter import export_adapter

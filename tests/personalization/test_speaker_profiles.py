@@ -13,7 +13,7 @@ from homespun.cli import app
 from homespun.core.errors import InputError, UnknownNameError, VaultError
 from homespun.data.source import DataSettings
 from homespun.decoding.beam import beam_search
-from homespun.experiments.reply_quality import conversation_losses
+from homespun.experiments.reply_losses import conversation_losses
 from homespun.models.reply_decoder import ReplyDecoder
 from homespun.personalization.new_user import personalize, personalize_from_file
 from homespun.personalization.profiles import ARTEFACT, profile_of

@@ -1,9 +1,9 @@
 """Do generated replies sound like the person, and is the person consistent?
 
 - Is it the person? A classifier of speakers, trained on real lines, names the speaker of a reply: `fit_classifier`,
-  `naming_accuracy`, `compare_naming`. Compare with its accuracy on real held-out lines, and with `chance`. Training
-  lines score higher than held-out ones: texts that repeat them, such as retrieved answers, need a classifier that has
-  not seen them.
+  `naming_accuracy`, `compare_naming`. Compare with its accuracy on real held-out lines, and with `chance`. A model, or
+  retrieval, may repeat a training line, which a classifier that was trained on it would recognize. So there are two,
+  trained on half of the lines each, and only those that have not read a text judge it.
 - Is the person consistent? The answers of one speaker to similar questions should be more similar than the answers to
   other questions: `similar_questions`, `answer_agreement`. A model that always gives the same answer has a similarity
   of 1 in both cases, and a gap of 0.
@@ -36,19 +36,33 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
+class Judge:
+    """A classifier of texts, and the lines that it was trained on."""
+
+    pipeline: Any  # scikit-learn
+    lines: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
 class SpeakerClassifier:
     """Names the speaker of a text."""
 
     users: tuple[str, ...]
-    pipeline: Any  # scikit-learn
+    judges: tuple[Judge, ...]
 
-    def name_speakers(self, texts: Sequence[str]) -> list[str]:
-        return [self.users[label] for label in self.pipeline.predict(_normalized(texts))] if len(texts) else []
+    def right(self, said: Sequence[tuple[str, str]]) -> list[float]:
+        """The share of the judges who name the right user, for each (user, text). A judge that has read a text counts
+        only if all have."""
+        texts, labels = _normalized([text for _, text in said]), [self.users.index(user) for user, _ in said]
+        named = np.array([judge.pipeline.predict(texts) == np.array(labels) for judge in self.judges], dtype=np.float64)
+        fresh = np.array([[text not in judge.lines for text in texts] for judge in self.judges])
+        fresh |= ~fresh.any(axis=0)
+        shares: list[float] = ((named * fresh).sum(axis=0) / fresh.sum(axis=0)).tolist()
+        return shares
 
     def scores(self, texts: Sequence[str]) -> np.ndarray:
         """Unnormalized log probabilities [texts, users] of the speakers, who are equally likely beforehand."""
-        found: np.ndarray = self.pipeline.predict_log_proba(_normalized(texts))
-        return found
+        return np.mean([judge.pipeline.predict_log_proba(_normalized(texts)) for judge in self.judges], axis=0)
 
 
 @dataclass(frozen=True)
@@ -58,7 +72,7 @@ class NamingAccuracy:
     macro: Estimate  # mean over users
     users: Mapping[str, Estimate]
     chance: float  # macro accuracy of guessing
-    right: tuple[int, ...]  # for each text 1 if its speaker is named, else 0
+    right: tuple[float, ...]  # for each text the share of judges who name its speaker
 
 
 @dataclass(frozen=True)
@@ -75,29 +89,38 @@ class Agreement:
 
 
 def fit_classifier(lines: Mapping[str, Sequence[str]], *, seed: int = 0) -> SpeakerClassifier:
-    """Train on the lines of every user: TF-IDF of character n-grams within words, logistic regression, users weighted
-    equally."""
+    """Train two classifiers, each on half of the lines of every user: TF-IDF of character n-grams within words,
+    logistic regression, users weighted equally.
+
+    The halves are the first and the second, so that most conversations are in one of them.
+    """
     if len(lines) < 2 or not all(lines.values()):
         sizes = ", ".join(f"{user}: {len(said)}" for user, said in lines.items())
         raise InputError(f"lines of speakers ({sizes}). Expected at least two users, each with at least one line.")
+    middle = {user: (len(said) + 1) // 2 for user, said in lines.items()}
+    first = {user: said[: middle[user]] for user, said in lines.items()}
+    second = {user: said[middle[user] :] or said for user, said in lines.items()}
+    return SpeakerClassifier(tuple(lines), tuple(_fit_judge(half, seed=seed) for half in (first, second)))
+
+
+def _fit_judge(lines: Mapping[str, Sequence[str]], *, seed: int) -> Judge:
     from sklearn.feature_extraction.text import TfidfVectorizer  # slow to import, and few evaluations need it
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
 
-    users = tuple(lines)
-    labels = [label for label, user in enumerate(users) for _ in lines[user]]
+    labels = [label for label, said in enumerate(lines.values()) for _ in said]
+    texts = _normalized([line for said in lines.values() for line in said])
     pipeline = make_pipeline(
         TfidfVectorizer(analyzer="char_wb", ngram_range=CHARACTERS, sublinear_tf=True),
         LogisticRegression(C=INVERSE_PENALTY, class_weight="balanced", max_iter=MAX_STEPS, random_state=seed),
     )
-    pipeline.fit(_normalized([line for user in users for line in lines[user]]), labels)
-    return SpeakerClassifier(users, pipeline)
+    return Judge(pipeline.fit(texts, labels), frozenset(texts))
 
 
 def naming_accuracy(
     classifier: SpeakerClassifier, said: Sequence[tuple[str, str]], *, clusters: Sequence[Hashable], seed: int = 0
 ) -> NamingAccuracy:
-    """The share of (user, text) pairs whose user the classifier names. `clusters` names the conversation of each.
+    """The share of (user, text) pairs whose user the judges name. `clusters` names the conversation of each.
 
     The bootstrap draws conversations; for a single user, those in which the user speaks.
     """
@@ -107,8 +130,7 @@ def naming_accuracy(
     if unknown:
         raise InputError(f"users {', '.join(unknown)}: the classifier does not know them. Train it on their lines too.")
     users = [user for user, _ in said]
-    named = classifier.name_speakers([text for _, text in said])
-    right = [int(name == user) for name, user in zip(named, users, strict=True)]
+    right = classifier.right(said)
 
     def accuracy(rows: Sequence[int]) -> Estimate:
         where = [clusters[row] for row in rows]
@@ -125,16 +147,16 @@ def naming_accuracy(
 
 
 def macro_accuracy(
-    users: Sequence[str], right: Sequence[int], *, clusters: Sequence[Hashable], seed: int = 0
+    users: Sequence[str], right: Sequence[float], *, clusters: Sequence[Hashable], seed: int = 0
 ) -> Estimate:
-    """The mean over users of the share of their texts that are named right, from 1 or 0 for each text."""
+    """The mean over users of the share of their texts that are named right, from a number from 0 to 1 for each."""
     return _macro_estimate(users, [right], clusters=clusters, seed=seed)
 
 
 def compare_naming(
     users: Sequence[str],
-    ours: Sequence[int],
-    theirs: Sequence[int],
+    ours: Sequence[float],
+    theirs: Sequence[float],
     *,
     clusters: Sequence[Hashable],
     seed: int = 0,
@@ -144,7 +166,7 @@ def compare_naming(
 
 
 def _macro_estimate(
-    users: Sequence[str], sides: Sequence[Sequence[int]], *, clusters: Sequence[Hashable], seed: int
+    users: Sequence[str], sides: Sequence[Sequence[float]], *, clusters: Sequence[Hashable], seed: int
 ) -> Estimate:
     """Macro accuracy of the first side, minus that of the second if there is one. A resample without a user leaves the
     user out."""

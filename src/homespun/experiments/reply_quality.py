@@ -1,181 +1,38 @@
 """The quality of a dialogue run's replies to test prompts: BLEU, diversity, and whether they sound like the speaker.
 
-Perplexity per conversation comes with it, so that runs can be compared by intervals over conversations: a corpus of
-few speakers says little about other speakers, but its conversations are many.
+Perplexity per conversation comes with it (`reply_losses`), so that runs can be compared by intervals over
+conversations: a corpus of few speakers says little about other speakers, but its conversations are many.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from math import comb
-from typing import Any, Literal, TypeVar
-
-import numpy as np
-from torch import Tensor
+from typing import Any, Literal
 
 from homespun.core.errors import HomespunError, InputError
-from homespun.core.method import Batch
 from homespun.core.progress import start_count
 from homespun.core.words import words
-from homespun.data.federation import Examples
-from homespun.engines.client import Client
 from homespun.evaluation.bleu import sacrebleu_corpus
-from homespun.evaluation.conversation_losses import sum_by_conversation
 from homespun.evaluation.language import ReplyScoring
 from homespun.evaluation.replies import evaluate_replies
-from homespun.evaluation.speaker_information import speaker_information
-from homespun.evaluation.speakers import (
-    SpeakerClassifier,
-    answer_agreement,
-    fit_classifier,
-    naming_accuracy,
-    nearest_questions,
-    similar_questions,
-)
+from homespun.evaluation.speakers import answer_agreement, naming_accuracy
+from homespun.experiments.reply_losses import loss_results, other_speakers
+from homespun.experiments.reply_test_set import ReplyTest, TestPair, make_reply_test, trained_users
 from homespun.models.reply_model import ReplyModel, load_inverse, load_reply_model
 from homespun.personalization.replies import BestReply, Replier, Search, find_replier, find_reply_base
 from homespun.personalization.reranker_tuning import tune_reranker
-from homespun.runs.clients import take_evenly_spaced
-from homespun.runs.controls import untouched_replies
 from homespun.runs.run import Run
 
 AT_ONCE = 20  # prompts searched together
 SAMPLED = Search(decode="sample")  # draws from the model, where the best replies are few and alike
-Item = TypeVar("Item")
 # Scored replies, their names with another speaker's persona, and both after reranking
 ANOTHER = {"own": "another", "sampled": "sampled_another", "guided": "guided_another"}
 RERANKED = {"own": "reranked", "another": "reranked_another"}
 CONTROLS = ("retrieved", "real", "retrieved_sampled", "real_sampled")
 PARTS = (*ANOTHER, *ANOTHER.values(), *RERANKED.values(), *CONTROLS)
-OTHERS = 5  # other speakers whose personas a speaker is compared with
 SHOWN = 4  # speakers, and prompts, of the samples in a report
-SIMILAR = 0.7  # cosine of two questions that count as paraphrases
-PARAPHRASES = 50  # pairs of them whose answers are compared
-
-
-@dataclass(frozen=True)
-class TestPair:
-    """A prompt of a user's test part and the reply they gave."""
-
-    __test__ = False  # not a test class
-
-    user: str
-    prompt: str
-    reply: str
-    conversation: int
-
-
-@dataclass(frozen=True)
-class ReplyTest:
-    """What replies of runs on one corpus and split are compared with."""
-
-    pairs: tuple[TestPair, ...]  # whose best replies are scored
-    paraphrased: tuple[TestPair, ...]  # to compare with each other
-    similar: tuple[tuple[int, int], ...]  # places in `paraphrased` of two prompts to one user that are paraphrases
-    sampled: tuple[TestPair, ...]  # whose sampled replies are scored
-    nearest: Mapping[TestPair, str]  # the control: the speaker's answer to the nearest training prompt
-    classifier: SpeakerClassifier
-    lines: tuple[str, ...]  # that the classifier was trained on
-
-    @property
-    def asked(self) -> tuple[TestPair, ...]:
-        """All pairs whose prompts a run answers: those to score come first."""
-        return (*self.pairs, *self.paraphrased)
-
-    def to_dict(self, pairs: Sequence[TestPair]) -> dict[str, Any]:
-        """Whose prompts are scored, and their conversations."""
-        users = list(dict.fromkeys(one.user for one in pairs))
-        return {
-            "users": users,
-            "user": [users.index(one.user) for one in pairs],
-            "conversation": [one.conversation for one in pairs],
-            "speakers": len(self.classifier.users),
-        }
-
-
-def part_of(run: Run, user: str, part: Literal["train", "eval", "test"]) -> Examples:
-    examples: Examples = getattr(run.clients.split(run.federation, run.federation.users.index(user)), part)
-    return examples
-
-
-def make_reply_test(run: Run, *, replies: int, sampled: int = 0) -> ReplyTest:
-    """About `replies` test pairs, as many of each participant; `sampled` pairs for sampled replies, 0: the same;
-    paraphrases among all test prompts; and a classifier of the training parts' lines. It does not see the lines that
-    the retrieval control repeats, as it would know them."""
-    users = _trained_users(run)
-    every = {user: _test_pairs(run, user) for user in users}
-    pairs, more = (
-        [pair for user in users for pair in _spread(every[user], max(1, round(count / len(users))))]
-        for count in (replies, sampled or replies)
-    )
-    paraphrased, similar = _paraphrases([pair for user in users for pair in every[user]])
-    asked = list(dict.fromkeys((*pairs, *paraphrased, *more)))
-    nearest = _nearest_training_rows(run, asked)
-    repeated = {(pair.user, row) for pair, row in zip(asked, nearest, strict=True)}
-    texts = {user: part_of(run, user, "train").texts for user in users}
-    unseen = {
-        user: [text for row, text in enumerate(own) if (user, row) not in repeated] or list(own)
-        for user, own in texts.items()
-    }
-    return ReplyTest(
-        pairs=tuple(pairs),
-        paraphrased=tuple(paraphrased),
-        similar=tuple(similar),
-        sampled=tuple(more),
-        nearest={pair: texts[pair.user][row] for pair, row in zip(asked, nearest, strict=True)},
-        classifier=fit_classifier(unseen, seed=run.settings.seed),
-        lines=tuple(line for own in unseen.values() for line in own),
-    )
-
-
-def _trained_users(run: Run) -> list[str]:
-    return [user for user in run.federation.users if len(part_of(run, user, "train"))]
-
-
-def _test_pairs(run: Run, user: str) -> list[TestPair]:
-    test = part_of(run, user, "test")
-    rows = zip(test.prompts or (), test.texts, _conversations(test), strict=True)
-    return [TestPair(user, prompt or "", text, conversation) for prompt, text, conversation in rows]
-
-
-def _spread(items: Sequence[Item], count: int) -> list[Item]:
-    """All items, or `count` of them, evenly spaced."""
-    if len(items) <= count:
-        return list(items)
-    return [items[place] for place in np.unique(np.linspace(0, len(items) - 1, count).round().astype(np.int64))]
-
-
-def _paraphrases(pairs: Sequence[TestPair]) -> tuple[list[TestPair], list[tuple[int, int]]]:
-    """Pairs whose prompts are paraphrases of each other, to one user, and their places in the list of these."""
-    try:
-        found = similar_questions([one.prompt for one in pairs], threshold=SIMILAR, users=[one.user for one in pairs])
-    except InputError:  # there is no prompt, or none has a word
-        return [], []
-    chosen = _comparable(_spread(found, PARAPHRASES), users=[one.user for one in pairs])
-    places = sorted({place for both in chosen for place in both})
-    return [pairs[place] for place in places], [(places.index(one), places.index(other)) for one, other in chosen]
-
-
-def _comparable(similar: Sequence[tuple[int, int]], *, users: Sequence[str]) -> list[tuple[int, int]]:
-    """The pairs of the users who have pairs that are not similar too, with which agreement is compared."""
-    asked: dict[str, set[int]] = {}
-    for both in similar:
-        asked.setdefault(users[both[0]], set()).update(both)
-    count = Counter(users[one] for one, _ in similar)
-    return [both for both in similar if comb(len(asked[users[both[0]]]), 2) > count[users[both[0]]]]
-
-
-def _nearest_training_rows(run: Run, asked: Sequence[TestPair]) -> list[int]:
-    """For each prompt, the row of its user's training part with the most similar prompt."""
-    found: dict[int, int] = {}
-    for user in dict.fromkeys(one.user for one in asked):
-        known = [prompt or "" for prompt in part_of(run, user, "train").prompts or ()]
-        places = [place for place, one in enumerate(asked) if one.user == user]
-        found |= dict(zip(places, nearest_questions(known, [asked[place].prompt for place in places]), strict=True))
-    return [found[place] for place in range(len(asked))]
 
 
 def write_replies(
@@ -206,14 +63,6 @@ def _with_seed(search: Search, number: int) -> Search:
     return search.model_copy(update={"seed": search.seed + number})
 
 
-def other_speakers(run: Run, users: Sequence[str]) -> list[dict[str, str]]:
-    """For each user another one: several assignments, which together compare a speaker with those who have the next
-    smaller numbers of training replies. A single assignment could pair leads with leads or with bit parts."""
-    order = sorted(users, key=lambda user: -len(part_of(run, user, "train")))
-    most = min(OTHERS, len(order) - 1)
-    return [dict(zip(order, [*order[shift:], *order[:shift]], strict=True)) for shift in range(1, most + 1)]
-
-
 def score_replies(test: ReplyTest, written: Sequence[str], *, pairs: Sequence[TestPair]) -> dict[str, Any]:
     """All metrics of one reply per pair, each with an interval over conversations, and which replies the classifier
     named right. If replies to the paraphrased prompts follow, also how consistent those are."""
@@ -237,103 +86,13 @@ def score_replies(test: ReplyTest, written: Sequence[str], *, pairs: Sequence[Te
     return found
 
 
-def conversation_losses(run: Run, persona: Literal["own", "another"] = "own") -> dict[str, list[float]]:
-    """The loss and the number of words of each conversation in the test parts of all participants, or in the
-    `evaluate_examples` of each that evaluations score. With another's persona: the mean over several others."""
-    users = list(run.federation.users)
-    private = run.clients.private(users, run.state.broadcast())
-
-    def losses_with(speakers: Mapping[str, str]) -> dict[str, list[float]]:
-        everyone = (
-            Client(user, private[other], _test_data(run, user, speaker=other)) for user, other in speakers.items()
-        )
-        clients = [client for client in everyone if client.examples]
-        outputs = run.trainer.predict(run.state.broadcast(), clients)
-        return _by_conversation(run, {client.user: client.data for client in clients}, outputs)
-
-    if persona == "own":
-        return losses_with({user: user for user in users})
-    found = [losses_with(others) for others in other_speakers(run, users)]
-    mean = np.mean([one["loss"] for one in found], axis=0)
-    return {**found[0], "loss": [round(loss, 4) for loss in mean.tolist()]}
-
-
-def untouched_losses(run: Run) -> dict[str, list[float]] | None:
-    """The same losses of the pre-trained model; None if the method started from random weights."""
-    users = [user for user in run.federation.users if len(part_of(run, user, "test"))]
-    data = {user: _test_data(run, user, speaker=user) for user in users}
-    outputs = untouched_replies(run, list(data.values()))
-    return None if outputs is None else _by_conversation(run, data, outputs)
-
-
-def _test_data(run: Run, user: str, *, speaker: str) -> Batch:
-    """A user's test part, with the row in a table of personas and the profile of `speaker`."""
-    test, number = _scored_part(run, user), run.federation.users.index(speaker)
-    authors = np.full(len(test), number, dtype=np.int64)
-    return run.method.model.encode(replace(test, authors=authors, profiles=_profiles_of(run, speaker, len(test))))
-
-
-def _scored_part(run: Run, user: str) -> Examples:
-    return take_evenly_spaced(part_of(run, user, "test"), run.settings.evaluate_examples)
-
-
-def _by_conversation(run: Run, data: Mapping[str, Batch], outputs: Sequence[Tensor]) -> dict[str, list[float]]:
-    """Losses [replies, words or subwords] of each user's test part, summed by conversation."""
-    rows: list[tuple[int, float, float]] = []
-    for (user, batch), output in zip(data.items(), outputs, strict=True):
-        losses = output.double().sum(dim=1).tolist()
-        sizes = batch.get("words", batch["length"])  # a word-level model has a token for each word
-        rows += zip(_conversations(_scored_part(run, user)), losses, sizes.tolist(), strict=True)
-    found = sum_by_conversation(rows)
-    return {**found, "loss": [round(loss, 4) for loss in found["loss"]]}
-
-
-def _conversations(examples: Examples) -> list[int]:
-    assert examples.conversations is not None  # replies have them
-    return [int(one) for one in examples.conversations]
-
-
-def classifier_gains(run: Run, classifier: SpeakerClassifier) -> dict[str, list[float]]:
-    """By how much the loss of each conversation could fall, as the classifier estimates; negative as a loss."""
-    scored = {user: _scored_part(run, user) for user in classifier.users}
-    gains = speaker_information(
-        classifier,
-        replies={user: len(part_of(run, user, "train")) for user in classifier.users},
-        dev=[(user, text) for user in classifier.users for text in part_of(run, user, "eval").texts],
-        test=[(user, text) for user, part in scored.items() for text in part.texts],
-    )
-    conversations = [one for part in scored.values() for one in _conversations(part)]
-    found = sum_by_conversation((where, -gain, 0) for where, gain in zip(conversations, gains, strict=True))
-    return {**found, "loss": [round(loss, 4) for loss in found["loss"]]}
-
-
-def loss_results(run: Run, classifier: SpeakerClassifier, *, another: bool) -> dict[str, Any]:
-    """Losses by conversation: with the own persona, with another speaker's if there are any, and of the pre-trained
-    model; and the gain that a classifier of speakers estimates."""
-    own, untouched, gains = conversation_losses(run), untouched_losses(run), classifier_gains(run, classifier)
-    return {
-        "conversation": own["conversation"],
-        "words": own["words"],
-        "own": own["loss"],
-        "another": conversation_losses(run, "another")["loss"] if another else None,
-        "untouched": untouched and untouched["loss"],
-        "classifier": gains["loss"] if gains["conversation"] == own["conversation"] else None,
-    }
-
-
-def _profiles_of(run: Run, user: str, count: int) -> np.ndarray | None:
-    """The profile of a participant, for this many examples."""
-    found = run.federation.examples(run.federation.users.index(user)).profiles
-    return None if found is None else np.tile(found[0], (count, 1))
-
-
 def reply_results(run: Run) -> dict[str, Any] | None:
     """The section `replies` of results.json: scores of a dialogue run's replies to test prompts, of the same replies
     with other speakers' personas, and of two controls; losses by conversation; a few prompts with all replies.
 
     Every run has the same keys, so that a record can share the values of its runs."""
     scoring = run.scoring
-    if not isinstance(scoring, ReplyScoring) or not scoring.replies or len(_trained_users(run)) < 2:
+    if not isinstance(scoring, ReplyScoring) or not scoring.replies or len(trained_users(run)) < 2:
         return None
     test = make_reply_test(run, replies=scoring.replies, sampled=scoring.sampled)
     if not test.pairs:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from homespun.evaluation.conversation_losses import Losses, compare_losses, perplexity, pool_losses
 from homespun.evaluation.intervals import Estimate
 from homespun.evaluation.speakers import compare_naming, macro_accuracy
-from homespun.experiments.reply_quality import OTHERS
+from homespun.experiments.reply_losses import OTHERS
 from homespun.report import score_tables
 from homespun.report.continuation_tables import GENERATED_NOTICE, LONGEST_TEXT
 from homespun.report.differences import interval_cell
@@ -209,9 +209,10 @@ def _speaker_note(every: Sequence[System]) -> str:
     pooled = f"The replies of {seeds} seeds are pooled; agreement is the mean ± standard deviation over seeds. "
     return (
         f"{_how(every)} Right speaker: how often a classifier of characters names the speaker, mean over speakers; "
-        f"guesses are right in {100 / asked['speakers']:.1f} %, and a model without personas may be above that. The "
-        "classifier was trained on real lines of the training parts, without those that the control repeats. With "
-        "another speaker's persona, the speaker of the real reply counts as right. Differences in percentage points. "
+        f"guesses are right in {100 / asked['speakers']:.1f} %, and a model without personas may be above that. It "
+        "was trained on real lines of the training parts, twice, on half of them each; where a reply repeats a line, "
+        "only the one that has not read it counts. With another speaker's persona, the speaker of the real reply "
+        "counts as right. Differences in percentage points. "
         f"{guided}{agreement}{pooled if seeds > 1 else ''}{INTERVALS}"
     )
 
