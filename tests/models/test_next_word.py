@@ -12,12 +12,15 @@ from homespun.models.next_word import (
     WORD_END,
     WORD_START,
     NextWord,
+    places_in,
+    read_spelling,
     shift,
     spell_vocabulary,
     spell_words,
     windows_inside,
 )
-from homespun.models.vocabulary import BEGIN, SPECIAL, Vocabulary
+from homespun.models.vocabulary import BEGIN, SPECIAL, UNKNOWN, Vocabulary
+from homespun.models.word_adapter import adapt, adapter_size, new_adapter
 from homespun.models.word_losses import NOTHING
 
 WORDS = Vocabulary(("a", "the", "sea", "is", "aaaaaaaa", "zürich", "w" * 40))
@@ -47,6 +50,7 @@ def test_spellings():
     assert rows[1, :6].tolist() == [WORD_START, *b"sea", WORD_END, NO_BYTE]
     assert rows[2].tolist() == [WORD_START, *[ord("w")] * LONGEST_SPELLING, WORD_END]
     assert windows_inside(rows).sum(dim=1).tolist() == [1, 2, LONGEST_SPELLING + 2 - 3]
+    assert [read_spelling(row) for row in rows] == [b"", b"sea", b"w" * LONGEST_SPELLING]
     special = spell_vocabulary(WORDS)[:SPECIAL]
     assert len({tuple(row.tolist()) for row in special}) == SPECIAL
 
@@ -72,9 +76,9 @@ def test_a_loss_depends_on_earlier_words_only():
     network = model()
     batch = {"words": torch.tensor([[4, 5, 6, 7]]), "length": torch.tensor([4])}
     changed = {**batch, "words": torch.tensor([[4, 5, 6, 8]])}
-    before, after = network(batch)[0], network(changed)[0]
+    before, after = network(batch)[0, :, 0], network(changed)[0, :, 0]
     assert torch.equal(before[:3], after[:3]) and before[3] != after[3]
-    shorter = network({**batch, "length": torch.tensor([2])})[0]
+    shorter = network({**batch, "length": torch.tensor([2])})[0, :, 0]
     torch.testing.assert_close(shorter[:2], before[:2])
     assert shorter[2:].tolist() == [0, 0]
 
@@ -109,3 +113,157 @@ def test_the_same_weights_for_all_clients():
         found = network.stacked(parameters, batch)
         for client in range(4):
             torch.testing.assert_close(found[client], network({name: one[client] for name, one in batch.items()}))
+
+
+# Own words
+
+
+def expanded(clients, *, words, hidden=(3, 4), seed=3):
+    """A network for lexicons, and parameters of some clients with lexicons of this many words."""
+    torch.manual_seed(seed)
+    network = NextWord(WORDS, byte_dim=5, cells=6, lexicon=True).double()
+    generator = torch.Generator().manual_seed(seed)
+    own = []
+    for client in range(clients):
+        parameters = {
+            name: value.detach() + 0.1 * torch.randn_like(value)
+            for name, value in network.named_parameters()
+            if not name.startswith("own.")
+        }
+        parameters["own.lexicon"] = spell_words([f"own{client}-{number}".encode() for number in range(words)])
+        parameters["own.hidden"] = torch.tensor(hidden)
+        parameters["own.adapter"] = new_adapter(hidden, cells=6, scale=0.5, generator=generator).double()
+        own.append(parameters)
+    return network, own
+
+
+def with_own_words(batch, *, words, seed=4):
+    """Some words are unknown to the vocabulary, and some of these are in the lexicon."""
+    generator = torch.Generator().manual_seed(seed)
+    own = torch.randint(NOTHING, words, batch["words"].shape, generator=generator)
+    unknown = (torch.rand(own.shape, generator=generator) < 0.5) & (batch["words"] != 0)
+    return {**batch, "words": batch["words"].masked_fill(unknown, UNKNOWN), "own": own.masked_fill(~unknown, NOTHING)}
+
+
+@pytest.mark.parametrize(
+    ("hidden", "size"), [((960,), 385_560), ((128, 256, 128), 117_848), ((256, 512, 256), 366_168)]
+)
+def test_the_size_of_an_adapter(hidden, size):
+    """960: 400 of the normalization, 200 x 960 + 960, and 960 x 200 + 200."""
+    assert adapter_size(hidden, cells=200) == size
+
+
+def test_parameters_with_the_adapter_of_the_paper():
+    network = NextWord(Vocabulary(tuple(f"w{number}" for number in range(5_000))))
+    shared = sum(value.numel() for value in network.parameters())
+    assert shared + adapter_size((256, 512, 256), cells=200) == pytest.approx(2.12e6, rel=0.01)
+
+
+def test_an_adapter_of_zeros_is_the_identity():
+    adapter = new_adapter((7, 3), cells=4, scale=0.0, generator=torch.Generator())
+    embeddings = torch.randn(5, 4)
+    assert torch.equal(adapt(embeddings, adapter, hidden=(7, 3)), embeddings)
+
+
+def test_an_adapter_by_hand():
+    """Two cells and one hidden unit. The norm of (3, 1) is (1, -1), up to its epsilon; gain 2 and shift 1 make (3, -1).
+    The hidden unit is relu(1 * 3 + 1 * -1 + 0.5) = 2.5, so that (3, 1) + 2.5 (1, -2) + (0.25, 0) is added up."""
+    adapter = torch.tensor([2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 0.5, 1.0, -2.0, 0.25, 0.0], dtype=torch.float64)
+    found = adapt(torch.tensor([[3.0, 1.0]], dtype=torch.float64), adapter, hidden=(1,))
+    assert found[0].tolist() == pytest.approx([3 + 2.5 + 0.25, 1 - 5.0], abs=1e-4)
+
+
+def test_own_words_compete_with_the_vocabulary():
+    """Without a lexicon, an own word is the unknown word. One softmax is over the vocabulary and the lexicon."""
+    network, (own,) = expanded(1, words=2)
+    batch = {"words": torch.tensor([[5, UNKNOWN]]), "length": torch.tensor([2]), "own": torch.tensor([[NOTHING, 1]])}
+    without = {name: value for name, value in own.items() if not name.startswith("own.")}
+    plain, joined = (functional_call(network, one, (batch,))[0, :, 0] for one in (without, own))
+    states = functional_call(Expose(network), {f"network.{name}": one for name, one in own.items()}, (batch,))
+    embedded = functional_call(
+        Embed(network), {f"network.{name}": one for name, one in own.items()}, (own["own.lexicon"],)
+    )
+    rows = adapt(embedded, own["own.adapter"], hidden=(3, 4))
+    logits = torch.cat((states @ own["output.weight"].T + own["output.bias"], states @ rows.T), dim=1)
+    expected = torch.logsumexp(logits, dim=1) - logits[[0, 1], [5, len(WORDS) + 1]]
+    torch.testing.assert_close(joined, expected)
+    assert joined[0] > plain[0]  # the known word has more competitors
+
+
+class Expose(torch.nn.Module):
+    """The states of the only row of a batch."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, batch):
+        inputs, _ = shift(batch["words"], batch["length"])
+        states = self.network.embed(self.network.spelling[inputs])
+        for layer in self.network.lstm:
+            states = layer(states)[0]
+        return states[0]
+
+
+class Embed(Expose):
+    def forward(self, spelling):
+        return self.network.embed(spelling)
+
+
+@pytest.mark.parametrize(("clients", "words"), [(1, 3), (3, 2)])
+def test_many_lexicons_at_once(clients, words):
+    """Losses and gradients are those of every client by itself."""
+    network, own = expanded(clients, words=words)
+    batch = with_own_words(batch_of(clients, rows=5, longest=6), words=words)
+    floats = [name for name, value in own[0].items() if value.is_floating_point()]
+    stacked = {name: torch.stack([one[name] for one in own]) for name in own[0]}
+    stacked |= {name: stacked[name].requires_grad_() for name in floats}
+    losses = network.stacked(stacked, batch)[..., 0]
+    weights = torch.rand_like(losses)
+    (losses * weights).sum().backward()
+    for client, parameters in enumerate(own):
+        single = {**parameters, **{name: parameters[name].clone().requires_grad_() for name in floats}}
+        rows = {name: column[client] for name, column in batch.items()}
+        expected = functional_call(network, single, (rows,))[..., 0]
+        torch.testing.assert_close(losses[client], expected)
+        (expected * weights[client]).sum().backward()
+        for name in floats:
+            torch.testing.assert_close(stacked[name].grad[client], single[name].grad, msg=name)
+
+
+def test_ranks():
+    """The rank of a word counts the words of larger scores, in both forms, and unknown words have the last rank."""
+    network, own = expanded(2, words=3)
+    batch = with_own_words(batch_of(2, rows=5, longest=6), words=3)
+    stacked = {name: torch.stack([one[name] for one in own]) for name in own[0]}
+    with torch.no_grad():
+        found = network.stacked(stacked, batch)[..., 1]
+        for client, parameters in enumerate(own):
+            rows = {name: column[client] for name, column in batch.items()}
+            plain = functional_call(network, parameters, (rows,))
+            assert torch.equal(found[client], plain[..., 1])
+            unknown = (rows["words"] == UNKNOWN) & (rows["own"] == NOTHING)
+            unknown &= torch.arange(6) < rows["length"][:, None]
+            assert unknown.any() and (plain[..., 1][unknown] == len(WORDS) + 3).all()
+            most = len(WORDS) - SPECIAL + 3 - 1
+            real = (torch.arange(6) < rows["length"][:, None]) & ~unknown
+            assert plain[..., 1][real].min() >= 0 and plain[..., 1][real].max() <= most
+
+
+def test_of_equal_scores_the_lower_number_is_first():
+    network = model()
+    with torch.no_grad():
+        network.output.weight.zero_()
+        network.output.bias.zero_()
+        ranks = network({"words": torch.tensor([[SPECIAL, SPECIAL + 2, 1]]), "length": torch.tensor([2])})[0, :, 1]
+    assert ranks.tolist() == [0, 2, 0]
+
+
+def test_places_in_a_lexicon():
+    lexicon = spell_words([b"ada", b"bo", b"cy"])
+    spelling = torch.stack((spell_words([b"bo", b"dee"]), spell_words([b"ada", b"bo"])))
+    spelling[1, 1] = NO_BYTE  # a word of the vocabulary
+    assert places_in(lexicon, spelling).tolist() == [[1, NOTHING], [0, NOTHING]]
+    assert places_in(lexicon[:0], spelling).tolist() == [[NOTHING] * 2] * 2
+    many = places_in(torch.stack((lexicon, lexicon.flip(0))), torch.stack((spelling, spelling)))
+    assert many.tolist() == [[[1, NOTHING], [0, NOTHING]], [[1, NOTHING], [2, NOTHING]]]

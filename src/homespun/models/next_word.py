@@ -4,6 +4,10 @@ The bytes of a word pass through a convolution to the word's embedding, embeddin
 through a linear layer to a score for each word of a closed vocabulary. So an input needs no row in a table: any word
 that has a spelling can be read.
 
+A user may have a lexicon of own words, which the vocabulary does not have. Their embeddings, through an adapter, are
+more rows of the output layer, and one softmax is over all rows (section 2.4 of the paper). The lexicon and the adapter
+are parameters of the user: `own.lexicon` [words, bytes], `own.hidden` (the adapter's hidden layers) and `own.adapter`.
+
 `forward` computes one client at a time with plain torch; `stacked` computes the same function for many clients, each
 with its own weights.
 """
@@ -12,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,22 +24,30 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from homespun.models.packed_lstm import lstm_layer, pack
 from homespun.models.vocabulary import BEGIN, END, PADDING, SPECIAL, UNKNOWN, Vocabulary
-from homespun.models.word_losses import NOTHING, word_losses
+from homespun.models.word_adapter import adapt
+from homespun.models.word_losses import NOTHING, word_losses, word_ranks
 
 BYTES = 256
 NO_BYTE, WORD_START, WORD_END = 0, 1, 4  # control characters, which no word has
 SPELLINGS = {PADDING: b"", BEGIN: b"\x02", END: b"\x03", UNKNOWN: b"\x1a"}  # of the numbers before the first word
 KERNEL = 4  # bytes that the convolution reads at once
-LONGEST_SPELLING = 24  # bytes of a word that are read
+LONGEST_SPELLING = 30  # bytes of a word that are read
+SPELLED = LONGEST_SPELLING + 2  # with the start and the end
 
 
 def spell_words(spellings: Sequence[bytes]) -> Tensor:
-    """The bytes [words, LONGEST_SPELLING + 2] of these words between a start and an end, padded with NO_BYTE."""
-    rows = torch.full((len(spellings), LONGEST_SPELLING + 2), NO_BYTE, dtype=torch.uint8)
+    """The bytes [words, SPELLED] of these words between a start and an end, padded with NO_BYTE."""
+    rows = np.full((len(spellings), SPELLED), NO_BYTE, dtype=np.uint8)
     for row, spelling in zip(rows, spellings, strict=True):
         framed = bytes((WORD_START, *spelling[:LONGEST_SPELLING], WORD_END))
-        row[: len(framed)] = torch.frombuffer(bytearray(framed), dtype=torch.uint8)
-    return rows
+        row[: len(framed)] = np.frombuffer(framed, dtype=np.uint8)
+    return torch.from_numpy(rows)
+
+
+def read_spelling(row: Tensor) -> bytes:
+    """The spelling in a row of `spell_words`."""
+    framed = bytes(row.tolist()).rstrip(bytes((NO_BYTE,)))
+    return framed[1:-1]
 
 
 def spell_vocabulary(vocabulary: Vocabulary) -> Tensor:
@@ -45,17 +58,30 @@ def spell_vocabulary(vocabulary: Vocabulary) -> Tensor:
 
 class NextWord(nn.Module):
     """A batch holds `words` [n, T], numbers of a vocabulary padded with PADDING, and `length` [n], at least 1: the
-    words that are predicted, each from those before it. The output is the loss of each word, [n, T]."""
+    words that are predicted, each from those before it. With a lexicon, `own` [n, T] has the place in it of each word
+    that the vocabulary does not have, or NOTHING.
+
+    The output [n, T, 2] has the loss of each word and, without gradients, its rank among all words that can be
+    suggested, from 0; with gradients, 0."""
 
     chunk = 12  # clients that are trained at once
 
-    def __init__(self, vocabulary: Vocabulary, *, byte_dim: int = 100, cells: int = 200, layers: int = 2) -> None:
+    spelling: Tensor
+
+    def __init__(
+        self, vocabulary: Vocabulary, *, byte_dim: int = 100, cells: int = 200, layers: int = 2, lexicon: bool = False
+    ) -> None:
         super().__init__()
-        self.spelling = spell_vocabulary(vocabulary)
+        self.register_buffer("spelling", spell_vocabulary(vocabulary), persistent=False)
         self.bytes = nn.Embedding(BYTES, byte_dim)
         self.convolution = nn.Conv1d(byte_dim, cells, KERNEL)
         self.lstm = nn.ModuleList(nn.LSTM(cells, cells, batch_first=True) for _ in range(layers))
         self.output = nn.Linear(cells, len(vocabulary))
+        self.own = nn.ParameterDict()
+        if lexicon:  # placeholders: a user's have other shapes
+            self.own["lexicon"] = nn.Parameter(torch.zeros(0, SPELLED, dtype=torch.uint8), requires_grad=False)
+            self.own["hidden"] = nn.Parameter(torch.zeros(0, dtype=torch.int64), requires_grad=False)
+            self.own["adapter"] = nn.Parameter(torch.zeros(0))
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         words, length = batch["words"].long(), batch["length"]
@@ -65,10 +91,24 @@ class NextWord(nn.Module):
             packed = pack_padded_sequence(states, length.cpu(), batch_first=True, enforce_sorted=False)
             states = pad_packed_sequence(layer(packed)[0], batch_first=True, total_length=words.shape[1])[0]
         logits = self.output(states)
+        if "lexicon" in self.own and len(self.own["lexicon"]):
+            embedded = self.embed(self.own["lexicon"])
+            rows = adapt(embedded, self.own["adapter"], hidden=self.own["hidden"].tolist())
+            logits = torch.cat((logits, states @ rows.T), dim=-1)
+            targets = extend(targets, batch["own"], vocabulary=len(self.spelling))
         losses = functional.cross_entropy(
             logits.flatten(0, 1), targets.flatten(), ignore_index=NOTHING, reduction="none"
-        )
-        return losses.view_as(targets)
+        ).view_as(targets)
+        return torch.stack((losses, self._ranks(logits, targets)), dim=-1)
+
+    def _ranks(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """How many words have a larger score than the target, or the same one and a lower number."""
+        if torch.is_grad_enabled():
+            return torch.zeros_like(logits[..., 0])
+        chosen = logits.gather(-1, targets.clamp(min=0)[..., None])
+        before = (logits > chosen) | ((logits == chosen) & (torch.arange(logits.shape[-1]) < targets[..., None]))
+        ranks = before[..., SPECIAL:].sum(dim=-1)
+        return torch.where(targets < SPECIAL, logits.shape[-1], ranks).masked_fill(targets == NOTHING, 0).to(logits)
 
     def embed(self, spelling: Tensor) -> Tensor:
         """The embedding of each spelling [..., bytes]: the maximum of the convolution over the word's windows."""
@@ -84,7 +124,8 @@ class NextWord(nn.Module):
         if clients > 1 and not torch.is_grad_enabled() and shared:
             # All clients have the same weights: treat them as one client with all examples.
             merged = {name: column.flatten(0, 1)[None] for name, column in batch.items()}
-            return self._losses({name: one[:1] for name, one in parameters.items()}, merged).view(clients, rows, -1)
+            merged_parameters = {name: one[:1] for name, one in parameters.items()}
+            return self._losses(merged_parameters, merged).unflatten(1, (clients, rows))[0]
         return self._losses(parameters, batch)
 
     def _losses(self, parameters: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
@@ -100,13 +141,39 @@ class NextWord(nn.Module):
                 bias=(parameters[layer + "bias_ih_l0"] + parameters[layer + "bias_hh_l0"])[:, None],
                 sizes=layout.sizes,
             )
-        losses = word_losses(
-            states,
-            weight=parameters["output.weight"],
-            bias=parameters["output.bias"],
-            targets=layout.pack(targets).masked_fill(~layout.real, NOTHING),
-        )
-        return layout.unpack(losses, steps=words.shape[2])
+        weight, bias = parameters["output.weight"], parameters["output.bias"]
+        lexicon = parameters.get("own.lexicon")
+        if lexicon is not None and lexicon.shape[1]:
+            rows = _rows_of_lexicon(parameters)
+            weight, bias = torch.cat((weight, rows), dim=1), functional.pad(bias, (0, rows.shape[1]))
+            targets = extend(targets, batch["own"], vocabulary=len(self.spelling))
+        targets = layout.pack(targets).masked_fill(~layout.real, NOTHING)
+        losses = word_losses(states, weight=weight, bias=bias, targets=targets)
+        ranks = torch.zeros_like(losses)
+        if not torch.is_grad_enabled():
+            ranks = word_ranks(states, weight=weight, bias=bias, targets=targets, first=SPECIAL)
+        steps = words.shape[2]
+        return torch.stack((layout.unpack(losses, steps=steps), layout.unpack(ranks, steps=steps)), dim=-1)
+
+
+def extend(targets: Tensor, own: Tensor, *, vocabulary: int) -> Tensor:
+    """Targets of which own words have the numbers after the vocabulary's."""
+    return torch.where((own != NOTHING) & (targets != NOTHING), own + vocabulary, targets)
+
+
+def places_in(lexicon: Tensor, spelling: Tensor) -> Tensor:
+    """The place [..., n, T] of each spelling [..., n, T, bytes] in the lexicon [..., words, bytes], or NOTHING."""
+    if lexicon.dim() > 2:
+        return torch.stack([places_in(*one) for one in zip(lexicon, spelling, strict=True)])
+    found = torch.full(spelling.shape[:-1], NOTHING, dtype=torch.int64)
+    spelled = spelling[..., 0] != NO_BYTE
+    rows = torch.cat((lexicon, spelling[spelled]))
+    if len(lexicon) and len(rows) > len(lexicon):
+        number = torch.unique(rows, dim=0, return_inverse=True)[1]
+        place = torch.full((len(rows),), NOTHING)
+        place[number[: len(lexicon)]] = torch.arange(len(lexicon))
+        found[spelled] = place[number[len(lexicon) :]]
+    return found
 
 
 def shift(words: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,6 +202,17 @@ def embed_stacked(parameters: Mapping[str, Tensor], numbers: Tensor, *, spelling
     longest = max(int((spelled != NO_BYTE).sum(dim=1).max()), KERNEL)
     rows = _convolve(parameters, spelled[:, :longest], owner=different // height)
     return functional.embedding(place, rows)
+
+
+def _rows_of_lexicon(parameters: Mapping[str, Tensor]) -> Tensor:
+    """The rows [C, words, H] of the output layer of each client's own words. Their adapters have one shape."""
+    lexicon, hidden = parameters["own.lexicon"], parameters["own.hidden"][0].tolist()
+    clients, words = lexicon.shape[:2]
+    flat = lexicon.flatten(0, 1)
+    longest = max(int((flat != NO_BYTE).sum(dim=1).max()), KERNEL)
+    owner = torch.arange(clients, device=flat.device).repeat_interleave(words)
+    embedded = _convolve(parameters, flat[:, :longest], owner=owner).unflatten(0, (clients, words))
+    return adapt(embedded, parameters["own.adapter"], hidden=hidden)
 
 
 def _convolve(parameters: Mapping[str, Tensor], spelling: Tensor, *, owner: Tensor) -> Tensor:

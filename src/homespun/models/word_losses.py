@@ -25,6 +25,21 @@ def word_losses(states: Tensor, *, weight: Tensor, bias: Tensor, targets: Tensor
     return _WordLosses.apply(states, weight, bias, targets)
 
 
+@torch.no_grad()
+def word_ranks(states: Tensor, *, weight: Tensor, bias: Tensor, targets: Tensor, first: int) -> Tensor:
+    """How many words have a larger score than each target, [C, P], or the same score and a lower number. Words before
+    the number `first` do not count; a target that is one of them has the last rank. 0 where the target is NOTHING."""
+    ranks = states.new_zeros(targets.shape)
+    numbers = torch.arange(weight.shape[1], device=states.device)
+    for client, rows in _blocks(targets):
+        logits, target = torch.addmm(bias[client], states[client, rows], weight[client].T), targets[client, rows]
+        chosen = logits.gather(1, target[:, None])
+        before = (logits > chosen) | ((logits == chosen) & (numbers < target[:, None]))
+        found = before[:, first:].sum(dim=1)
+        ranks[client, rows] = found.masked_fill(target < first, len(numbers)).to(ranks)
+    return ranks
+
+
 class _WordLosses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
