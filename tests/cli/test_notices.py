@@ -43,6 +43,17 @@ def test_a_plain_run_without_truncated_texts_has_no_notices(tmp_path: Path) -> N
         assert before(run) == after(run) == []
 
 
+def test_a_corpus_without_a_test_part_is_reported(tmp_path: Path) -> None:
+    settings = RunSettings(rounds=1, workers=0)
+    few = homespun.load([{"user": who, "text": "the sea", "label": label} for who in "abc" for label in "xxyy"])
+    with open_run(
+        tmp_path / "run", method="furl", federation=few, settings=settings, method_settings={**SMALL, "length": 60}
+    ) as run:
+        assert before(run) == [
+            "warning: no user has enough examples for a test part, so this run will not be evaluated"
+        ]
+
+
 def test_truncated_texts_are_reported(tmp_path: Path) -> None:
     with opened(tmp_path, length=2) as run:
         assert before(run) == ["100 % of the texts are longer than length = 2 characters and are truncated"]
@@ -104,11 +115,11 @@ def test_the_reporter_prints_notices_to_stderr(tmp_path: Path, capsys: pytest.Ca
 
 def test_users_who_do_not_take_part_are_reported(tmp_path: Path) -> None:
     rows = [
-        {"user": who, "text": f"the people {who}", "scene": scene} for scene in range(8) for who in ("ada", "bo", "cy")
+        {"user": who, "text": f"the people {who}", "scene": scene} for scene in range(20) for who in ("ada", "bo", "cy")
     ]
-    rows += [{"user": "dee", "text": "I speak first, so I never reply", "scene": 9}]
+    rows += [{"user": "dee", "text": "I speak first, so I never reply", "scene": 99}]
     federation = homespun.load(rows)
     values = {"base_model": "untrained-small", "rounds": 1, "workers": 0}
     with prepare("fednlg", federation, folder=tmp_path / "run", settings=values) as run:
         (notice,) = before(run)
-    assert notice == "Left out: 2 users with no reply, 9 examples with no prompt"
+    assert notice == "Left out: 2 users with no reply, 21 examples with no prompt"

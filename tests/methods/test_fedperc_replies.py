@@ -230,7 +230,7 @@ def test_every_prompt_has_its_own_random_numbers(run, monkeypatch):
     replier, search = find_replier(run), Search(decode="sample", max_words=8)
     pair = make_reply_test(run, replies=3).pairs[0]
     for at_once in (1, 20):
-        monkeypatch.setattr(reply_quality, "AT_ONCE", at_once)
+        monkeypatch.setattr(reply_quality, "AT_ONCE", {"sample": at_once})
         found = write_replies(replier, [pair] * 3, search=search)
         assert len(set(found)) == 3 and found == write_replies(replier, [pair] * 3, search=search)
 

@@ -150,6 +150,8 @@ def test_prompts_that_cannot_be_read(run):
     for empty in ("", "   ", "***", "\n"):
         with pytest.raises(InputError, match="prompt: it has no word"):
             reply(run, empty)
+    with pytest.raises(InputError, match="prompt: None is not a text"):
+        reply(run, None)
     with pytest.raises(InputError, match=r"knows none of its words \(zebra, quagga\)"):
         reply(run, "Zebra quagga")
     read = find_replier(run).read

@@ -31,7 +31,7 @@ Beam = Annotated[int, typer.Option(help="Hypotheses that the search keeps.")]
 Decode = Annotated[str, typer.Option(help="beam, greedy, sample or diverse.")]
 Seed = Annotated[int, typer.Option(help="Random seed, with --decode sample.")]
 Temperature = Annotated[float, typer.Option(help="Sampling temperature, with --decode sample.")]
-Strength = Annotated[float, typer.Option(help="Above 1, personas are exaggerated: try 3.")]
+Strength = Annotated[float, typer.Option(help="Above 1, personas are exaggerated: try 4.")]
 
 
 def reply(
@@ -53,7 +53,8 @@ def reply(
     \b
     Scores are natural logarithms. With a reranker (`homespun rerank`), replies are
     ordered by log p(reply) + lambda log p(text | reply) + gamma words, and the
-    column `before` is the place without it.
+    column `before` is the place without it. With --persona-strength, log p(reply)
+    is that of the exaggerated model.
 
     Example: homespun reply runs/fednlg-friends --as ross "What are you doing?"
     """

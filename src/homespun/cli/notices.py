@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from homespun.core.roles import SHARED
 from homespun.core.statistics import sums
-from homespun.data.splits import original
+from homespun.data.splits import original, sample_users
 from homespun.data.table import describe_left_out
 from homespun.data.truncation import measure_truncation
 from homespun.privacy.accounting import compute_epsilon
@@ -13,9 +13,9 @@ from homespun.runs.run import Run
 
 
 def before(run: Run) -> list[str]:
-    """Notices on users who do not take part, on truncated texts, on the cost of a private run, and on noise larger than
-    the updates."""
-    return [*_absent(run), *_cut(run), *_cost(run), *_noise_level(run)]
+    """Notices on users who do not take part, on missing test parts, on truncated texts, on the cost of a private run,
+    and on noise larger than the updates."""
+    return [*_absent(run), *_untested(run), *_cut(run), *_cost(run), *_noise_level(run)]
 
 
 def after(run: Run) -> list[str]:
@@ -33,6 +33,15 @@ def after(run: Run) -> list[str]:
 def _absent(run: Run) -> list[str]:
     left_out = getattr(original(run.federation), "left_out", None)
     return [describe_left_out(left_out)] if left_out is not None and left_out.users else []
+
+
+def _untested(run: Run) -> list[str]:
+    federation, settings = run.federation, run.settings
+    positions = sample_users(federation, at_most=settings.evaluate_users, seed=settings.seed)
+    if any(len(run.clients.split(federation, position).test) for position in positions):
+        return []
+    parts = "conversations" if settings.split_by == "conversation" else "examples"
+    return [f"warning: no user has enough {parts} for a test part, so this run will not be evaluated"]
 
 
 def _cut(run: Run) -> list[str]:

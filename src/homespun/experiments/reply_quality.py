@@ -25,13 +25,18 @@ from homespun.personalization.replies import BestReply, Replier, Search, find_re
 from homespun.personalization.reranker_tuning import tune_reranker
 from homespun.runs.run import Run
 
-AT_ONCE = 20  # prompts searched together
+AT_ONCE = {"beam": 20, "diverse": 20, "sample": 200, "greedy": 200}  # prompts searched together
 SAMPLED = Search(decode="sample")  # draws from the model, where the best replies are few and alike
 # Scored replies, their names with another speaker's persona, and both after reranking
-ANOTHER = {"own": "another", "sampled": "sampled_another", "guided": "guided_another"}
+ANOTHER = {
+    "own": "another",
+    "reranked": "reranked_another",
+    "sampled": "sampled_another",
+    "guided": "guided_another",
+}
 RERANKED = {"own": "reranked", "another": "reranked_another"}
 CONTROLS = ("retrieved", "real", "retrieved_sampled", "real_sampled")
-PARTS = (*ANOTHER, *ANOTHER.values(), *RERANKED.values(), *CONTROLS)
+PARTS = (*ANOTHER, *ANOTHER.values(), *CONTROLS)
 SHOWN = 4  # speakers, and prompts, of the samples in a report
 
 
@@ -50,8 +55,8 @@ def write_replies(
     kind = "sampled replies" if search.decode == "sample" else "replies"
     done = start_count(replier.run.progress, f"{kind}, {persona} persona", total=len(pairs))
     found: list[BestReply] = []
-    for start in range(0, len(pairs), AT_ONCE):
-        some = slice(start, start + AT_ONCE)
+    for start in range(0, len(pairs), AT_ONCE[search.decode]):
+        some = slice(start, start + AT_ONCE[search.decode])
         prompts = [(one.prompt, speakers[user]) for one, user in zip(pairs[some], whose[some], strict=True)]
         found += replier.best_replies(prompts, search=_with_seed(search, start))
         done(len(prompts))

@@ -168,6 +168,8 @@ class Replier:
 
     def read(self, prompt: str) -> ReadPrompt:
         """A prompt as word numbers. Raises if there is nothing to read."""
+        if not isinstance(prompt, str):
+            raise InputError(f"prompt: {prompt!r} is not a text.")
         return self.writer.read(prompt)
 
     def search(

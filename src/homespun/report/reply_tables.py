@@ -15,6 +15,7 @@ from homespun.evaluation.conversation_losses import Losses, compare_losses, perp
 from homespun.evaluation.intervals import Estimate
 from homespun.evaluation.speakers import compare_naming, macro_accuracy
 from homespun.experiments.reply_losses import OTHERS
+from homespun.experiments.reply_quality import ANOTHER
 from homespun.report import score_tables
 from homespun.report.continuation_tables import GENERATED_NOTICE, LONGEST_TEXT
 from homespun.report.differences import interval_cell
@@ -149,14 +150,6 @@ def overlap_table(results: Mapping[str, Any]) -> Table:
     return make_table(columns, rows, caption="Overlap with the real replies, and diversity", note=note)
 
 
-ANOTHER = {  # parts of the scores with another speaker's persona
-    "own": "another",
-    "reranked": "reranked_another",
-    "sampled": "sampled_another",
-    "guided": "guided_another",
-}
-
-
 def speaker_table(results: Mapping[str, Any], *, part: Literal["own", "sampled"] = "own") -> Table:
     """How often a classifier names the speaker, and how consistent the answers of a speaker are."""
     every = {key: replace(one, part=part) for key, one in systems(results).items()}
@@ -217,7 +210,7 @@ def _speaker_note(every: Sequence[System]) -> str:
     )
 
 
-PARTS = {
+PART_TITLES = {
     "own": "replies",
     "another": "another speaker's persona",
     "reranked": "reranked",
@@ -230,7 +223,7 @@ def score_rows(replies: Replies) -> tuple[str, list[str], list[list[str]]]:
     """One run's replies for a terminal: title, header and rows."""
     columns = [one for one in OVERLAP if one[0] in SHORT]
     rows = []
-    for part, name in {**PARTS, "real": "real replies"}.items():
+    for part, name in {**PART_TITLES, "real": "real replies"}.items():
         scores = replies["scores"][part]
         if scores:
             shown = [*((scores[key], factor) for key, _, factor in columns), (scores["speaker"], 100)]
