@@ -75,7 +75,7 @@ def seq2seq(
                     f"epoch {scores['epoch']}: held-out perplexity {scores['perplexity']:.1f}, "
                     f"BLEU {100 * scores['bleu']:.2f}"
                 )
-    results = finish_reply_run(run)
+    results = finish_reply_run(run, request)
     if json_output:
         print_json(results)
         return

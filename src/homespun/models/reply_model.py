@@ -1,18 +1,10 @@
-"""Reply models in folders: a sequence-to-sequence model with its vocabulary and its card.
+"""Reply models in folders: a sequence-to-sequence model with its vocabulary and its card (word_model_files.py).
 
-FOLDER/config.json         sizes, direction and how it was made
-FOLDER/words.txt           the vocabulary, one word per line
-FOLDER/model.safetensors   the weights of a `Seq2Seq` without a persona
-FOLDER/pairs.safetensors   held-out pairs of its public data, on which a reranker can be tuned
-FOLDER/README.md           the card
+FOLDER/pairs.safetensors has held-out pairs of its public data, on which a reranker can be tuned.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
-import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -22,31 +14,29 @@ from typing import Annotated, Any, Literal, TypeAlias
 import torch
 from pydantic import AfterValidator, PositiveInt
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from homespun.core.errors import InputError, SettingsError
 from homespun.core.settings import Settings, parse
 from homespun.models.seq2seq import Persona, Seq2Seq
 from homespun.models.vocabulary import Vocabulary
-from homespun.system.disk import draft_folder
+from homespun.models.word_model_files import (
+    UNTRAINED,
+    UNTRAINED_SMALL,
+    WordModelFiles,
+    absolute_folder,
+    common_vocabulary,
+    fingerprint,
+    read_word_model,
+    require_fit,
+    write_word_model,
+)
 
-UNTRAINED = "untrained"
-UNTRAINED_SMALL = "untrained-small"  # for tests
-COMMON_WORDS = Path(__file__).parent / "common_words.txt"
 PAIRS = "pairs.safetensors"
-FILES = ("config.json", "words.txt", "model.safetensors")
-LARGEST_FILE = 2_000_000_000  # bytes
 PersonaLayers: TypeAlias = Literal["all", "first", "last"]  # decoder layers that read the persona
 Direction: TypeAlias = Literal["replies", "prompts"]  # what the model writes: replies to prompts, or the reverse
-
-
-def _absolute_folder(name: str) -> str:
-    """The absolute path of a folder, so that a run can be opened from any working directory; other names unchanged."""
-    return str(Path(name).resolve()) if name not in ("", UNTRAINED, UNTRAINED_SMALL) and os.path.isdir(name) else name
-
-
-ReplyModelName: TypeAlias = Annotated[str, AfterValidator(_absolute_folder)]
+ReplyModelName: TypeAlias = Annotated[str, AfterValidator(absolute_folder)]
 
 
 class Sizes(Settings):
@@ -127,39 +117,20 @@ def layers_named(which: PersonaLayers, layers: int) -> range:
 @cache
 def load_reply_model(name: str) -> ReplyModel:
     """Load a reply model from a folder, or the untrained one, and cache it for the rest of the process."""
-    if name in (UNTRAINED, UNTRAINED_SMALL):
-        common = Vocabulary.from_lines(COMMON_WORDS.read_text(encoding="utf-8"))
-        return untrained(common, Sizes()) if name == UNTRAINED else _small_untrained(common)
-    folder, where = Path(name), f"reply model {name!r}"
-    absent = [one for one in FILES if not (folder / one).is_file()]
-    if absent:
-        remedy = "Make one with `homespun pretrain seq2seq --data FILE --folder FOLDER`, and name FOLDER/model."
-        if (folder / "model" / FILES[0]).is_file():
-            remedy = f"Did you mean {str(folder / 'model')!r}?"
-        raise InputError(
-            f"{where}: {'no such folder' if not folder.is_dir() else 'no ' + ', '.join(absent) + ' in it'}. {remedy}"
-        )
-    if sum((folder / one).stat().st_size for one in FILES) > LARGEST_FILE:
-        raise InputError(f"{where}: its files are larger than {LARGEST_FILE // 10**9} GB")
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        vocabulary = Vocabulary.from_lines((folder / "words.txt").read_text(encoding="utf-8"))
-        weights = load_file(folder / "model.safetensors")
-    except (ValueError, SafetensorError, UnicodeDecodeError) as error:
-        raise InputError(f"{where}: cannot be read ({error}). Make it again, or restore it from a copy.") from None
-    if not isinstance(config, dict) or config.get("direction") not in ("replies", "prompts"):
+    if name == UNTRAINED:
+        return untrained(common_vocabulary(), Sizes())
+    if name == UNTRAINED_SMALL:
+        small = untrained(common_vocabulary(200), Sizes(word_dim=8, cells=8, layers=2, length=8))
+        return replace(small, name=UNTRAINED_SMALL)
+    where = f"reply model {name!r}"
+    files = read_word_model(name, kind="reply model", command="homespun pretrain seq2seq")
+    config, vocabulary, weights = files.config, files.vocabulary, files.weights
+    if config.get("direction") not in ("replies", "prompts"):
         raise InputError(f"{where}: config.json is not that of a reply model")
     sizes = parse(Sizes, config.get("sizes", {}), where=f"{where}: config.json")
-    model = ReplyModel(
-        name,
-        vocabulary,
-        sizes,
-        config["direction"],
-        _fingerprint(vocabulary, sizes, weights),
-        weights,
-        config.get("facts", {}),
-    )
-    _require_fit(model, where=where)
+    found = _fingerprint(vocabulary, sizes, weights)
+    model = ReplyModel(name, vocabulary, sizes, config["direction"], found, weights, config.get("facts", {}))
+    require_fit(untrained(vocabulary, sizes).build(), weights, where=where)
     return model
 
 
@@ -178,11 +149,6 @@ def load_public_pairs(model: ReplyModel) -> list[tuple[list[int], list[int]]]:
             f"{model.name}: no held-out pairs in it ({PAIRS}: {error}). Pre-train the model again."
         ) from None
     return [(question[:asked], reply[: length - 1]) for question, asked, reply, length in zip(*columns, strict=True)]
-
-
-def _small_untrained(common: Vocabulary) -> ReplyModel:
-    made = untrained(Vocabulary(common.known[:200]), Sizes(word_dim=8, cells=8, layers=2, length=8))
-    return replace(made, name=UNTRAINED_SMALL)
 
 
 def load_base(name: str) -> ReplyModel:
@@ -217,34 +183,11 @@ def load_inverse(name: str, base: ReplyModel) -> ReplyModel:
 def save_reply_model(folder: Path, model: ReplyModel, *, card: str, pairs: Mapping[str, Tensor] | None = None) -> None:
     """Write the folder; all of its files or none. An existing model there is replaced."""
     config = {"direction": model.direction, "sizes": model.sizes.model_dump(), "facts": dict(model.facts)}
-    with draft_folder(folder, mode=0o777) as draft:
-        (draft / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        (draft / "words.txt").write_text(model.vocabulary.to_lines(), encoding="utf-8")
-        save_file({name: one.contiguous() for name, one in model.weights.items()}, draft / "model.safetensors")
-        if pairs is not None:
-            save_file(dict(pairs), draft / PAIRS)
-        (draft / "README.md").write_text(card, encoding="utf-8")
-        for path in draft.iterdir():
-            path.chmod(0o644)  # safetensors makes files readable by the owner only
-        if folder.exists():
-            shutil.rmtree(folder)
-
-
-def _require_fit(model: ReplyModel, *, where: str) -> None:
-    expected = {
-        name: tuple(one.shape) for name, one in untrained(model.vocabulary, model.sizes).build().named_parameters()
-    }
-    found = {name: tuple(one.shape) for name, one in model.weights.items()}
-    if found != expected:
-        wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
-        raise InputError(f"{where}: model.safetensors does not fit config.json and words.txt: {', '.join(wrong[:4])}")
+    files = WordModelFiles(config, model.vocabulary, model.weights)
+    write_word_model(folder, files, card=card, more={} if pairs is None else {PAIRS: pairs})
 
 
 def _fingerprint(vocabulary: Vocabulary, sizes: Sizes, weights: Mapping[str, Tensor]) -> str:
-    found = hashlib.sha256(vocabulary.to_lines().encode())
-    if sizes.length != Sizes().length:  # the only size that the weights do not show; the default keeps old fingerprints
-        found.update(f"length {sizes.length}".encode())
-    for name in sorted(weights):
-        found.update(name.encode())
-        found.update(weights[name].contiguous().numpy().tobytes())
-    return found.hexdigest()
+    """The length is the only size that the weights do not show; the default keeps old fingerprints."""
+    more = "" if sizes.length == Sizes().length else f"length {sizes.length}"
+    return fingerprint(vocabulary, weights, more=more)

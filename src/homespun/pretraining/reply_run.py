@@ -1,37 +1,27 @@
-"""A pre-training run of a reply model in a folder: starts or resumes it, and writes the model with its card.
-
-RUN/settings.json            the settings it was started with, and the fingerprint of the data
-RUN/corpus/                  vocabulary and word numbers; see `reply_pairs`
-RUN/checkpoint.safetensors   the state to resume from
-RUN/results.json             the results, once the run is finished
-RUN/model/                   the reply model; see models/reply_model.py
-"""
+"""Pre-trains a reply model in a folder (central_run.py), and writes it with its card."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from homespun.core.errors import RunError
 from homespun.core.settings import Settings
 from homespun.data.dialogue import replies
 from homespun.data.source import DataSettings
 from homespun.models.reply_model import Direction, ReplyModel, save_reply_model
 from homespun.models.vocabulary import PADDING
-from homespun.pretraining import central
-from homespun.pretraining.central import StepProgress, TrainingState
+from homespun.pretraining.central_run import CentralRun, changed_settings, duration, finish, open_central_run
 from homespun.pretraining.reply_pairs import PairCorpus, load_corpus, make_corpus, save_corpus
 from homespun.pretraining.reply_training import ReplyObjective, ReplyPretrainSettings
-from homespun.system.json_files import SCHEMA, read_json, versions, write_json
-from homespun.system.machine import cpu_cores
+from homespun.system.json_files import versions
 
 MOST_PAIRS = 2000  # held-out pairs that are stored with a model
+ReplyPretraining: TypeAlias = CentralRun[ReplyObjective]
 
 
 class ReplyRequest(Settings):
@@ -53,56 +43,22 @@ class ReplyRequest(Settings):
         words += ["--licence", self.licence] if self.licence else []
         words += [word for name, value in self.data.columns.items() for word in (f"--{name}-column", value)]
         words += [word for name, value in self.data.settings.items() for word in ("--data-set", f"{name}={value}")]
-        given = self.settings.model_dump(exclude_defaults=True)
-        given |= {f"sizes.{name}": value for name, value in given.pop("sizes", {}).items()}
-        words += [word for name, value in given.items() for word in ("--set", f"{name}={value}")]
+        words += changed_settings(self.settings)
         return shlex.join(words)
-
-
-@dataclass(frozen=True)
-class ReplyPretraining:
-    """An open run, ready to train."""
-
-    folder: Path
-    request: ReplyRequest
-    objective: ReplyObjective
-    fingerprint: str  # of the data
-    state: TrainingState = field(repr=False)
-
-    @property
-    def steps(self) -> int:
-        return central.total_steps(self.objective)
-
-    def train(self) -> Iterator[StepProgress]:
-        return central.train(self.state, self.objective, folder=self.folder)
 
 
 def open_reply_run(folder: Path, request: ReplyRequest, *, say: Callable[[str], None]) -> ReplyPretraining:
     """Start a run, or resume the one in the folder."""
-    if (folder / "results.json").exists():
-        raise RunError(
-            f"{folder}: this run is finished; its model is in {folder / 'model'}. Name another --folder for a new one."
-        )
-    torch.set_num_threads(request.settings.threads or cpu_cores())
-    place = folder / "settings.json"
-    asked = {"schema": SCHEMA, "request": request.model_dump(mode="json")}
-    recorded = read_json(place, missing="") if place.exists() else None
-    if recorded is not None and {name: recorded.get(name) for name in asked} != asked:
-        raise RunError(f"{folder}: holds a run with other settings or data. Name another --folder.")
-    if recorded is None:
+
+    def make(place: Path) -> str:
         corpus, fingerprint = _read(request, say=say)
-        save_corpus(corpus, folder / "corpus")
-        # last: settings mark a complete corpus
-        write_json(place, {**asked, "fingerprint": fingerprint, "versions": versions()})
-    else:
-        corpus, fingerprint = load_corpus(folder / "corpus"), str(recorded.get("fingerprint"))
-    objective, checkpoint = ReplyObjective(corpus, request.settings), folder / central.CHECKPOINT
-    if checkpoint.exists():
-        state = central.load_checkpoint(checkpoint, objective)
-        say(f"{folder}: resuming after step {state.step}")
-    else:
-        state = central.initial_state(objective)
-    return ReplyPretraining(folder, request, objective, fingerprint, state)
+        save_corpus(corpus, place)
+        return fingerprint
+
+    def load(place: Path) -> ReplyObjective:
+        return ReplyObjective(load_corpus(place), request.settings)
+
+    return open_central_run(folder, request, make=make, load=load, say=say)
 
 
 def _read(request: ReplyRequest, *, say: Callable[[str], None]) -> tuple[PairCorpus, str]:
@@ -124,9 +80,9 @@ def _read(request: ReplyRequest, *, say: Callable[[str], None]) -> tuple[PairCor
     return corpus, federation.fingerprint
 
 
-def finish_reply_run(run: ReplyPretraining) -> dict[str, Any]:
+def finish_reply_run(run: ReplyPretraining, request: ReplyRequest) -> dict[str, Any]:
     """Write the model of the best epoch with its card, and return the results."""
-    request, corpus, state = run.request, run.objective.corpus, run.state
+    corpus, state = run.objective.corpus, run.state
     facts = {
         "command": request.command(),
         "data": Path(request.data.source).name,
@@ -154,9 +110,7 @@ def finish_reply_run(run: ReplyPretraining) -> dict[str, Any]:
         facts=facts,
     )
     save_reply_model(run.folder / "model", model, card=render_reply_card(facts), pairs=_public_pairs(corpus))
-    results = {"schema": SCHEMA, **facts}
-    write_json(run.folder / "results.json", results)  # last: it marks the run as finished
-    return results
+    return finish(run.folder, facts)
 
 
 def _public_pairs(corpus: PairCorpus) -> dict[str, torch.Tensor]:
@@ -164,11 +118,6 @@ def _public_pairs(corpus: PairCorpus) -> dict[str, torch.Tensor]:
     whole = np.flatnonzero(corpus.dev.length > (corpus.dev.reply != PADDING).sum(axis=1))
     some = whole[np.unique(np.linspace(0, len(whole) - 1, min(MOST_PAIRS, len(whole))).round().astype(np.int64))]
     return {name: one.int() for name, one in corpus.dev.batch(some).items()}
-
-
-def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    return "less than a minute" if seconds < 60 else f"{minutes:,} {'minute' if minutes == 1 else 'minutes'}"
 
 
 def render_reply_card(facts: Mapping[str, Any]) -> str:
@@ -194,7 +143,7 @@ reading and for writing, {facts["words"]:,} words, texts cut at {sizes["length"]
 - Data: `{facts["data"]}`, {facts["pairs"]:,} pairs of {facts["conversations"]:,} conversations to train on, \
 {facts["held_out_pairs"]:,} held out. Licence: {facts["licence"] or "not stated; ask the owner of the data"}.
 - {facts["unknown"]:.2%} of the words in the training part are unknown.
-- Training: {_duration(facts["seconds"])}, Adam with learning rate {settings["lr"]:g}, batches of \
+- Training: {duration(facts["seconds"])}, Adam with learning rate {settings["lr"]:g}, batches of \
 {settings["batch"]}, dropout {settings["dropout"]:g}.
 - Held-out perplexity **{best["perplexity"]:.1f}**, BLEU **{100 * best["bleu"]:.2f}** (greedy replies, BLEU-4 with \
 add-one smoothing, percent), after epoch {best["epoch"]}, chosen by {metric}.
