@@ -15,11 +15,18 @@ from homespun.core.setting_descriptions import SettingDescription, describe_sett
 from homespun.data import builtin_names, hub
 from homespun.experiments.experiment import Configuration, Experiment
 from homespun.personalization.generation import Sampling
+from homespun.pretraining.reply_training import ReplyPretrainSettings
 from homespun.pretraining.training import PretrainSettings
+from homespun.pretraining.word_training import NextWordPretrainSettings
 from homespun.runs.settings import RunSettings
 from homespun.system.method_loading import available_methods
 
 PAGE = Path(__file__).with_suffix(".md")
+PRETRAINING = (
+    ("a small language model", "tiny", PretrainSettings),
+    ("a reply model", "seq2seq", ReplyPretrainSettings),
+    ("a next-word model", "nextword", NextWordPretrainSettings),
+)
 INTRODUCTION = """\
 # Settings
 
@@ -60,9 +67,9 @@ def _sections() -> Iterator[str]:
     yield from _section("Experiment file: `[configurations.NAME]`", describe_settings(Configuration))
     sampling = "Options of `homespun generate`, and `sampling` of a showcase."
     yield from _section("Continuations of a text", describe_settings(Sampling), note=sampling)
-    yield from _section(
-        "Pre-training", describe_settings(PretrainSettings), note="For `homespun pretrain tiny --set NAME=VALUE`."
-    )
+    for title, name, settings in PRETRAINING:
+        note = f"For `homespun pretrain {name} --set NAME=VALUE`."
+        yield from _section(f"Pre-training: {title}", describe_settings(settings), note=note)
 
 
 def _section(title: str, settings: Sequence[SettingDescription], *, note: str = "") -> Iterator[str]:

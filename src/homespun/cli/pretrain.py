@@ -13,6 +13,7 @@ import typer
 
 from homespun.cli.options import Json, print_json
 from homespun.cli.pretrain_replies import seq2seq
+from homespun.cli.pretrain_words import nextword
 from homespun.core.errors import SettingsError
 from homespun.core.settings import parse_overrides
 
@@ -135,3 +136,4 @@ def _plain_lines(console: Terminal, *, begun: int, every: int) -> Callable[[Prog
 pretrain_app = typer.Typer(help="Pretrain a model on public text.", no_args_is_help=True)
 pretrain_app.command()(tiny)
 pretrain_app.command()(seq2seq)
+pretrain_app.command()(nextword)

@@ -1,0 +1,45 @@
+"""EMR3 and its relatives, by hand."""
+
+import pytest
+import torch
+
+from homespun.evaluation.next_words import NextWordScoring
+
+UNKNOWN = 3
+
+
+def test_counts_by_hand():
+    """Six words: a hit, a miss (rank 3), an unknown word that is no own word, an own word that is suggested, one that
+    is not, and one beyond the end of its text."""
+    data = {
+        "words": torch.tensor([[7, 8, UNKNOWN], [UNKNOWN, UNKNOWN, 9]]),
+        "length": torch.tensor([3, 2]),
+        "own": torch.tensor([[-1, -1, -1], [0, 4, -1]]),
+    }
+    output = torch.zeros(2, 3, 2)
+    output[..., 0] = 0.5
+    output[..., 1] = torch.tensor([[2.0, 3.0, 0.0], [0.0, 5.0, 0.0]])
+    scoring = NextWordScoring()
+    counts = scoring.score(data, output)
+    assert {name: one.item() for name, one in counts.items()} == {
+        "words": 5, "hits": 2, "oov": 3, "oov_hits": 1, "covered": 2, "loss": 2.5,
+    }  # fmt: skip
+    found = scoring.summarize([counts, counts])
+    assert found.headline == ("EMR3", pytest.approx(2 / 5)) and found.users == 2 and found.examples == 10
+    assert found.kemr3 == pytest.approx(1 / 2) and found.oov_accuracy == pytest.approx(1 / 3)
+    assert found.oov_rate == pytest.approx(3 / 5) and found.oov_rate_left == pytest.approx(1 / 5)
+
+
+def test_without_a_lexicon_no_unknown_word_is_a_hit():
+    data = {"words": torch.tensor([[UNKNOWN, 7]]), "length": torch.tensor([2])}
+    found = NextWordScoring().summarize([NextWordScoring().score(data, torch.zeros(1, 2, 2))])
+    assert found.emr3 == 0.5 and found.oov_rate_left == found.oov_rate == 0.5
+
+
+def test_words_are_pooled():
+    """A user with one hit of one word, and one with no hit of three: one of four, not the mean of 1 and 0."""
+    scoring, hit, miss = NextWordScoring(), torch.zeros(1, 3, 2), torch.full((1, 3, 2), 9.0)
+    one = scoring.score({"words": torch.tensor([[7, 0, 0]]), "length": torch.tensor([1])}, hit)
+    other = scoring.score({"words": torch.tensor([[7, 8, 9]]), "length": torch.tensor([3])}, miss)
+    found = scoring.summarize([one, other])
+    assert found.emr3 == 0.25 and found.to_dict()["user_mean"] == 0.5
