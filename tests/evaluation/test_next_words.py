@@ -14,11 +14,10 @@ def test_counts_by_hand():
     data = {
         "words": torch.tensor([[7, 8, UNKNOWN], [UNKNOWN, UNKNOWN, 9]]),
         "length": torch.tensor([3, 2]),
-        "own": torch.tensor([[-1, -1, -1], [0, 4, -1]]),
     }
     output = torch.zeros(2, 3, 2)
     output[..., 0] = 0.5
-    output[..., 1] = torch.tensor([[2.0, 3.0, 0.0], [0.0, 5.0, 0.0]])
+    output[..., 1] = torch.tensor([[2.0, 3.0, -1.0], [0.0, 5.0, 0.0]])
     scoring = NextWordScoring()
     counts = scoring.score(data, output)
     assert {name: one.item() for name, one in counts.items()} == {
@@ -32,7 +31,8 @@ def test_counts_by_hand():
 
 def test_without_a_lexicon_no_unknown_word_is_a_hit():
     data = {"words": torch.tensor([[UNKNOWN, 7]]), "length": torch.tensor([2])}
-    found = NextWordScoring().summarize([NextWordScoring().score(data, torch.zeros(1, 2, 2))])
+    output = torch.tensor([[[0.5, -1.0], [0.5, 0.0]]])
+    found = NextWordScoring().summarize([NextWordScoring().score(data, output)])
     assert found.emr3 == 0.5 and found.oov_rate_left == found.oov_rate == 0.5
 
 

@@ -21,7 +21,7 @@ from homespun.models.next_word import (
 )
 from homespun.models.vocabulary import BEGIN, SPECIAL, UNKNOWN, Vocabulary
 from homespun.models.word_adapter import adapt, adapter_size, new_adapter
-from homespun.models.word_losses import NOTHING
+from homespun.models.word_losses import NO_RANK, NOTHING
 
 WORDS = Vocabulary(("a", "the", "sea", "is", "aaaaaaaa", "zürich", "w" * 40))
 
@@ -232,7 +232,7 @@ def test_many_lexicons_at_once(clients, words):
 
 
 def test_ranks():
-    """The rank of a word counts the words of larger scores, in both forms, and unknown words have the last rank."""
+    """The rank of a word counts the words of larger scores, in both forms, and unknown words have none."""
     network, own = expanded(2, words=3)
     batch = with_own_words(batch_of(2, rows=5, longest=6), words=3)
     stacked = {name: torch.stack([one[name] for one in own]) for name in own[0]}
@@ -244,7 +244,7 @@ def test_ranks():
             assert torch.equal(found[client], plain[..., 1])
             unknown = (rows["words"] == UNKNOWN) & (rows["own"] == NOTHING)
             unknown &= torch.arange(6) < rows["length"][:, None]
-            assert unknown.any() and (plain[..., 1][unknown] == len(WORDS) + 3).all()
+            assert unknown.any() and (plain[..., 1][unknown] == NO_RANK).all()
             most = len(WORDS) - SPECIAL + 3 - 1
             real = (torch.arange(6) < rows["length"][:, None]) & ~unknown
             assert plain[..., 1][real].min() >= 0 and plain[..., 1][real].max() <= most

@@ -24,7 +24,8 @@ class Home:
     """The input of personalization: a client's examples, its parameters, and training functions of the engine.
 
     Example:
-        >>> home = Home("ada", {"w": torch.ones(1)}, {}, torch.Generator(), lambda *given: {}, lambda *given: None)
+        >>> engine = {name: lambda *given: None for name in ("train", "losses", "predict")}
+        >>> home = Home("ada", {"w": torch.ones(1)}, {}, torch.Generator(), **engine)
         >>> home.user
         'ada'
     """
@@ -37,6 +38,8 @@ class Home:
     train: Callable[[Sequence[Any], Tree, dict[str, Tensor]], dict[str, Tensor]]
     # The method's loss for every example, without gradients
     losses: Callable[[Tree, dict[str, Tensor]], Tensor]
+    # The model's output for these examples, without gradients
+    predict: Callable[[Tree, dict[str, Tensor]], Tensor]
 
 
 class Personalization:

@@ -129,8 +129,12 @@ def personalize_client(
             batch = with_derived(built, given, data)
             return built.method.local.loss(lambda some, rows: model_output(built, some, rows), given, batch)
 
+    def predict(given: Tree, data: Batch) -> Tensor:
+        with torch.no_grad():
+            return model_output(built, given, with_derived(built, given, data))
+
     generator = seeds.torch_generator(seed, "personalize", steps.broadcast.round, client.user)
-    home = Home(client.user, parameters, client.data, generator, steps.train, losses)
+    home = Home(client.user, parameters, client.data, generator, steps.train, losses, predict)
     return {**parameters, **built.method.personalize(home)}
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, arange
 
 from homespun.core.scoring import Counts, Scoring
 from homespun.evaluation import metrics
-from homespun.models.vocabulary import SPECIAL
+from homespun.models.vocabulary import PADDING, SPECIAL
 
 SUGGESTED = 3  # words suggested at once
 # Of each user: words to predict, and those that are suggested; the same of words outside the vocabulary; how many of
@@ -93,7 +93,7 @@ class NextWordScoring(Scoring):
     """Example:
     >>> import torch
     >>> data = {"words": torch.tensor([[7, 3]]), "length": torch.tensor([2])}
-    >>> loss_and_rank = torch.tensor([[[0.5, 2.0], [0.5, 2.0]]])
+    >>> loss_and_rank = torch.tensor([[[0.5, 2.0], [0.5, -1.0]]])
     >>> scoring = NextWordScoring()
     >>> scoring.summarize([scoring.score(data, loss_and_rank)]).headline
     ('EMR3', 0.5)
@@ -110,13 +110,13 @@ class NextWordScoring(Scoring):
 
 
 def count_hits(data: Mapping[str, Tensor], output: Tensor) -> Counts:
-    """One user's counts, from the loss and the rank of each word [n, T, 2]. `own` in the data is the place of a word in
-    the user's lexicon, or negative."""
-    real = arange(data["words"].shape[1]) < data["length"][:, None]
+    """One user's counts, from the loss and the rank of each word [n, T, 2]. The rank of a word that neither the
+    vocabulary nor the user's lexicon has is negative."""
+    real = (arange(data["words"].shape[1]) < data["length"][:, None]) & (data["words"] != PADDING)
     oov = real & (data["words"] < SPECIAL)
-    covered = oov & (data["own"] >= 0) if "own" in data else oov & False
-    hit = real & (output[..., 1] < SUGGESTED) & (covered | ~oov)
-    found = {"words": real, "hits": hit, "oov": oov, "oov_hits": hit & oov, "covered": covered}
+    rank = output[..., 1]
+    hit = real & (rank >= 0) & (rank < SUGGESTED)
+    found = {"words": real, "hits": hit, "oov": oov, "oov_hits": hit & oov, "covered": oov & (rank >= 0)}
     counts = {name: np.array(int(one.sum())) for name, one in found.items()}
     return {**counts, "loss": np.array(float(output[..., 0][real].double().sum()))}
 

@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from homespun.models.packed_lstm import lstm_layer, pack
 from homespun.models.vocabulary import BEGIN, END, PADDING, SPECIAL, UNKNOWN, Vocabulary
 from homespun.models.word_adapter import adapt
-from homespun.models.word_losses import NOTHING, word_losses, word_ranks
+from homespun.models.word_losses import NO_RANK, NOTHING, word_losses, word_ranks
 
 BYTES = 256
 NO_BYTE, WORD_START, WORD_END = 0, 1, 4  # control characters, which no word has
@@ -62,7 +62,7 @@ class NextWord(nn.Module):
     that the vocabulary does not have, or NOTHING.
 
     The output [n, T, 2] has the loss of each word and, without gradients, its rank among all words that can be
-    suggested, from 0; with gradients, 0."""
+    suggested, from 0, or NO_RANK for a word that cannot; with gradients, 0."""
 
     chunk = 12  # clients that are trained at once
 
@@ -108,7 +108,7 @@ class NextWord(nn.Module):
         chosen = logits.gather(-1, targets.clamp(min=0)[..., None])
         before = (logits > chosen) | ((logits == chosen) & (torch.arange(logits.shape[-1]) < targets[..., None]))
         ranks = before[..., SPECIAL:].sum(dim=-1)
-        return torch.where(targets < SPECIAL, logits.shape[-1], ranks).masked_fill(targets == NOTHING, 0).to(logits)
+        return ranks.to(logits).masked_fill(targets < SPECIAL, NO_RANK).masked_fill(targets == NOTHING, 0.0)
 
     def embed(self, spelling: Tensor) -> Tensor:
         """The embedding of each spelling [..., bytes]: the maximum of the convolution over the word's windows."""
@@ -143,7 +143,7 @@ class NextWord(nn.Module):
             )
         weight, bias = parameters["output.weight"], parameters["output.bias"]
         lexicon = parameters.get("own.lexicon")
-        if lexicon is not None and lexicon.shape[1]:
+        if lexicon is not None and lexicon.numel():
             rows = _rows_of_lexicon(parameters)
             weight, bias = torch.cat((weight, rows), dim=1), functional.pad(bias, (0, rows.shape[1]))
             targets = extend(targets, batch["own"], vocabulary=len(self.spelling))
@@ -177,11 +177,12 @@ def places_in(lexicon: Tensor, spelling: Tensor) -> Tensor:
 
 
 def shift(words: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-    """What is read and what is predicted: `begin w1 w2` and `w1 w2 w3`, with NOTHING beyond `length`."""
+    """What is read and what is predicted: `begin w1 w2` and `w1 w2 w3`, with NOTHING beyond `length` and for padding,
+    which is all that a text without words has."""
     begin = torch.full_like(words[..., :1], BEGIN)
     steps = torch.arange(words.shape[-1], device=words.device)
     inputs = torch.cat((begin, words[..., :-1]), dim=-1)
-    return inputs, words.masked_fill(steps >= length[..., None], NOTHING)
+    return inputs, words.masked_fill((steps >= length[..., None]) | (words == PADDING), NOTHING)
 
 
 def windows_inside(spelling: Tensor) -> Tensor:

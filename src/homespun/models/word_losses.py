@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 BLOCK = 256  # positions whose logits are computed at once
 NOTHING = -1  # target of a position without a word to predict
+NO_RANK = -1  # the rank of a word that cannot be suggested
 
 
 def word_losses(states: Tensor, *, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
@@ -28,7 +29,8 @@ def word_losses(states: Tensor, *, weight: Tensor, bias: Tensor, targets: Tensor
 @torch.no_grad()
 def word_ranks(states: Tensor, *, weight: Tensor, bias: Tensor, targets: Tensor, first: int) -> Tensor:
     """How many words have a larger score than each target, [C, P], or the same score and a lower number. Words before
-    the number `first` do not count; a target that is one of them has the last rank. 0 where the target is NOTHING."""
+    the number `first` do not count; the rank of a target that is one of them is NO_RANK. 0 where the target is
+    NOTHING."""
     ranks = states.new_zeros(targets.shape)
     numbers = torch.arange(weight.shape[1], device=states.device)
     for client, rows in _blocks(targets):
@@ -36,7 +38,7 @@ def word_ranks(states: Tensor, *, weight: Tensor, bias: Tensor, targets: Tensor,
         chosen = logits.gather(1, target[:, None])
         before = (logits > chosen) | ((logits == chosen) & (numbers < target[:, None]))
         found = before[:, first:].sum(dim=1)
-        ranks[client, rows] = found.masked_fill(target < first, len(numbers)).to(ranks)
+        ranks[client, rows] = found.to(ranks).masked_fill(target < first, NO_RANK)
     return ranks
 
 

@@ -1,0 +1,240 @@
+"""OOV Expansion: Federated Learning of a Next-Word Model with Users' Own Words (Meta AI, 2023).
+
+A character-aware LSTM suggests the next word. Its closed vocabulary V has no words that only some users use. On the
+device of a user, up to n of their own words get rows of their own in the output layer, computed from their spelling
+(section 2.4):
+
+    scores = [W h + b, A(E) h]        E = CharCNN(own words), A = OOV adapter, a residual MLP
+
+and one softmax is over V and the user's lexicon. The stages are
+
+1. central pre-training (`homespun pretrain nextword`),
+2. federated training of the model, without own words, which are [UNK] there,
+3. personalization: the user's device trains the whole model and a new adapter with several learning rates lr, standard
+   deviations sigma of the adapter's start and hidden layers H, and keeps what does best on held-out examples.
+
+The lexicon, the adapter and the copy of the model stay at home.
+
+| paper | here |
+|---|---|
+| CharCNN | `bytes.*`, `convolution.*`, FEDERATED |
+| LSTM encoder, decoder | `lstm.*`, `output.*`, FEDERATED |
+| OOV words of a user | `own.lexicon`, PRIVATE |
+| OOV adapter, and H | `own.adapter`, `own.hidden`, PRIVATE |
+| OOV-as-UNK, OOV Expansion | `own_words = "none"` and `"training"` |
+| OOV-oracle | a base model with a larger vocabulary, and `own_words = "none"` |
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Annotated, Literal, NamedTuple
+
+import torch
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import Tensor
+
+from homespun.core import settings as core_settings
+from homespun.core.messages import Broadcast
+from homespun.core.method import Artefact, Batch, LocalTraining, Method, ModelSpec, Phase, Predict, Sgd, Task, Window
+from homespun.core.personalize import Home
+from homespun.core.roles import Role, Rules
+from homespun.core.server import ServerName, rule_from_settings
+from homespun.core.settings import Paper
+from homespun.core.tree import Tree
+from homespun.core.words import words
+from homespun.evaluation.next_words import NextWordScoring, count_hits
+from homespun.methods._choices_at_home import ChoicesAtHome, Score
+from homespun.models.next_word import SPELLED, places_in
+from homespun.models.next_word_model import NextWordModelName, load_base
+from homespun.models.word_adapter import new_adapter
+from homespun.models.word_batches import encode_texts, frequent_own_words
+
+Hidden = tuple[PositiveInt, ...]
+
+
+class Settings(core_settings.Settings):
+    base_model: NextWordModelName = ""
+    """Folder of the pre-trained next-word model (`homespun pretrain nextword`), or `untrained`."""
+    own_words: Literal["training", "none"] = "training"
+    """Own words of a user: those of the examples that personalization trains on, or none, which is the paper's
+    OOV-as-UNK."""
+    most_own_words: Annotated[PositiveInt, Paper(1000)] = 1000
+    """Maximum number of own words of a user: the most frequent ones."""
+    length: PositiveInt = 50
+    """Words of a text that are read; the rest is cut."""
+
+    # Local training
+    local_epochs: Annotated[PositiveInt, Paper(1)] = 1
+    """Passes over a client's training examples in a round."""
+    batch: Annotated[PositiveInt, Paper(8)] = 8
+    """Examples in a local batch."""
+    lr: Annotated[NonNegativeFloat, Paper(0.84)] = 0.84
+    """Learning rate of local training."""
+    clip_norm: PositiveFloat | None = None
+    """Maximum L2 norm of a step's gradient. Not set: no limit."""
+
+    # The server
+    server: Annotated[ServerName, Paper("fedadam")] = "fedadam"
+    """How the server applies the averaged update."""
+    server_lr: Annotated[PositiveFloat | None, Paper(0.003)] = 0.003
+    """Learning rate of the server."""
+    server_weight_decay: Annotated[NonNegativeFloat, Paper(1e-5)] = 1e-5
+    """Weight decay of fedadam, subtracted from the averaged update. The published FedAdam has none."""
+    server_bias_correction: bool = False
+    """Whether fedadam corrects its moments for their start at zero. The published FedAdam does not."""
+
+    # Personalization
+    personalize_lrs: Annotated[tuple[NonNegativeFloat, ...], Paper((1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0))] = (0.1, 1.0)
+    """Learning rates that a user's device tries."""
+    adapter_scales: Annotated[tuple[NonNegativeFloat, ...], Paper((0.0, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0))] = (
+        0.0,
+        0.01,
+    )
+    """Standard deviations of the adapter's start that it tries, the paper's sigma."""
+    adapters: Annotated[tuple[Hidden, ...], Paper(((960,), (128, 256, 128), (256, 512, 256)))] = ((256, 512, 256),)
+    """Hidden layers of the adapter that it tries, the paper's H."""
+    personalize_epochs: Annotated[PositiveInt, Paper(10)] = 10
+    """Maximum number of passes over a user's examples with each of these settings."""
+    validation_share: Annotated[float, Field(gt=0, lt=1)] = 1 / 9
+    """Share of a user's training examples on which the device chooses."""
+
+
+# How the paper runs it: 96 users in every round, 6 epochs
+PAPER_RUN = {"epochs": 6, "cohort": 96}
+RUN = {"epochs": 3, "cohort": 96, "final_personalization": True, "fractions": (0.85, 0.05, 0.1)}
+
+# Sizes at which the contract is checked in seconds
+SMALL = {
+    "base_model": "untrained-small",
+    "length": 12,
+    "lr": 0.1,
+    "server_weight_decay": 0.0,
+    "personalize_lrs": (0.1,),
+    "adapter_scales": (0.1,),
+    "adapters": ((4,),),
+    "personalize_epochs": 2,
+}
+
+
+# Roles
+
+SHARED = ("bytes.*", "convolution.*", "lstm.*", "output.*")
+
+
+def roles(own_words: str) -> Rules:
+    own = [] if own_words == "none" else [("own.*", Role.PRIVATE)]
+    return [*own, *((glob, Role.FEDERATED) for glob in SHARED)]
+
+
+# Loss and local training
+
+
+def loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
+    """Mean loss per word of each text, which is weighted in its batch by its number of words."""
+    return predict(parameters, batch)[..., 0].sum(dim=-1) / batch["length"]
+
+
+# Personalization
+
+
+class Choice(NamedTuple):
+    """Settings of personalization that a user's device tries."""
+
+    lr: float
+    scale: float = 0.0
+    hidden: tuple[int, ...] = ()
+
+
+def choices(settings: Settings) -> list[Choice]:
+    if settings.own_words == "none":
+        return [Choice(lr) for lr in settings.personalize_lrs]
+    return [Choice(*one) for one in product(settings.personalize_lrs, settings.adapter_scales, settings.adapters)]
+
+
+def start(home: Home, fit: Batch, choice: Choice, *, settings: Settings) -> Tree:
+    """The shared model; with own words, also a lexicon of the training examples and a new adapter."""
+    if settings.own_words == "none":
+        return home.parameters
+    generator = torch.Generator().manual_seed(home.generator.initial_seed())  # the same draws for every choice
+    cells = home.parameters["output.weight"].shape[1]
+    return {
+        **home.parameters,
+        "own.lexicon": frequent_own_words(fit["spelling"], at_most=settings.most_own_words),
+        "own.hidden": torch.tensor(choice.hidden, dtype=torch.int64),
+        "own.adapter": new_adapter(choice.hidden, cells=cells, scale=choice.scale, generator=generator),
+    }
+
+
+def score(home: Home, parameters: Tree, check: Batch) -> Score:
+    """EMR3 on held-out examples; of equal ones, the smaller loss is better."""
+    counts = count_hits(check, home.predict(parameters, check))
+    mean = float(counts["loss"]) / max(int(counts["words"]), 1)
+    return int(counts["hits"]) / max(int(counts["words"]), 1), -mean
+
+
+def own_places(parameters: Tree, batch: Batch) -> Tensor:
+    """The place of each word in the user's lexicon."""
+    return places_in(parameters["own.lexicon"], batch["spelling"])
+
+
+# The method
+
+
+def method(settings: Settings, task: Task) -> Method:
+    base, expands = load_base(settings.base_model), settings.own_words != "none"
+
+    def new_private(_: torch.Generator, __: Broadcast) -> dict[str, Tensor]:
+        """No own words yet."""
+        nothing = {
+            "own.lexicon": torch.zeros(0, SPELLED, dtype=torch.uint8),
+            "own.hidden": torch.zeros(0, dtype=torch.int64),
+            "own.adapter": torch.zeros(0),
+        }
+        return nothing if expands else {}
+
+    shared = dict.fromkeys(SHARED, Sgd(settings.lr))
+
+    def epoch(choice: Choice) -> Phase:
+        trained = Sgd(choice.lr)
+        return Phase(
+            {**dict.fromkeys(shared, trained), **({"own.adapter": trained} if expands else {})},
+            batch=settings.batch,
+            epochs=1,
+            clip_norm=settings.clip_norm,
+        )
+
+    return Method(
+        name="oov_expansion",
+        version=1,
+        settings=settings,
+        task=task,
+        model=ModelSpec(
+            build=lambda: base.build(lexicon=expands),
+            roles=roles(settings.own_words),
+            encode=lambda examples: encode_texts(
+                examples.texts, base.vocabulary, length=settings.length, spelled=expands
+            ),
+            new_private=new_private,
+            private_varies=expands,
+            derived={"own": own_places} if expands else {},
+            head=("output.*",),
+            window=Window("length", settings.length, "words", sizes=lambda texts: [len(words(t)) for t in texts]),
+        ),
+        local=LocalTraining(
+            loss,
+            phases=(Phase(shared, batch=settings.batch, epochs=settings.local_epochs, clip_norm=settings.clip_norm),),
+            example_weight="length",
+        ),
+        personalize=ChoicesAtHome(
+            choices(settings),
+            start=lambda home, fit, choice: start(home, fit, choice, settings=settings),
+            phase=epoch,
+            score=score,
+            epochs=settings.personalize_epochs,
+            validation_share=settings.validation_share,
+        ),
+        scoring=NextWordScoring(),
+        server=rule_from_settings(settings, row_denominator="cohort"),
+        artefacts=(Artefact("base_model", settings.base_model, base.fingerprint, kind="next-word model"),),
+    )

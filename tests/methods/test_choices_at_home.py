@@ -1,0 +1,74 @@
+"""The search at home, with a model of one number whose best value is known."""
+
+from functools import partial
+
+import torch
+
+from homespun.core.method import Phase, Sgd
+from homespun.core.personalize import Home
+from homespun.methods._choices_at_home import ChoicesAtHome, split_rows
+
+
+def home_of(examples=10):
+    def train(phases, parameters, data):
+        """A step to 1 of length lr."""
+        (phase,) = phases
+        return {"w": parameters["w"] + phase.trains["w"].lr}
+
+    return Home(
+        "ada", {"w": torch.zeros(())}, {"x": torch.arange(float(examples))}, torch.Generator().manual_seed(1),
+        train, losses=None, predict=None,
+    )  # fmt: skip
+
+
+def search_of(choices, *, epochs=10, best=1.0, seen=None):
+    def score(home, parameters, check):
+        if seen is not None:
+            seen.append(round(float(parameters["w"]), 4))
+        return (-abs(float(parameters["w"]) - best),)
+
+    return ChoicesAtHome(
+        choices,
+        start=lambda home, fit, choice: home.parameters,
+        phase=lambda lr: Phase({"w": Sgd(lr)}, batch=4, epochs=1),
+        score=score,
+        epochs=epochs,
+        validation_share=0.2,
+    )
+
+
+def test_every_choice_stops_when_its_score_does_not_improve():
+    """0.4 reaches 0.8 and 1.2, which are equally near to 1; 0.6 reaches 0.6 and then 1.2."""
+    seen = []
+    found = search_of([0.4, 0.6], seen=seen)(home_of())
+    assert seen == [0, 0, 0.4, 0.8, 1.2, 0, 0.6, 1.2, 1.8]
+    assert round(float(found["w"]), 4) == 0.8
+
+
+def test_the_first_of_equal_choices_wins():
+    found = search_of([0.8, 1.2])(home_of())
+    assert round(float(found["w"]), 4) == 0.8
+
+
+def test_a_limited_number_of_epochs():
+    assert round(float(search_of([0.1], epochs=3)(home_of())["w"]), 4) == 0.3
+
+
+def test_if_every_choice_diverges_the_parameters_stay():
+    for lr in (5.0, float("nan")):
+        home = home_of()
+        assert search_of([lr])(home) is home.parameters
+
+
+def test_a_user_with_one_example_has_nothing_to_choose_by():
+    home = home_of(1)
+    assert search_of([0.5])(home) is home.parameters
+    assert search_of([0.5])(home_of(2))["w"] == 1
+
+
+def test_the_parts_of_a_split():
+    split = partial(split_rows, generator=torch.Generator().manual_seed(3))
+    fit, check = split({"x": torch.arange(18)}, 1 / 9)
+    assert len(fit["x"]) == 16 and len(check["x"]) == 2
+    assert sorted([*fit["x"].tolist(), *check["x"].tolist()]) == list(range(18))
+    assert [len(one["x"]) for one in split({"x": torch.arange(0)}, 0.5)] == [0, 0]

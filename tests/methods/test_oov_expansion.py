@@ -1,0 +1,85 @@
+"""OOV Expansion: own words are suggested at home, and only there."""
+
+import pytest
+import torch
+
+from homespun.core.roles import Role
+from homespun.data import load_federation
+from homespun.data.federation import Examples
+from homespun.methods.oov_expansion import SMALL, Choice, Settings, choices
+from homespun.models.next_word import read_spelling
+from homespun.runs.evaluate import evaluate, evaluate_newcomers
+from homespun.runs.training import prepare
+
+OWN = {"ada": "zorblax", "bo": "quibnor", "cy": "wumpfel", "dee": "yiktang"}
+VALUES = {
+    **SMALL, "rounds": 8, "cohort": "all", "workers": 0, "lr": 1.0, "batch": 2, "server": "fedavg", "server_lr": 1.0,
+    "personalize_lrs": (0.3, 1.0, 3.0), "adapters": ((8,),), "adapter_scales": (0.1,), "personalize_epochs": 20,
+    "validation_share": 0.3,
+}  # fmt: skip
+
+
+def chats():
+    """Everybody's third word is a word of their own."""
+    return load_federation(
+        [
+            {"user": user, "text": f"we need {own} and now we should do more in {('time', 'peace')[number % 2]}"}
+            for user, own in OWN.items()
+            for number in range(30)
+        ]
+    )
+
+
+def test_the_grid_of_the_paper():
+    grid = {"personalize_lrs": (1e-4, 1e-3, 1e-2, 0.1, 1, 10), "adapter_scales": (0, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1)}
+    adapters = ((960,), (128, 256, 128), (256, 512, 256))
+    assert len(choices(Settings(**grid, adapters=adapters))) == 126
+    assert (
+        choices(Settings(**grid, own_words="none"))[1] == Choice(1e-3) and len(choices(Settings(own_words="none"))) == 2
+    )
+
+
+def trained(folder, **changed):
+    run = prepare("oov_expansion", chats(), folder=folder, settings={**VALUES, **changed})
+    list(run.rounds())
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    with trained(tmp_path_factory.mktemp("run")) as made:
+        yield made
+
+
+def test_own_words_are_learned_at_home(run, tmp_path):
+    with trained(tmp_path / "unknown", own_words="none") as other:
+        without = evaluate(other)
+    found = evaluate(run)
+    assert without.oov_accuracy == 0 and without.oov_rate_left == without.oov_rate == pytest.approx(1 / 11)
+    assert found.oov_rate == without.oov_rate and found.oov_rate_left == 0
+    assert found.oov_accuracy == 1 and found.emr3 > without.emr3
+
+
+def test_a_lexicon_is_private_and_holds_only_own_words(run):
+    stored = run.clients.stored_private(list(OWN))
+    for user, own in OWN.items():
+        assert [read_spelling(row).decode() for row in stored[user]["own.lexicon"]] == [own]
+        assert stored[user]["own.hidden"].tolist() == [8]
+    assert {run.built.partition.role_of(f"own.{name}") for name in ("lexicon", "hidden", "adapter")} == {Role.PRIVATE}
+    sent = b"".join(value.numpy().tobytes() for value in run.state.broadcast().federated.values())
+    assert not any(own.encode() in sent for own in OWN.values())
+
+
+def test_new_users_learn_theirs(tmp_path):
+    with trained(tmp_path, withheld=0.25, final_personalization=False) as run:
+        found = evaluate_newcomers(run, [0, None])
+    assert found["0"].oov_rate_left > 0 and found["0"].oov_accuracy == 0
+    assert found["all"].oov_rate_left == 0 and found["all"].oov_accuracy == 1
+
+
+def test_a_text_without_words_costs_nothing(run):
+    data = run.method.model.encode(run.federation.examples(0).take([0]))
+    empty = run.method.model.encode(Examples(("", ":)")))
+    output = torch.zeros(2, 1, 2)
+    counts = run.scoring.score(empty, output)
+    assert int(counts["words"]) == 0 and data["length"].tolist() == [11]

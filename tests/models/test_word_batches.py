@@ -1,0 +1,31 @@
+"""Texts as batches of a next-word model, and the own words in them."""
+
+import torch
+
+from homespun.models.next_word import LONGEST_SPELLING, SPELLED, read_spelling
+from homespun.models.vocabulary import PADDING, UNKNOWN, Vocabulary
+from homespun.models.word_batches import encode_texts, frequent_own_words
+
+WORDS = Vocabulary(("the", "sea"))
+
+
+def test_words_and_spellings():
+    found = encode_texts(["The zürich sea", ":)", "sea " * 9], WORDS, length=4, spelled=True)
+    assert found["words"].tolist() == [[4, UNKNOWN, 5, PADDING], [PADDING] * 4, [5] * 4]
+    assert found["length"].tolist() == [3, 1, 4]
+    assert found["spelling"].shape == (3, 4, SPELLED)
+    assert read_spelling(found["spelling"][0, 1]).decode() == "zürich"
+    assert not found["spelling"][0, [0, 2, 3]].any() and not found["spelling"][1:].any()
+    assert encode_texts([], WORDS, length=4, spelled=False)["words"].shape == (0, 1)
+
+
+def test_words_that_are_too_long_are_no_own_words():
+    found = encode_texts(["z" * LONGEST_SPELLING + " " + "z" * 10_000], WORDS, length=4, spelled=True)
+    assert [bool(one.any()) for one in found["spelling"][0]] == [True, False]
+
+
+def test_the_most_frequent_own_words_come_first():
+    found = encode_texts(["b a b", "c c d", "c sea"], WORDS, length=4, spelled=True)
+    assert [read_spelling(row) for row in frequent_own_words(found["spelling"], at_most=3)] == [b"c", b"b", b"a"]
+    none = frequent_own_words(torch.zeros(2, 3, SPELLED, dtype=torch.uint8), at_most=3)
+    assert none.shape == (0, SPELLED)
