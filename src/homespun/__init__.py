@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from homespun.api import *  # noqa: F403
 
-_FOR_USERS = ("evaluate", "generate", "load", "personalize", "reopen", "reply", "train")
+_FOR_USERS = ("evaluate", "generate", "load", "personalize", "reopen", "reply", "suggest", "train")
 _FOR_AUTHORS = (
     "Adam", "AdamW", "Artefact", "Assign", "Best", "Broadcast", "FedAdam", "FedAvg", "Generated", "GradientSteps",
     "Home", "LabelScoring", "LocalTraining", "LocalView", "Method", "ModelSpec", "Paper", "Personalization", "Phase",

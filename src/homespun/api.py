@@ -37,6 +37,7 @@ from homespun.evaluation.language import TokenScoring as TokenScoring
 from homespun.personalization.generation import generate as generate
 from homespun.personalization.new_user import personalize as personalize
 from homespun.personalization.replies import reply as reply
+from homespun.personalization.suggestions import suggest as suggest
 from homespun.runs.evaluate import evaluate as evaluate
 from homespun.runs.training import load as load
 from homespun.runs.training import reopen as reopen

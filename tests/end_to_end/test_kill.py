@@ -155,11 +155,11 @@ def workers_of(pid):
 
 
 def test_killed_at_random_times_with_workers(tmp_path):
-    """Many kills of one run at random times; no process outlives its parent."""
-    long = 300  # enough rounds for all kills
+    """Several kills of one run at random times; no process outlives its parent."""
+    long = 150  # enough rounds for all kills
     finish(tmp_path / "whole", rounds=long)
     draw, orphans = random.Random(0), set()
-    for attempt in range(12):
+    for attempt in range(6):
         process = train(tmp_path / "run", workers=2, rounds=long)
         if attempt % 2:  # during startup, or during training
             time.sleep(draw.uniform(0.0, 3.0))

@@ -1,5 +1,6 @@
 """The search at home, with a model of one number whose best value is known."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -41,7 +42,7 @@ def test_every_choice_stops_when_its_score_does_not_improve():
     """0.4 reaches 0.8 and 1.2, which are equally near to 1; 0.6 reaches 0.6 and then 1.2."""
     seen = []
     found = search_of([0.4, 0.6], seen=seen)(home_of())
-    assert seen == [0, 0, 0.4, 0.8, 1.2, 0, 0.6, 1.2, 1.8]
+    assert seen == [0, 0.4, 0.8, 1.2, 0, 0.6, 1.2, 1.8]
     assert round(float(found["w"]), 4) == 0.8
 
 
@@ -54,10 +55,16 @@ def test_a_limited_number_of_epochs():
     assert round(float(search_of([0.1], epochs=3)(home_of())["w"]), 4) == 0.3
 
 
-def test_if_every_choice_diverges_the_parameters_stay():
+def test_a_choice_that_gets_worse_stays_at_its_start():
     for lr in (5.0, float("nan")):
         home = home_of()
         assert search_of([lr])(home) is home.parameters
+
+
+def test_if_no_score_is_finite_the_parameters_stay():
+    home = home_of()
+    search = replace(search_of([0.1, 0.2]), start=lambda home, fit, choice: {"w": torch.tensor(torch.nan)})
+    assert search(home) is home.parameters
 
 
 def test_a_user_with_one_example_has_nothing_to_choose_by():

@@ -17,7 +17,7 @@ import click
 import typer
 
 from homespun import __version__
-from homespun.cli import dialogue, language, settings, training, users
+from homespun.cli import dialogue, language, settings, suggestions, training, users
 from homespun.cli.corpora import data_app
 from homespun.cli.pretrain import pretrain_app
 from homespun.cli.privacy import privacy_app
@@ -31,8 +31,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (training.train, training.compare, training.demo, training.evaluate, users.personalize, users.predict,
-                language.generate, dialogue.reply, dialogue.chat, dialogue.rerank, language.export, training.report,
-                training.check, training.bench, settings.settings):  # fmt: skip
+                language.generate, dialogue.reply, dialogue.chat, dialogue.rerank, suggestions.suggest,
+                suggestions.words, language.export, training.report, training.check, training.bench,
+                settings.settings):  # fmt: skip
     app.command()(command)
 
 

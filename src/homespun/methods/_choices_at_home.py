@@ -1,11 +1,12 @@
 """A search at home: a user's device trains with several settings, and keeps what does best on a part of its own data.
 
-Each choice is trained for a few epochs. After each epoch it is scored on the validation part; training stops when the
-score does not improve. The best choice wins, and if none is better than the parameters before, these are kept.
+Each choice is trained for a few epochs. It is scored on the validation part at the start and after each epoch; training
+stops when the score does not improve. The best choice wins. If no score is finite, the parameters stay as they were.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
@@ -36,10 +37,10 @@ class ChoicesAtHome(Personalization, Generic[Choice]):
         fit, check = split_rows(home.data, self.validation_share, generator=home.generator)
         if not len(next(iter(check.values()))):
             return home.parameters
-        best, reached = home.parameters, self.score(home, home.parameters, check)
+        best, reached = home.parameters, None
         for choice in self.choices:
             trained, score = self._train(home, choice, fit, check)
-            if score > reached:
+            if all(map(math.isfinite, score)) and (reached is None or score > reached):
                 best, reached = trained, score
         return best
 

@@ -19,7 +19,7 @@ The lexicon, the adapter and the copy of the model stay at home.
 |---|---|
 | CharCNN | `bytes.*`, `convolution.*`, FEDERATED |
 | LSTM encoder, decoder | `lstm.*`, `output.*`, FEDERATED |
-| OOV words of a user | `own.lexicon`, PRIVATE |
+| OOV words of a user | `own.lexicon`, PRIVATE; how often each was typed, `own.counts` |
 | OOV adapter, and H | `own.adapter`, `own.hidden`, PRIVATE |
 | OOV-as-UNK, OOV Expansion | `own_words = "none"` and `"training"` |
 | OOV-oracle | a base model with a larger vocabulary, and `own_words = "none"` |
@@ -39,7 +39,7 @@ from homespun.core.messages import Broadcast
 from homespun.core.method import Artefact, Batch, LocalTraining, Method, ModelSpec, Phase, Predict, Sgd, Task, Window
 from homespun.core.personalize import Home
 from homespun.core.roles import Role, Rules
-from homespun.core.server import ServerName, rule_from_settings
+from homespun.core.server import FedAdam, FedAvg, ServerName, ServerRule
 from homespun.core.settings import Paper
 from homespun.core.tree import Tree
 from homespun.core.words import words
@@ -77,12 +77,10 @@ class Settings(core_settings.Settings):
     # The server
     server: Annotated[ServerName, Paper("fedadam")] = "fedadam"
     """How the server applies the averaged update."""
-    server_lr: Annotated[PositiveFloat | None, Paper(0.003)] = 0.003
+    server_lr: Annotated[PositiveFloat, Paper(0.003)] = 0.003
     """Learning rate of the server."""
     server_weight_decay: Annotated[NonNegativeFloat, Paper(1e-5)] = 1e-5
-    """Weight decay of fedadam, subtracted from the averaged update. The published FedAdam has none."""
-    server_bias_correction: bool = False
-    """Whether fedadam corrects its moments for their start at zero. The published FedAdam does not."""
+    """Weight decay of fedadam, subtracted from the averaged update."""
 
     # Personalization
     personalize_lrs: Annotated[tuple[NonNegativeFloat, ...], Paper((1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0))] = (0.1, 1.0)
@@ -158,9 +156,11 @@ def start(home: Home, fit: Batch, choice: Choice, *, settings: Settings) -> Tree
         return home.parameters
     generator = torch.Generator().manual_seed(home.generator.initial_seed())  # the same draws for every choice
     cells = home.parameters["output.weight"].shape[1]
+    lexicon, counts = frequent_own_words(fit["spelling"], at_most=settings.most_own_words)
     return {
         **home.parameters,
-        "own.lexicon": frequent_own_words(fit["spelling"], at_most=settings.most_own_words),
+        "own.lexicon": lexicon,
+        "own.counts": counts,
         "own.hidden": torch.tensor(choice.hidden, dtype=torch.int64),
         "own.adapter": new_adapter(choice.hidden, cells=cells, scale=choice.scale, generator=generator),
     }
@@ -178,6 +178,17 @@ def own_places(parameters: Tree, batch: Batch) -> Tensor:
     return places_in(parameters["own.lexicon"], batch["spelling"])
 
 
+# The server
+
+
+def server_rule(settings: Settings) -> ServerRule:
+    """FedAvg, or Adam with the paper's moments on the averaged update."""
+    if settings.server == "fedavg":
+        return FedAvg(settings.server_lr)
+    decay = settings.server_weight_decay
+    return FedAdam(settings.server_lr, beta2=0.999, tau=1e-8, weight_decay=decay, bias_correction=True)
+
+
 # The method
 
 
@@ -188,6 +199,7 @@ def method(settings: Settings, task: Task) -> Method:
         """No own words yet."""
         nothing = {
             "own.lexicon": torch.zeros(0, SPELLED, dtype=torch.uint8),
+            "own.counts": torch.zeros(0, dtype=torch.int64),
             "own.hidden": torch.zeros(0, dtype=torch.int64),
             "own.adapter": torch.zeros(0),
         }
@@ -235,6 +247,6 @@ def method(settings: Settings, task: Task) -> Method:
             validation_share=settings.validation_share,
         ),
         scoring=NextWordScoring(),
-        server=rule_from_settings(settings, row_denominator="cohort"),
+        server=server_rule(settings),
         artefacts=(Artefact("base_model", settings.base_model, base.fingerprint, kind="next-word model"),),
     )

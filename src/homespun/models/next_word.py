@@ -78,7 +78,7 @@ class NextWord(nn.Module):
         self.lstm = nn.ModuleList(nn.LSTM(cells, cells, batch_first=True) for _ in range(layers))
         self.output = nn.Linear(cells, len(vocabulary))
         self.own = nn.ParameterDict()
-        if lexicon:  # placeholders: a user's have other shapes
+        if lexicon:  # a new user has none
             self.own["lexicon"] = nn.Parameter(torch.zeros(0, SPELLED, dtype=torch.uint8), requires_grad=False)
             self.own["hidden"] = nn.Parameter(torch.zeros(0, dtype=torch.int64), requires_grad=False)
             self.own["adapter"] = nn.Parameter(torch.zeros(0))
@@ -144,7 +144,7 @@ class NextWord(nn.Module):
         weight, bias = parameters["output.weight"], parameters["output.bias"]
         lexicon = parameters.get("own.lexicon")
         if lexicon is not None and lexicon.numel():
-            rows = _rows_of_lexicon(parameters)
+            rows = rows_of_lexicon(parameters)
             weight, bias = torch.cat((weight, rows), dim=1), functional.pad(bias, (0, rows.shape[1]))
             targets = extend(targets, batch["own"], vocabulary=len(self.spelling))
         targets = layout.pack(targets).masked_fill(~layout.real, NOTHING)
@@ -205,7 +205,7 @@ def embed_stacked(parameters: Mapping[str, Tensor], numbers: Tensor, *, spelling
     return functional.embedding(place, rows)
 
 
-def _rows_of_lexicon(parameters: Mapping[str, Tensor]) -> Tensor:
+def rows_of_lexicon(parameters: Mapping[str, Tensor]) -> Tensor:
     """The rows [C, words, H] of the output layer of each client's own words. Their adapters have one shape."""
     lexicon, hidden = parameters["own.lexicon"], parameters["own.hidden"][0].tolist()
     clients, words = lexicon.shape[:2]

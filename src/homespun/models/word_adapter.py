@@ -29,8 +29,11 @@ def new_adapter(hidden: Sequence[int], *, cells: int, scale: float, generator: t
 
 
 def adapt(embeddings: Tensor, adapter: Tensor, *, hidden: Sequence[int]) -> Tensor:
-    """Rows [..., n, cells] of the output layer from embeddings [..., n, cells] and an adapter [..., parameters]."""
+    """Rows [..., n, cells] of the output layer from embeddings [..., n, cells] and an adapter [..., parameters]. An
+    adapter without parameters is the identity."""
     cells = embeddings.shape[-1]
+    if not adapter.shape[-1]:
+        return embeddings
     gain, shift = (adapter[..., None, start : start + cells] for start in (0, cells))
     found = functional.layer_norm(embeddings, (cells,)) * gain + shift
     for number, (weight, bias) in enumerate(_layers(adapter, hidden, cells=cells)):

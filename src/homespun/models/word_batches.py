@@ -30,8 +30,10 @@ def encode_texts(texts: Sequence[str], vocabulary: Vocabulary, *, length: int, s
     return {**found, "spelling": spelling} if spelled else found
 
 
-def frequent_own_words(spelling: Tensor, *, at_most: int) -> Tensor:
-    """The most frequent words [words, bytes] of a column `spelling`, ties in the order of their bytes."""
+def frequent_own_words(spelling: Tensor, *, at_most: int) -> tuple[Tensor, Tensor]:
+    """The most frequent words [words, bytes] of a column `spelling`, ties in the order of their bytes, and how often
+    each occurs."""
     rows = spelling.flatten(0, -2)
     rows, counts = torch.unique(rows[rows[:, 0] != NO_BYTE], dim=0, return_counts=True)
-    return rows[torch.argsort(-counts, stable=True)[:at_most]]
+    order = torch.argsort(-counts, stable=True)[:at_most]
+    return rows[order], counts[order]

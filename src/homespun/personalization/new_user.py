@@ -22,7 +22,9 @@ from homespun.engines.loop import LoopTrainer
 from homespun.engines.simulation import score_clients
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
+from homespun.evaluation.next_words import NextWordEvaluation
 from homespun.models.token_batches import SHORTEST
+from homespun.personalization.own_words import date_words
 from homespun.personalization.profiles import Profile, assign_profile, assigned_profile, keep_profile
 from homespun.personalization.user import UserModel, require_text_method
 from homespun.personalization.user_examples import choose_reader, with_prompts
@@ -30,7 +32,7 @@ from homespun.runs.run import Run
 from homespun.runs.training import reopen
 from homespun.system.trust import Names
 
-Scores: TypeAlias = Evaluation | TextEvaluation
+Scores: TypeAlias = Evaluation | TextEvaluation | NextWordEvaluation
 PersonalizedBy: TypeAlias = Literal[
     "gradient steps", "the generator alone", "the generator and gradient steps", "a custom procedure"
 ]
@@ -60,6 +62,7 @@ def personalize_from_file(
         before, after = evaluate_held_out(run, engine, client)
         learned, profile = learn_locally(run, engine, client), assigned_profile(run, examples)
         keep_profile(run, name, profile)
+        date_words(run, name, learned)
         run.vault.stage({name: learned})
         run.vault.commit(round=run.state.round, state=state_to_bytes(run.state))
     left_out = {
@@ -145,9 +148,12 @@ def _summarize(
 
 def _describe_gain(before: Scores, after: Scores) -> str:
     name, change = before.headline[0], f"from {before.headline[1]:.1f} to {after.headline[1]:.1f}"
+    held_out = f"{after.examples} held-out examples"
     if isinstance(before, Evaluation) and isinstance(after, Evaluation):
         name, change = "accuracy", f"from {100 * before.accuracy:.1f} % to {100 * after.accuracy:.1f} %"
-    return f"On {after.examples} held-out examples {name} went {change}."
+    if isinstance(before, NextWordEvaluation) and isinstance(after, NextWordEvaluation):
+        change, held_out = f"from {100 * before.emr3:.1f} % to {100 * after.emr3:.1f} %", f"{after.examples} words"
+    return f"On {held_out} {name} went {change}."
 
 
 # Checks

@@ -55,7 +55,8 @@ def read_utterance_file(
     given = _load(run, source, columns=columns)
     name, examples = select_user_examples(given, user)
     examples = assign_profile(run, examples, _profile_in(given, name))
-    if examples.contexts is None or not run.federation.contexts:
+    reads_contexts = "context" in run.method.model.keys.values()
+    if examples.contexts is None or not run.federation.contexts or not reads_contexts:
         return name, _assign_context(run, examples, context), 0
     if context is not None:
         raise InputError(f"{path}: the table has a context column. Leave out --context, or remove the column.")
@@ -94,11 +95,12 @@ class Reader:
 
 
 def choose_reader(run: Run) -> Reader:
-    """The reader for what the run's scoring offers: predict, generate or reply."""
+    """The reader for what the run's scoring offers: predict, generate, reply or suggest."""
     readers = {
         "predict": Reader(read_labelled_file, convert_labelled_texts),
         "generate": Reader(read_utterance_file, convert_utterances),
         "reply": Reader(read_utterance_file, convert_utterances),
+        "suggest": Reader(read_utterance_file, convert_utterances),
     }
     found = [reader for offer, reader in readers.items() if offer in run.scoring.offers]
     if not found:

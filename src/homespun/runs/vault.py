@@ -288,15 +288,19 @@ class Vault(VaultConnection):
                 found |= db.execute(f"DELETE FROM {table} WHERE user = ?", (key,)).rowcount > 0
             found |= db.execute("DELETE FROM known WHERE user_sha256 = ?", (digest(key),)).rowcount > 0
             found |= db.execute("DELETE FROM run WHERE key GLOB ?", (f"{ARTEFACT}{_owned_by(user)}*",)).rowcount > 0
-        removed = f"{quote_user(user)} is removed, but traces may remain in the files: then run forget again."
+        self.rewrite(f"{quote_user(user)} is removed, but traces may remain in the files: then run forget again.")
+        return found
+
+    def rewrite(self, otherwise: str = "") -> None:
+        """Rewrite the whole file, so that nothing is left in it that was removed. An error says what is the case
+        `otherwise`."""
         try:
             self._query("VACUUM")
             [(busy, _, _)] = self._query("PRAGMA wal_checkpoint(TRUNCATE)")
         except VaultError as error:
-            raise VaultError(f"{error} {removed}") from error
+            raise VaultError(f"{error} {otherwise}") from error
         if busy:
-            raise VaultError(f"{self.path}: another process is reading this run. Wait until it has ended. {removed}")
-        return found
+            raise VaultError(f"{self.path}: another process is reading this run. Wait until it has ended. {otherwise}")
 
     # Verification and quarantine
 
