@@ -17,7 +17,7 @@ import click
 import typer
 
 from homespun import __version__
-from homespun.cli import dialogue, language, settings, suggestions, training, users
+from homespun.cli import dialogue, language, settings, suggestions, training, typing_editor, users
 from homespun.cli.corpora import data_app
 from homespun.cli.pretrain import pretrain_app
 from homespun.cli.privacy import privacy_app
@@ -35,6 +35,7 @@ for command in (training.train, training.compare, training.demo, training.evalua
                 suggestions.words, language.export, training.report, training.check, training.bench,
                 settings.settings):  # fmt: skip
     app.command()(command)
+app.command("type")(typing_editor.type_lines)
 
 
 def _version(asked: bool) -> None:

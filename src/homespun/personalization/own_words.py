@@ -31,6 +31,11 @@ class OwnWord:
     since: date | None  # None: since training
 
 
+def has_lexicon(run: Run) -> bool:
+    """Whether users of this run have own words."""
+    return any(name.startswith("own.") for name in run.built.partition.roles)
+
+
 def own_words(run: Run, user: str) -> list[OwnWord]:
     """The lexicon of a user, most frequent words first."""
     name, private = _lexicon_of(run, user)
@@ -90,7 +95,7 @@ def _lexicon_of(run: Run, user: str) -> tuple[str, Tree]:
     next_word_model(run)  # raises for other methods
     name = match_user(run, user)
     private = run.clients.private([name], run.state.broadcast())[name]
-    if "own.lexicon" not in private:
+    if not has_lexicon(run):
         raise RunError(f"{run.vault.path.parent}: own_words = none, so users of this run have no own words.")
     return name, private
 

@@ -1,0 +1,92 @@
+"""A line editor with live suggestions, `homespun type`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from homespun.cli.options import Folder, Trust
+from homespun.core.errors import InputError
+from homespun.system.terminal import say
+
+if TYPE_CHECKING:
+    from homespun.personalization.live_text import LiveText
+
+EXTRA = "pip install 'homespun[typing]'"
+
+
+def type_lines(
+    folder: Folder,
+    user: Annotated[str | None, typer.Option(help="Name of the user, or a part of it. Default: a new user.")] = None,
+    trust: Trust = [],  # noqa: B006
+) -> None:
+    """Type with live suggestions.
+
+    \b
+    Three suggestions are below the line. Tab takes the first, F1 to F3 take one of
+    them. Ctrl-D or an empty line ends. Words that you typed and that are not known
+    can then be added to your own words: you are asked, and nothing is uploaded.
+
+    Example: homespun type runs/oov_expansion-chat --user ada
+    """
+    from homespun.personalization.live_text import LiveText, new_words
+    from homespun.personalization.own_words import add_words, has_lexicon
+    from homespun.personalization.suggestions import find_suggester
+    from homespun.runs.training import reopen
+
+    with reopen(folder, trust=trust) as run:
+        suggester = find_suggester(run, user)
+        learns = user is not None and has_lexicon(run)
+    lines = read_lines(LiveText(suggester))
+    found = new_words(lines, suggester)
+    if not found or not learns or user is None:
+        return
+    listed = ", ".join(f"{word} ({count})" if count > 1 else word for word, count in found.most_common())
+    say(f"New words: {listed}")
+    if typer.confirm("Add them to your own words?", default=False):
+        with reopen(folder, read_only=False, trust=trust) as run:
+            add_words(run, user, [word for word, _ in found.most_common()])
+        say(f"added {len(found)}; `homespun words {Path(folder)} --user {user}` lists them")
+
+
+def read_lines(live: LiveText, **terminal: Any) -> list[str]:
+    """The lines typed until Ctrl-D, Ctrl-C or an empty line. `terminal` has the input and output of a test."""
+    try:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.key_binding import KeyBindings
+        from prompt_toolkit.key_binding.key_processor import KeyPressEvent
+    except ImportError as error:
+        raise InputError(f"the line editor needs the extra typing. Install it with `{EXTRA}`.") from error
+
+    lines: list[str] = []
+    keys = KeyBindings()
+
+    def take(place: int) -> Any:
+        def taken(event: KeyPressEvent) -> None:
+            buffer = event.current_buffer
+            after = buffer.document.text_after_cursor
+            before = live.complete(buffer.document.text_before_cursor, place)
+            before = before.rstrip() if after.startswith(" ") else before
+            buffer.text = before + after
+            buffer.cursor_position = len(before)
+
+        return taken
+
+    for key, place in (("tab", 0), ("f1", 0), ("f2", 1), ("f3", 2)):
+        keys.add(key)(take(place))
+    session: PromptSession[str] = PromptSession(key_bindings=keys, **terminal)
+
+    def toolbar() -> str:
+        found = live.suggestions(session.default_buffer.document.text_before_cursor)
+        return "   ".join(f"F{n} {one.word}{'*' if one.own else ''}" for n, one in enumerate(found, start=1)) or " "
+
+    while True:
+        try:
+            line = session.prompt("> ", bottom_toolbar=toolbar)
+        except (EOFError, KeyboardInterrupt):
+            return lines
+        if not line.strip():
+            return lines
+        lines.append(line)

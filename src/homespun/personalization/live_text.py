@@ -1,0 +1,57 @@
+"""Suggestions while a text is being typed: for its next word, or for the rest of the word that is begun."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+from homespun.core.words import words
+from homespun.models.next_word import LONGEST_SPELLING
+from homespun.models.suggester import Suggester, Suggestion
+
+BEGUN = re.compile(r"[^\W_]+(?:['’-][^\W_]*)*$")
+
+
+class LiveText:
+    """Keeps what the model has read, so that a keystroke costs little."""
+
+    def __init__(self, suggester: Suggester, *, k: int = 3) -> None:
+        self.suggester, self.k = suggester, k
+        self._words: list[str] = []
+        self._typed = [suggester.start]  # after each word
+
+    def suggestions(self, text: str) -> list[Suggestion]:
+        """The likeliest words at the end of a text."""
+        before, begun = split_text(text)
+        found = words(before)
+        same = next((n for n, pair in enumerate(zip(self._words, found, strict=False)) if pair[0] != pair[1]), None)
+        same = min(len(self._words), len(found)) if same is None else same
+        del self._words[same:], self._typed[same + 1 :]
+        for word in found[same:]:
+            self._words.append(word)
+            self._typed.append(self.suggester.read(self._typed[-1], word))
+        return self.suggester.suggest(self._typed[-1], begun.lower(), k=self.k)
+
+    def complete(self, text: str, place: int = 0) -> str:
+        """The text after taking a suggestion; unchanged if there is none at this place."""
+        found = self.suggestions(text)
+        if place >= len(found):
+            return text
+        before, begun = split_text(text)
+        word = found[place].word
+        capital = begun[:1].isupper() or (not begun and not before.strip())
+        return f"{before}{word[0].upper() + word[1:] if capital else word} "
+
+
+def split_text(text: str) -> tuple[str, str]:
+    """What is before the word at the end of a text, and that word; empty if it ends with a space or a sign."""
+    found = BEGUN.search(text)
+    return (text, "") if found is None else (text[: found.start()], found[0])
+
+
+def new_words(lines: Iterable[str], suggester: Suggester) -> Counter[str]:
+    """How often each word was typed that the model cannot suggest and could learn."""
+    known = set(suggester.words)
+    typed = (word for line in lines for word in words(line))
+    return Counter(word for word in typed if word not in known and len(word.encode()) <= LONGEST_SPELLING)
