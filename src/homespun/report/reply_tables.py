@@ -83,7 +83,8 @@ def perplexity_table(results: Mapping[str, Any]) -> Table:
     ]
     conversations = len(pool_losses(first.losses() or [])["conversation"])
     note = (
-        f"All words of the test replies and their ends, {conversations} conversations. Another speaker's persona: "
+        f"All words of the test replies and their ends, {conversations} conversations; scores by number of own samples "
+        "are of half of them, as users adapt to the other half. Another speaker's persona: "
         "scored with the personas of other participants or, if each speaker has a model of their own, with their "
         f"models; the mean over {_others(first)}. {ESTIMATE}: the gain log p(i|R) - log p(i) of a classifier that "
         "reads the reply R, added to the model without personas; p(i) is the speaker's share of the training replies. "
