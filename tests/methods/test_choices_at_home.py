@@ -11,26 +11,25 @@ from homespun.methods._choices_at_home import ChoicesAtHome, split_rows
 
 
 def home_of(examples=10):
-    def train(phases, parameters, data):
+    def train_each(phases, starts, data):
         """A step to 1 of length lr."""
-        (phase,) = phases
-        return {"w": parameters["w"] + phase.trains["w"].lr}
+        return [{"w": one["w"] + phase.trains["w"].lr} for phase, one in zip(phases, starts, strict=True)]
 
     return Home(
         "ada", {"w": torch.zeros(())}, {"x": torch.arange(float(examples))}, torch.Generator().manual_seed(1),
-        train, losses=None, predict=None,
+        train=None, train_each=train_each, losses=None, predict_each=lambda each, data: [one["w"] for one in each],
     )  # fmt: skip
 
 
 def search_of(choices, *, epochs=10, best=1.0, seen=None):
-    def score(home, parameters, check):
+    def score(check, output):
         if seen is not None:
-            seen.append(round(float(parameters["w"]), 4))
-        return (-abs(float(parameters["w"]) - best),)
+            seen.append(round(float(output), 4))
+        return (-abs(float(output) - best),)
 
     return ChoicesAtHome(
         choices,
-        start=lambda home, fit, choice: home.parameters,
+        starts=lambda home, fit, choices: [home.parameters] * len(choices),
         phase=lambda lr: Phase({"w": Sgd(lr)}, batch=4, epochs=1),
         score=score,
         epochs=epochs,
@@ -42,7 +41,7 @@ def test_every_choice_stops_when_its_score_does_not_improve():
     """0.4 reaches 0.8 and 1.2, which are equally near to 1; 0.6 reaches 0.6 and then 1.2."""
     seen = []
     found = search_of([0.4, 0.6], seen=seen)(home_of())
-    assert seen == [0, 0.4, 0.8, 1.2, 0, 0.6, 1.2, 1.8]
+    assert seen == [0, 0, 0.4, 0.6, 0.8, 1.2, 1.2, 1.8]
     assert round(float(found["w"]), 4) == 0.8
 
 
@@ -63,7 +62,7 @@ def test_a_choice_that_gets_worse_stays_at_its_start():
 
 def test_if_no_score_is_finite_the_parameters_stay():
     home = home_of()
-    search = replace(search_of([0.1, 0.2]), start=lambda home, fit, choice: {"w": torch.tensor(torch.nan)})
+    search = replace(search_of([0.1, 0.2]), starts=lambda home, fit, choices: [{"w": torch.tensor(torch.nan)}] * 2)
     assert search(home) is home.parameters
 
 

@@ -83,3 +83,17 @@ def test_a_text_without_words_costs_nothing(run):
     output = torch.zeros(2, 1, 2)
     counts = run.scoring.score(empty, output)
     assert int(counts["words"]) == 0 and data["length"].tolist() == [11]
+
+
+def test_both_engines_choose_and_train_alike():
+    """The fast engine trains choices of one shape stacked; the oracle, one after the other."""
+    grid = {"personalize_lrs": (0.1, 0.3), "adapter_scales": (0.0, 0.1), "adapters": ((8,), (4, 6))}
+    found = {}
+    for engine in ("loop", "cohort"):
+        with trained(None, engine=engine, rounds=2, personalize_epochs=3, **grid) as run:
+            found[engine] = run.clients.stored_private(list(OWN))
+    for user in OWN:
+        one, other = (found[engine][user] for engine in ("loop", "cohort"))
+        assert one.keys() == other.keys() and "output.weight" in one
+        for name, value in one.items():
+            torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-5)

@@ -24,7 +24,7 @@ class Home:
     """The input of personalization: a client's examples, its parameters, and training functions of the engine.
 
     Example:
-        >>> engine = {name: lambda *given: None for name in ("train", "losses", "predict")}
+        >>> engine = {name: lambda *given: None for name in ("train", "train_each", "losses", "predict_each")}
         >>> home = Home("ada", {"w": torch.ones(1)}, {}, torch.Generator(), **engine)
         >>> home.user
         'ada'
@@ -36,10 +36,13 @@ class Home:
     generator: torch.Generator  # random numbers for this client
     # Gradient steps: (phases, initial parameters, examples) -> trained parameters
     train: Callable[[Sequence[Any], Tree, dict[str, Tensor]], dict[str, Tensor]]
+    # The same for several choices at once: (a phase of each, initial parameters of each, examples) -> trained
+    # parameters of each. All see the same batches; their phases differ in nothing but the optimizers.
+    train_each: Callable[[Sequence[Any], Sequence[Tree], dict[str, Tensor]], list[dict[str, Tensor]]]
     # The method's loss for every example, without gradients
     losses: Callable[[Tree, dict[str, Tensor]], Tensor]
-    # The model's output for these examples, without gradients
-    predict: Callable[[Tree, dict[str, Tensor]], Tensor]
+    # The model's output for these examples with each of several parameters, without gradients
+    predict_each: Callable[[Sequence[Tree], dict[str, Tensor]], list[Tensor]]
 
 
 class Personalization:

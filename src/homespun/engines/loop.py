@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
@@ -43,7 +44,7 @@ from homespun.engines.client import (
     trainable_names,
     with_derived,
 )
-from homespun.engines.keys import BatchPlanner, client_batches, phase_keys
+from homespun.engines.keys import BatchPlanner, PhaseKeys, client_batches, phase_keys
 from homespun.engines.placement import move_broadcast, move_client, move_trained_to_cpu, place_method
 
 
@@ -129,12 +130,16 @@ def personalize_client(
             batch = with_derived(built, given, data)
             return built.method.local.loss(lambda some, rows: model_output(built, some, rows), given, batch)
 
-    def predict(given: Tree, data: Batch) -> Tensor:
-        with torch.no_grad():
-            return model_output(built, given, with_derived(built, given, data))
-
-    generator = seeds.torch_generator(seed, "personalize", steps.broadcast.round, client.user)
-    home = Home(client.user, parameters, client.data, generator, steps.train, losses, predict)
+    home = Home(
+        client.user,
+        parameters,
+        client.data,
+        generator=seeds.torch_generator(seed, "personalize", steps.broadcast.round, client.user),
+        train=steps.train,
+        train_each=steps.train_each,
+        losses=losses,
+        predict_each=steps.predict_each,
+    )
     return {**parameters, **built.method.personalize(home)}
 
 
@@ -157,21 +162,46 @@ class ClientSteps:
         return trained
 
     def _train_phase(self, phase: Phase, parameters: Tree, data: Batch) -> dict[str, Tensor]:
-        built, client = self.built, self.client
-        plan = self.planner.plan(len(next(iter(data.values()))), phase)
-        inputs = with_derived(built, parameters, data)
+        return self.train_each([phase], [parameters], data)[0]
+
+    def train_each(self, phases: Sequence[Phase], starts: Sequence[Tree], data: Batch) -> list[dict[str, Tensor]]:
+        """Run one phase from each of these parameters. All see the same batches."""
+        plan = self.planner.plan(len(next(iter(data.values()))), phases[0])
         keys = phase_keys(
-            built, phase, seed=self.seed, mode=self.mode, round=self.broadcast.round,
-            number=self.number, users=[client.user],
+            self.built, phases[0], seed=self.seed, mode=self.mode, round=self.broadcast.round,
+            number=self.number, users=[self.client.user],
         )  # fmt: skip
-        trained, loss = train_phase(
-            built, phase, parameters, anchor=built.parameters(self.broadcast, client.private),
-            batches=client_batches(inputs, plan, keys),
-        )  # fmt: skip
+        found = self.take_each(phases, starts, data, plan=plan, keys=keys)
         self.number += 1
-        self.loss += loss
-        self.examples += sum(len(rows) for rows in plan)
-        return trained
+        self.loss += sum(loss for _, loss in found)
+        self.examples += sum(len(rows) for rows in plan) * len(found)
+        return [trained for trained, _ in found]
+
+    def take_each(
+        self,
+        phases: Sequence[Phase],
+        starts: Sequence[Tree],
+        data: Batch,
+        *,
+        plan: Sequence[np.ndarray],
+        keys: PhaseKeys,
+    ) -> list[tuple[dict[str, Tensor], float]]:
+        """Take the steps of each phase; return the trained parameters and the summed loss of each."""
+        found = []
+        for phase, start in zip(phases, starts, strict=True):
+            batches = client_batches(with_derived(self.built, start, data), plan, keys)
+            found.append(train_phase(self.built, phase, start, anchor=self.anchor, batches=batches))
+        return found
+
+    def predict_each(self, parameters: Sequence[Tree], data: Batch) -> list[Tensor]:
+        """The model's output with each of these parameters."""
+        with torch.no_grad():
+            return [model_output(self.built, one, with_derived(self.built, one, data)) for one in parameters]
+
+    @property
+    def anchor(self) -> dict[str, Tensor]:
+        """The client's parameters before local training."""
+        return self.built.parameters(self.broadcast, self.client.private)
 
 
 def assign_private(built: BuiltMethod, phase: Assign, parameters: Tree, data: Batch) -> dict[str, Tensor]:

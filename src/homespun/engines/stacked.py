@@ -8,6 +8,8 @@ by their number of examples, so that those still in training come first and fini
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,8 +37,8 @@ from homespun.engines.client import (
 )
 from homespun.engines.keys import BatchPlanner, PhaseKeys, phase_keys
 from homespun.engines.local_step import local_step
-from homespun.engines.loop import LoopTrainer, predict_client
-from homespun.engines.placement import move_tensors
+from homespun.engines.loop import ClientSteps, LoopTrainer, personalize_client, predict_client
+from homespun.engines.placement import move_broadcast, move_client, move_tensors, move_trained_to_cpu
 from homespun.engines.sequential import train_sequentially
 
 
@@ -55,6 +57,11 @@ def train_clients(
     stackable = isinstance(built.model, Stackable)
     # Custom personalization runs client by client, and so do derived columns, which need all rows of keyed parameters.
     custom = mode == "personalize" and not isinstance(built.method.personalize, GradientSteps)
+    if custom and stackable:
+        for client in clients:
+            trained = personalize_fast(built, broadcast, client, seed=seed)
+            private[client.user] = select_kept(built, broadcast, trained, mode=mode)
+        return Outcome(intake.total, private)
     if custom or not can_stack(built, clients) or (built.method.model.derived and not stackable):
         return LoopTrainer(built, seed, transforms, device=built.device).train(broadcast, clients, mode=mode)
     if not stackable:
@@ -73,6 +80,85 @@ def train_clients(
                 continue
         private[client.user] = select_kept(built, broadcast, trained, mode=mode)
     return Outcome(intake.total, private, intake.rejected, intake.sent_bytes)
+
+
+def personalize_fast(built: BuiltMethod, broadcast: Broadcast, client: Client, *, seed: int) -> dict[str, Tensor]:
+    """The parameters of one client after the method's own personalization, with the model's fast code in its gradient
+    steps."""
+    broadcast, client = move_broadcast(broadcast, built.device), move_client(client, built.device)
+    steps = StackedSteps(built, broadcast, client, mode="personalize", seed=seed)
+    parameters = built.parameters(broadcast, client.private)
+    return move_trained_to_cpu(built, personalize_client(built, client, parameters, steps, seed=seed))
+
+
+class StackedSteps(ClientSteps):
+    """The gradient steps of one client. Choices of parameters with the same names, shapes and phase are stacked like
+    clients."""
+
+    def take_each(
+        self,
+        phases: Sequence[Phase],
+        starts: Sequence[Tree],
+        data: Batch,
+        *,
+        plan: Sequence[np.ndarray],
+        keys: PhaseKeys,
+    ) -> list[tuple[dict[str, Tensor], float]]:
+        found: dict[int, tuple[dict[str, Tensor], float]] = {}
+        for places in self._stacks(starts, phases):
+            count, phase = len(places), phases[places[0]]
+            values = self._stack([starts[place] for place in places])
+            anchor = {name: value.expand(count, *value.shape) for name, value in self.anchor.items()}
+            inputs = self._inputs(values, data, count=count)
+            same_user = replace(keys, users=list(keys.users) * count)
+            losses = train_phase_stacked(
+                self.built, phase, values, anchor=anchor, data=inputs, plans=[plan] * count, keys=same_user
+            )
+            for row, place in enumerate(places):
+                found[place] = {**starts[place], **{name: one[row] for name, one in values.items()}}, float(losses[row])
+        return [found[place] for place in range(len(starts))]
+
+    def predict_each(self, parameters: Sequence[Tree], data: Batch) -> list[Tensor]:
+        model = self.built.model
+        found: dict[int, Tensor] = {}
+        assert isinstance(model, Stackable)
+        for places in self._stacks(parameters, [None] * len(parameters)):
+            values = self._stack([parameters[place] for place in places])
+            with torch.no_grad():
+                inputs = self._inputs(values, data, count=len(places))
+                found |= dict(zip(places, model.stacked({**self._frozen, **values}, inputs), strict=True))
+        return [found[place] for place in range(len(parameters))]
+
+    @property
+    def _frozen(self) -> Tree:
+        return self.built.partition.select(self.built.initial, Role.FROZEN)
+
+    def _stacks(self, choices: Sequence[Tree], phases: Sequence[Phase | None]) -> list[list[int]]:
+        """Places of the choices that can be stacked, no more at once than clients of this model."""
+        alike: list[tuple[Any, list[int]]] = []
+        for place, (values, phase) in enumerate(zip(choices, phases, strict=True)):
+            form = phase, {name: (value.shape, value.dtype) for name, value in values.items()}
+            places = next((some for other, some in alike if other == form), None)
+            if places is None:
+                alike.append((form, [place]))
+            else:
+                places.append(place)
+        most = int(getattr(self.built.model, "chunk", len(choices)))
+        return [places[start : start + most] for _, places in alike for start in range(0, len(places), most)]
+
+    def _stack(self, choices: Sequence[Tree]) -> dict[str, Tensor]:
+        """[choices, ...] for every parameter that is not frozen; one that is the same for all is not copied."""
+        found = {}
+        for name, first in choices[0].items():
+            if name not in self._frozen:
+                values = [one[name] for one in choices]
+                same = all(value is first for value in values)
+                found[name] = first.expand(len(values), *first.shape) if same else torch.stack(values)
+        return found
+
+    def _inputs(self, values: Tree, data: Batch, *, count: int) -> Batch:
+        stacked = {name: column.expand(count, *column.shape) for name, column in data.items()}
+        return with_derived(self.built, {**self._frozen, **values}, stacked)
 
 
 def predict_clients(built: BuiltMethod, broadcast: Broadcast, clients: Sequence[Client]) -> list[Tensor]:

@@ -1,13 +1,14 @@
 """A search at home: a user's device trains with several settings, and keeps what does best on a part of its own data.
 
-Each choice is trained for a few epochs. It is scored on the validation part at the start and after each epoch; training
-stops when the score does not improve. The best choice wins. If no score is finite, the parameters stay as they were.
+All choices are trained epoch by epoch, on the same batches. Each is scored on the validation part at the start and
+after each epoch; its training stops when its score does not improve. The best epoch of the best choice wins. If no
+score is finite, the parameters stay as they were.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
@@ -24,12 +25,13 @@ Score: TypeAlias = tuple[float, ...]  # larger is better
 
 @dataclass(frozen=True)
 class ChoicesAtHome(Personalization, Generic[Choice]):
-    """`start` makes the first parameters of a choice from the examples that are trained on; `phase` is one epoch."""
+    """`starts` makes the first parameters of all choices from the examples that are trained on; `phase` is one epoch;
+    `score` judges the model's output for the validation part."""
 
     choices: Sequence[Choice]
-    start: Callable[[Home, Batch, Choice], Tree]
+    starts: Callable[[Home, Batch, Sequence[Choice]], Sequence[Tree]]
     phase: Callable[[Choice], Phase]
-    score: Callable[[Home, Tree, Batch], Score]
+    score: Callable[[Batch, Tensor], Score]
     epochs: int
     validation_share: float
 
@@ -37,25 +39,37 @@ class ChoicesAtHome(Personalization, Generic[Choice]):
         fit, check = split_rows(home.data, self.validation_share, generator=home.generator)
         if not len(next(iter(check.values()))):
             return home.parameters
-        best, reached = home.parameters, None
-        for choice in self.choices:
-            trained, score = self._train(home, choice, fit, check)
-            if all(map(math.isfinite, score)) and (reached is None or score > reached):
-                best, reached = trained, score
+        running = dict(enumerate(self.starts(home, fit, self.choices)))
+        reached = self._scores(home, running, check)
+        best = self._better(Best(home.parameters), running, reached)
+        for _ in range(self.epochs):
+            if not running:
+                break
+            phases = [self.phase(self.choices[place]) for place in running]
+            trained = dict(zip(running, home.train_each(phases, list(running.values()), fit), strict=True))
+            scores = self._scores(home, trained, check)
+            running = {place: one for place, one in trained.items() if scores[place] > reached[place]}
+            reached = scores
+            best = self._better(best, running, reached)
+        return best.parameters
+
+    def _scores(self, home: Home, parameters: Mapping[int, Tree], check: Batch) -> dict[int, Score]:
+        outputs = home.predict_each(list(parameters.values()), check)
+        return {place: self.score(check, output) for place, output in zip(parameters, outputs, strict=True)}
+
+    def _better(self, best: Best, parameters: Mapping[int, Tree], scores: Mapping[int, Score]) -> Best:
+        """The best so far; of equal choices, the first."""
+        for place, values in parameters.items():
+            order = (scores[place], -place)
+            if all(map(math.isfinite, scores[place])) and (best.order is None or order > best.order):
+                best = Best(values, order)
         return best
 
-    def _train(self, home: Home, choice: Choice, fit: Batch, check: Batch) -> tuple[Tree, Score]:
-        """The parameters of the best epoch of a choice, and their score."""
-        best = self.start(home, fit, choice)
-        reached, phase = self.score(home, best, check), self.phase(choice)
-        trained = best
-        for _ in range(self.epochs):
-            trained = home.train([phase], trained, fit)
-            score = self.score(home, trained, check)
-            if not score > reached:
-                break
-            best, reached = trained, score
-        return best, reached
+
+@dataclass(frozen=True)
+class Best:
+    parameters: Tree
+    order: tuple[Score, int] | None = None
 
 
 def split_rows(data: Batch, share: float, *, generator: torch.Generator) -> tuple[Batch, Batch]:

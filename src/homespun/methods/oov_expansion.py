@@ -27,6 +27,7 @@ The lexicon, the adapter and the copy of the model stay at home.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from typing import Annotated, Literal, NamedTuple
 
@@ -150,25 +151,26 @@ def choices(settings: Settings) -> list[Choice]:
     return [Choice(*one) for one in product(settings.personalize_lrs, settings.adapter_scales, settings.adapters)]
 
 
-def start(home: Home, fit: Batch, choice: Choice, *, settings: Settings) -> Tree:
+def starts(home: Home, fit: Batch, choices: Sequence[Choice], *, settings: Settings) -> list[Tree]:
     """The shared model; with own words, also a lexicon of the training examples and a new adapter."""
     if settings.own_words == "none":
-        return home.parameters
-    generator = torch.Generator().manual_seed(home.generator.initial_seed())  # the same draws for every choice
+        return [home.parameters] * len(choices)
     cells = home.parameters["output.weight"].shape[1]
     lexicon, counts = frequent_own_words(fit["spelling"], at_most=settings.most_own_words)
-    return {
-        **home.parameters,
-        "own.lexicon": lexicon,
-        "own.counts": counts,
-        "own.hidden": torch.tensor(choice.hidden, dtype=torch.int64),
-        "own.adapter": new_adapter(choice.hidden, cells=cells, scale=choice.scale, generator=generator),
-    }
+    seed = home.generator.initial_seed()  # choices differ in the scale of their draws only
+
+    def adapter(choice: Choice) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return new_adapter(choice.hidden, cells=cells, scale=choice.scale, generator=generator)
+
+    known = {**home.parameters, "own.lexicon": lexicon, "own.counts": counts}
+    hidden = {choice.hidden: torch.tensor(choice.hidden, dtype=torch.int64) for choice in choices}
+    return [{**known, "own.hidden": hidden[choice.hidden], "own.adapter": adapter(choice)} for choice in choices]
 
 
-def score(home: Home, parameters: Tree, check: Batch) -> Score:
+def score(check: Batch, output: Tensor) -> Score:
     """EMR3 on held-out examples; of equal ones, the smaller loss is better."""
-    counts = count_hits(check, home.predict(parameters, check))
+    counts = count_hits(check, output)
     mean = float(counts["loss"]) / max(int(counts["words"]), 1)
     return int(counts["hits"]) / max(int(counts["words"]), 1), -mean
 
@@ -240,7 +242,7 @@ def method(settings: Settings, task: Task) -> Method:
         ),
         personalize=ChoicesAtHome(
             choices(settings),
-            start=lambda home, fit, choice: start(home, fit, choice, settings=settings),
+            starts=lambda home, fit, choices: starts(home, fit, choices, settings=settings),
             phase=epoch,
             score=score,
             epochs=settings.personalize_epochs,

@@ -163,6 +163,8 @@ def extend(targets: Tensor, own: Tensor, *, vocabulary: int) -> Tensor:
 
 def places_in(lexicon: Tensor, spelling: Tensor) -> Tensor:
     """The place [..., n, T] of each spelling [..., n, T, bytes] in the lexicon [..., words, bytes], or NOTHING."""
+    if lexicon.dim() > 2 and lexicon.stride(0) == spelling.stride(0) == 0:  # choices of one user
+        return places_in(lexicon[0], spelling[0]).expand(len(lexicon), *spelling.shape[1:-1])
     if lexicon.dim() > 2:
         return torch.stack([places_in(*one) for one in zip(lexicon, spelling, strict=True)])
     found = torch.full(spelling.shape[:-1], NOTHING, dtype=torch.int64)
