@@ -36,9 +36,12 @@ class ChoicesAtHome(Personalization, Generic[Choice]):
     validation_share: float
 
     def __call__(self, home: Home) -> Tree:
+        return self.search(home).parameters
+
+    def search(self, home: Home) -> Best:
         fit, check = split_rows(home.data, self.validation_share, generator=home.generator)
         if not len(next(iter(check.values()))):
-            return home.parameters
+            return Best(home.parameters)
         running = dict(enumerate(self.starts(home, fit, self.choices)))
         reached = self._scores(home, running, check)
         best = self._better(Best(home.parameters), running, reached)
@@ -51,7 +54,7 @@ class ChoicesAtHome(Personalization, Generic[Choice]):
             running = {place: one for place, one in trained.items() if scores[place] > reached[place]}
             reached = scores
             best = self._better(best, running, reached)
-        return best.parameters
+        return best
 
     def _scores(self, home: Home, parameters: Mapping[int, Tree], check: Batch) -> dict[int, Score]:
         outputs = home.predict_each(list(parameters.values()), check)
@@ -60,16 +63,22 @@ class ChoicesAtHome(Personalization, Generic[Choice]):
     def _better(self, best: Best, parameters: Mapping[int, Tree], scores: Mapping[int, Score]) -> Best:
         """The best so far; of equal choices, the first."""
         for place, values in parameters.items():
-            order = (scores[place], -place)
-            if all(map(math.isfinite, scores[place])) and (best.order is None or order > best.order):
-                best = Best(values, order)
+            found = Best(values, place, scores[place])
+            if all(map(math.isfinite, found.score)) and found.is_better(best):
+                best = found
         return best
 
 
 @dataclass(frozen=True)
 class Best:
+    """What a search found; without a score, the parameters as they were."""
+
     parameters: Tree
-    order: tuple[Score, int] | None = None
+    place: int = -1  # of the choice
+    score: Score = ()
+
+    def is_better(self, other: Best) -> bool:
+        return (self.score, -self.place) > (other.score, -other.place)
 
 
 def split_rows(data: Batch, share: float, *, generator: torch.Generator) -> tuple[Batch, Batch]:

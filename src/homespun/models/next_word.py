@@ -141,17 +141,16 @@ class NextWord(nn.Module):
                 bias=(parameters[layer + "bias_ih_l0"] + parameters[layer + "bias_hh_l0"])[:, None],
                 sizes=layout.sizes,
             )
-        weight, bias = parameters["output.weight"], parameters["output.bias"]
+        weight, bias, own = parameters["output.weight"], parameters["output.bias"], None
         lexicon = parameters.get("own.lexicon")
         if lexicon is not None and lexicon.numel():
-            rows = rows_of_lexicon(parameters)
-            weight, bias = torch.cat((weight, rows), dim=1), functional.pad(bias, (0, rows.shape[1]))
+            own = rows_of_lexicon(parameters)
             targets = extend(targets, batch["own"], vocabulary=len(self.spelling))
         targets = layout.pack(targets).masked_fill(~layout.real, NOTHING)
-        losses = word_losses(states, weight=weight, bias=bias, targets=targets)
+        losses = word_losses(states, weight=weight, bias=bias, own=own, targets=targets)
         ranks = torch.zeros_like(losses)
         if not torch.is_grad_enabled():
-            ranks = word_ranks(states, weight=weight, bias=bias, targets=targets, first=SPECIAL)
+            ranks = word_ranks(states, weight=weight, bias=bias, own=own, targets=targets, first=SPECIAL)
         steps = words.shape[2]
         return torch.stack((layout.unpack(losses, steps=steps), layout.unpack(ranks, steps=steps)), dim=-1)
 

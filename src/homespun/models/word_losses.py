@@ -18,23 +18,29 @@ NOTHING = -1  # target of a position without a word to predict
 NO_RANK = -1  # the rank of a word that cannot be suggested
 
 
-def word_losses(states: Tensor, *, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+def word_losses(states: Tensor, *, weight: Tensor, bias: Tensor, targets: Tensor, own: Tensor | None = None) -> Tensor:
     """Cross-entropy [C, P] of each target, 0 where the target is NOTHING.
 
-    states [C, P, H], weight [C, V, H], bias [C, V], targets [C, P].
+    states [C, P, H], weight [C, V, H], bias [C, V], targets [C, P]; `own` [C, N, H] are more rows of the output layer,
+    without a bias, for the targets from V on.
     """
-    return _WordLosses.apply(states, weight, bias, targets)
+    own = weight[:, :0] if own is None else own
+    return _WordLosses.apply(states, weight, bias, own, targets)
 
 
 @torch.no_grad()
-def word_ranks(states: Tensor, *, weight: Tensor, bias: Tensor, targets: Tensor, first: int) -> Tensor:
+def word_ranks(
+    states: Tensor, *, weight: Tensor, bias: Tensor, targets: Tensor, first: int, own: Tensor | None = None
+) -> Tensor:
     """How many words have a larger score than each target, [C, P], or the same score and a lower number. Words before
     the number `first` do not count; the rank of a target that is one of them is NO_RANK. 0 where the target is
     NOTHING."""
+    own = weight[:, :0] if own is None else own
     ranks = states.new_zeros(targets.shape)
-    numbers = torch.arange(weight.shape[1], device=states.device)
+    numbers = torch.arange(weight.shape[1] + own.shape[1], device=states.device)
     for client, rows in _blocks(targets):
-        logits, target = torch.addmm(bias[client], states[client, rows], weight[client].T), targets[client, rows]
+        logits = _logits(states[client, rows], weight[client], bias[client], own[client])
+        target = targets[client, rows]
         chosen = logits.gather(1, target[:, None])
         before = (logits > chosen) | ((logits == chosen) & (numbers < target[:, None]))
         found = before[:, first:].sum(dim=1)
@@ -44,39 +50,54 @@ def word_ranks(states: Tensor, *, weight: Tensor, bias: Tensor, targets: Tensor,
 
 class _WordLosses(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor, own: Tensor, targets: Tensor) -> Tensor:
         losses = states.new_zeros(targets.shape)
         learns = any(ctx.needs_input_grad)
         kept: list[Tensor] = []
         for client, rows in _blocks(targets):
-            logits = torch.addmm(bias[client], states[client, rows], weight[client].T)
+            logits = _logits(states[client, rows], weight[client], bias[client], own[client])
             losses[client, rows] = _losses_in_place(logits, targets[client, rows])
             kept += [logits] if learns else []
         if learns:
-            ctx.save_for_backward(states, weight, targets, *kept)
+            ctx.save_for_backward(states, weight, own, targets, *kept)
         return losses
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        states, weight, targets, *kept = ctx.saved_tensors
-        grad_states = torch.zeros_like(states)
+        states, weight, own, targets, *kept = ctx.saved_tensors
+        words = weight.shape[1]
+        grad_states, grad_own = torch.zeros_like(states), torch.zeros_like(own)
         grad_weight, grad_bias = torch.empty_like(weight), weight.new_zeros(weight.shape[:2])
         begun: set[int] = set()
         for (client, rows), gradient in zip(_blocks(targets), kept, strict=True):
             # The states are multiplied by the gradients of the losses: there are far more logits than states.
             scale = grad[client, rows]
             scaled = states[client, rows] * scale[:, None]
-            grad_states[client, rows] = (gradient @ weight[client]) * scale[:, None]
-            grad_bias[client].addmv_(gradient.T, scale)
+            of_vocabulary, of_own = gradient[:, :words], gradient[:, words:]
+            grad_states[client, rows] = (
+                torch.addmm(of_vocabulary @ weight[client], of_own, own[client]) * scale[:, None]
+            )
+            grad_own[client].addmm_(of_own.T, scaled)
+            grad_bias[client].addmv_(of_vocabulary.T, scale)
             if client in begun:
-                grad_weight[client].addmm_(gradient.T, scaled)
+                grad_weight[client].addmm_(of_vocabulary.T, scaled)
             else:  # writes without reading zeros first
-                torch.mm(gradient.T, scaled, out=grad_weight[client])
+                torch.mm(of_vocabulary.T, scaled, out=grad_weight[client])
                 begun.add(client)
         for client in set(range(len(weight))) - begun:
             grad_weight[client].zero_()
-        return grad_states, grad_weight, grad_bias, None
+        return grad_states, grad_weight, grad_bias, grad_own, None
+
+
+def _logits(states: Tensor, weight: Tensor, bias: Tensor, own: Tensor) -> Tensor:
+    """Scores [rows, V + N] of the vocabulary's and of own words."""
+    if not len(own):
+        return torch.addmm(bias, states, weight.T)
+    logits = states.new_empty(len(states), len(weight) + len(own))
+    torch.addmm(bias, states, weight.T, out=logits[:, : len(weight)])
+    torch.mm(states, own.T, out=logits[:, len(weight) :])
+    return logits
 
 
 def _losses_in_place(logits: Tensor, targets: Tensor) -> Tensor:
