@@ -24,7 +24,7 @@ def word_losses(states: Tensor, *, weight: Tensor, bias: Tensor, targets: Tensor
     states [C, P, H], weight [C, V, H], bias [C, V], targets [C, P]; `own` [C, N, H] are more rows of the output layer,
     without a bias, for the targets from V on.
     """
-    own = weight[:, :0] if own is None else own
+    own = _nothing_own(weight) if own is None else own
     return _WordLosses.apply(states, weight, bias, own, targets)
 
 
@@ -35,7 +35,7 @@ def word_ranks(
     """How many words have a larger score than each target, [C, P], or the same score and a lower number. Words before
     the number `first` do not count; the rank of a target that is one of them is NO_RANK. 0 where the target is
     NOTHING."""
-    own = weight[:, :0] if own is None else own
+    own = _nothing_own(weight) if own is None else own
     ranks = states.new_zeros(targets.shape)
     numbers = torch.arange(weight.shape[1] + own.shape[1], device=states.device)
     for client, rows in _blocks(targets):
@@ -88,6 +88,11 @@ class _WordLosses(torch.autograd.Function):
         for client in set(range(len(weight))) - begun:
             grad_weight[client].zero_()
         return grad_states, grad_weight, grad_bias, grad_own, None
+
+
+def _nothing_own(weight: Tensor) -> Tensor:
+    """Rows for no own words. A slice of the weights would get a gradient as large as they are."""
+    return weight.detach()[:, :0]
 
 
 def _logits(states: Tensor, weight: Tensor, bias: Tensor, own: Tensor) -> Tensor:
