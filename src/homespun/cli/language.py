@@ -87,7 +87,7 @@ def export(
     ] = False,
     trust: Trust = [],  # noqa: B006
 ) -> None:
-    """Export a user's model: a PEFT adapter of a language method, a reply model of a dialogue method.
+    """Export a user's model: a PEFT adapter, a reply model or a next-word model.
 
     \b
     A language method: the user's prefix for a context as a PEFT prompt-tuning
@@ -96,11 +96,15 @@ def export(
     and a card that shows how to use them. With --onnx (extra onnx) also
     encoder.onnx and decoder_step.onnx, with which onnxruntime alone can search
     for replies.
-    Both are made from private parameters: keep them private.
+    A next-word method: next_word_step.onnx, which reads a word and scores the
+    next one, with the user's own words (extra onnx).
+    All are made from private parameters: keep them private.
 
     Example: homespun export runs/fedperc-sotu --user kennedy --context written --output kennedy
 
     Example: homespun export runs/fednlg-friends --user ross --output ross --onnx --int8
+
+    Example: homespun export runs/oov_expansion-chat --user ada --output ada --int8
     """
     from homespun.personalization.adapter import export_adapter
     from homespun.personalization.replies import find_reply_base
@@ -112,10 +116,13 @@ def export(
         if find_reply_base(run) is not None:
             _export_replies(run, output, user=name, context=context, onnx=onnx, int8=int8)
             return
+        if "suggest" in run.scoring.offers:
+            _export_next_words(run, output, user=name, context=context, int8=int8)
+            return
         if onnx or int8:
             raise InputError(
-                f"--onnx and --int8 are for runs of a dialogue method, and this is a run of {run.method.name}. "
-                "Leave them out."
+                f"--onnx and --int8 are for runs of a dialogue or next-word method, and this is a run of "
+                f"{run.method.name}. Leave them out."
             )
         model = export_adapter(run, output, user=name, context=context)
     _warn_if_not_personalized(model)
@@ -129,10 +136,24 @@ def _export_replies(run: Run, output: Path, *, user: str | None, context: str | 
         raise InputError("--context: a reply model has no contexts. Leave it out.")
     if int8 and not onnx:
         raise InputError("--int8: it applies to ONNX files only. Add --onnx.")
-    exported = export_reply_model(run, output, user=user, onnx=onnx, int8=int8)
+    _show_files(export_reply_model(run, output, user=user, onnx=onnx, int8=int8))
+
+
+def _export_next_words(run: Run, output: Path, *, user: str | None, context: str | None, int8: bool) -> None:
+    from homespun.personalization.next_word_export import export_next_word_model
+
+    if context is not None:
+        raise InputError("--context: a next-word model has no contexts. Leave it out.")
+    exported = export_next_word_model(run, output, user=user, int8=int8)
+    _show_files(exported)
+    median, high = exported.step_ms
+    say(f"  {exported.own_words:,} own words; a word is read in {median:.2f} ms, 95 % in {high:.2f} ms, on one core")
+
+
+def _show_files(exported: Any) -> None:
     _warn_if_not_personalized(exported)
     private = "; it contains private parameters: keep it private" if exported.private else ""
-    say(f"{output}: {exported.user or 'a new user'}{private}")
+    say(f"{exported.folder}: {exported.user or 'a new user'}{private}")
     for name, size in exported.file_bytes.items():
         say(f"  {name:<18} {size / 1e6:8.2f} MB")
 

@@ -5,47 +5,34 @@
 
 The state holds the hidden and the cell state of each layer, and one row per hypothesis. The persona is a constant of
 the graphs: in the biases of the decoder layers and, if the encoder reads the persona as well, as its first word.
-
-The graphs are written operator by operator: they have few, and the file then does not depend on a version of torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from importlib import import_module, util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from homespun.core.errors import InputError
+from homespun.models.onnx_graph import (
+    Part,
+    log_probs,
+    lstm_cell,
+    make_model,
+    node,
+    onnx,
+    read_state,
+    write_model,
+    write_state,
+)
 
-EXTRA = "pip install 'homespun[onnx]'"
-OPSET, IR_VERSION = 17, 8  # read by every onnxruntime since 1.12, in browsers and on phones as well
 ENCODER, STEP = "encoder.onnx", "decoder_step.onnx"
 
-Constants = dict[str, np.ndarray]
-Nodes = list[Any]
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a graph."""
-
-    nodes: Nodes
-    constants: Constants = field(default_factory=dict)
-
-    def __add__(self, other: Part) -> Part:
-        return Part([*self.nodes, *other.nodes], {**self.constants, **other.constants})
-
-
-def require_onnx() -> None:
-    """Raise unless the optional packages are installed."""
-    absent = [name for name in ("onnx", "onnxruntime") if util.find_spec(name) is None]
-    if absent:
-        raise InputError(f"an ONNX export needs {' and '.join(absent)}. Install the extra onnx: {EXTRA}")
+# Not the encoder's LSTM, which stays float32: it is small next to the words, its errors add up over the steps of a
+# question, and its quantized operator is not in the ONNX standard.
+QUANTIZED = ("Gather", "MatMul")
 
 
 def write_onnx(
@@ -59,18 +46,15 @@ def write_onnx(
         (ENCODER, encoder_model(values, own, layers=layers)),
         (STEP, step_model(values, own, layers=layers)),
     ):
-        if int8:
-            _write_int8(model, folder / name)
-        else:
-            (folder / name).write_bytes(model.SerializeToString())
+        write_model(model, folder / name, int8=QUANTIZED if int8 else ())
 
 
 def encoder_model(values: Mapping[str, np.ndarray], persona: np.ndarray | None, *, layers: int) -> Any:
     """The graph that reads questions. Rows are padded with any number up to the longest; lengths are at least 1."""
     part = Part(
         [
-            _node("Gather", ["words.weight", "question"], "words"),
-            _node("Transpose", ["words"], "word_steps", perm=[1, 0, 2]),
+            node("Gather", ["words.weight", "question"], "words"),
+            node("Transpose", ["words"], "word_steps", perm=[1, 0, 2]),
         ],
         {"words.weight": values["words.weight"]},
     )
@@ -78,14 +62,14 @@ def encoder_model(values: Mapping[str, np.ndarray], persona: np.ndarray | None, 
     if persona is not None and "to_word.weight" in values:
         part += _persona_before(steps, length, persona @ values["to_word.weight"].T)
         steps, length = "steps_with_persona", "length_with_persona"
-    part += Part([_node("Cast", [length], "steps_to_read", to=_onnx().TensorProto.INT32)])
+    part += Part([node("Cast", [length], "steps_to_read", to=onnx().TensorProto.INT32)])
     for number in range(layers):
         part += _lstm(values, number, inputs=steps)
         steps = f"steps_{number}"
     final = [f"{kind}_{number}" for number in range(layers) for kind in ("hidden", "cell")]
-    part += Part([_node("Concat", final, "final", axis=0), _node("Transpose", ["final"], "state", perm=[1, 0, 2])])
+    part += Part([node("Concat", final, "final", axis=0), node("Transpose", ["final"], "state", perm=[1, 0, 2])])
     cells = values["encoder.0.weight_hh_l0"].shape[1]
-    return _model(
+    return make_model(
         "encoder",
         part,
         inputs={"question": ("INT64", ["batch", "words"]), "length": ("INT64", ["batch"])},
@@ -96,39 +80,14 @@ def encoder_model(values: Mapping[str, np.ndarray], persona: np.ndarray | None, 
 def step_model(values: Mapping[str, np.ndarray], persona: np.ndarray | None, *, layers: int) -> Any:
     """The graph of one decoder step."""
     cells = values["decoder.0.weight_hh_l0"].shape[1]
-    before = [f"{kind}_{number}" for number in range(layers) for kind in ("hidden", "cell")]
-    part = Part(
-        [
-            _node("Gather", ["words.weight", "tokens"], "input_0"),
-            _node("Reshape", ["state", "flat_shape"], "flat_state"),
-            _node("Split", ["flat_state", "state_sizes"], *before, axis=1),
-        ],
-        {
-            "words.weight": values["words.weight"],
-            "flat_shape": np.array([-1, 2 * layers * cells]),
-            "state_sizes": np.array([cells] * 2 * layers),
-            "gate_sizes": np.array([cells] * 4),
-        },
-    )
+    part = Part([node("Gather", ["words.weight", "tokens"], "input_0")], {"words.weight": values["words.weight"]})
+    part += read_state(layers=layers, cells=cells)
     for number in range(layers):
         part += _decoder_layer(values, number, persona)
-    after = [name for number in range(layers) for name in (f"input_{number + 1}", f"new_cell_{number}")]
-    part += Part(
-        [
-            _node("Concat", after, "flat_new_state", axis=1),
-            _node("Reshape", ["flat_new_state", "state_shape"], "new_state"),
-            _node("MatMul", [f"input_{layers}", "output.weight"], "scores"),
-            _node("Add", ["scores", "output.bias"], "logits"),
-            _node("LogSoftmax", ["logits"], "log_probs", axis=1),
-        ],
-        {
-            "state_shape": np.array([-1, 2 * layers, cells]),
-            "output.weight": values["output.weight"].T,
-            "output.bias": values["output.bias"],
-        },
-    )
+    part += write_state(layers=layers, cells=cells)
+    part += log_probs(f"input_{layers}", weight=values["output.weight"], bias=values["output.bias"])
     state = ("FLOAT", ["batch", 2 * layers, cells])
-    return _model(
+    return make_model(
         "decoder_step",
         part,
         inputs={"tokens": ("INT64", ["batch"]), "state": state},
@@ -143,11 +102,11 @@ def _persona_before(steps: str, length: str, word: np.ndarray) -> Part:
     """The persona as a word before the question."""
     return Part(
         [
-            _node("Shape", [length], "rows"),
-            _node("Concat", ["one", "rows", "one"], "first_shape", axis=0),
-            _node("Expand", ["persona_word", "first_shape"], "first_step"),
-            _node("Concat", ["first_step", steps], "steps_with_persona", axis=0),
-            _node("Add", [length, "one"], "length_with_persona"),
+            node("Shape", [length], "rows"),
+            node("Concat", ["one", "rows", "one"], "first_shape", axis=0),
+            node("Expand", ["persona_word", "first_shape"], "first_step"),
+            node("Concat", ["first_step", steps], "steps_with_persona", axis=0),
+            node("Add", [length, "one"], "length_with_persona"),
         ],
         {"one": np.array([1]), "persona_word": word[None, None]},
     )
@@ -164,8 +123,8 @@ def _lstm(values: Mapping[str, np.ndarray], number: int, *, inputs: str) -> Part
     read, states = [inputs, *weights, "steps_to_read"], [f"{one}_{number}" for one in ("directions", "hidden", "cell")]
     return Part(
         [
-            _node("LSTM", read, *states, hidden_size=given["weight_hh"].shape[1]),
-            _node("Squeeze", [states[0], "axis_of_directions"], f"steps_{number}"),
+            node("LSTM", read, *states, hidden_size=given["weight_hh"].shape[1]),
+            node("Squeeze", [states[0], "axis_of_directions"], f"steps_{number}"),
         ],
         {**weights, "axis_of_directions": np.array([1])},
     )
@@ -184,80 +143,4 @@ def _decoder_layer(values: Mapping[str, np.ndarray], number: int, persona: np.nd
     width = values[f"encoder.{number}.weight_ih_l0"].shape[1]
     if persona is not None and of_input.shape[1] > width:
         of_input, bias = of_input[:, :width], bias + of_input[:, width:] @ persona
-    weight, added = f"decoder.{number}.weight", f"decoder.{number}.bias"
-
-    def name(value: str) -> str:
-        return f"{value}_{number}"
-
-    gates = [name(gate) for gate in ("i", "f", "g", "o")]
-    return Part(
-        [
-            _node("Concat", [name("input"), name("hidden")], name("read"), axis=1),
-            _node("MatMul", [name("read"), weight], name("product")),
-            _node("Add", [name("product"), added], name("gates")),
-            _node("Split", [name("gates"), "gate_sizes"], *gates, axis=1),
-            _node("Sigmoid", [gates[0]], name("input_gate")),
-            _node("Sigmoid", [gates[1]], name("forget_gate")),
-            _node("Tanh", [gates[2]], name("candidate")),
-            _node("Sigmoid", [gates[3]], name("output_gate")),
-            _node("Mul", [name("forget_gate"), name("cell")], name("kept")),
-            _node("Mul", [name("input_gate"), name("candidate")], name("added")),
-            _node("Add", [name("kept"), name("added")], name("new_cell")),
-            _node("Tanh", [name("new_cell")], name("squashed")),
-            _node("Mul", [name("output_gate"), name("squashed")], f"input_{number + 1}"),
-        ],
-        {weight: np.concatenate((of_input, given["weight_hh"]), axis=1).T, added: bias},
-    )
-
-
-# Files
-
-
-def _onnx() -> Any:
-    return import_module("onnx")
-
-
-def _node(operator: str, inputs: list[str], *outputs: str, **attributes: Any) -> Any:
-    return _onnx().helper.make_node(operator, inputs, list(outputs), name=outputs[0], **attributes)
-
-
-def _model(
-    name: str, part: Part, *, inputs: dict[str, tuple[str, list[Any]]], outputs: dict[str, tuple[str, list[Any]]]
-) -> Any:
-    """A checked model."""
-    onnx = _onnx()
-
-    def described(tensors: dict[str, tuple[str, list[Any]]]) -> list[Any]:
-        make = onnx.helper.make_tensor_value_info
-        return [make(one, getattr(onnx.TensorProto, kind), shape) for one, (kind, shape) in tensors.items()]
-
-    constants = [
-        onnx.numpy_helper.from_array(np.ascontiguousarray(value), one) for one, value in part.constants.items()
-    ]
-    graph = onnx.helper.make_graph(part.nodes, name, described(inputs), described(outputs), constants)
-    model = onnx.helper.make_model(
-        graph,
-        opset_imports=[onnx.helper.make_opsetid("", OPSET)],
-        ir_version=IR_VERSION,
-        producer_name="homespun",
-    )
-    onnx.checker.check_model(model, full_check=True)
-    return model
-
-
-def _write_int8(model: Any, path: Path) -> None:
-    """Quantize the word embeddings and the decoder's matrices; their inputs are quantized in each call.
-
-    The encoder's LSTM stays float32: it is small next to the words, its errors add up over the steps of a question, and
-    its quantized operator is not in the ONNX standard.
-    """
-    quantization = import_module("onnxruntime.quantization")
-    shapes = import_module("onnxruntime.quantization.shape_inference")
-    shapes.quant_pre_process(model, path, skip_optimization=True, skip_symbolic_shape=True)
-    quantization.quantize_dynamic(
-        path,
-        path,
-        op_types_to_quantize=["Gather", "MatMul"],
-        per_channel=True,
-        weight_type=quantization.QuantType.QInt8,
-    )
+    return lstm_cell("decoder", number, of_input=of_input, of_hidden=given["weight_hh"], bias=bias)

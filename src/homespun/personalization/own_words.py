@@ -59,7 +59,7 @@ def add_words(run: Run, user: str, texts: Sequence[str], *, today: date | None =
         if len(word.encode()) > LONGEST_SPELLING:
             raise InputError(f"word {text!r}: it is longer than {LONGEST_SPELLING} bytes.")
         if word in known:
-            raise InputError(f"word {word!r}: everybody's vocabulary has it already.")
+            raise InputError(f"word {word!r}: the shared vocabulary has it already.")
         if word not in [*_spelled(private), *new]:
             new.append(word)
     rows, counts = spell_words([word.encode() for word in new]), torch.zeros(len(new), dtype=torch.int64)

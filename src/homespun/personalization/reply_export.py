@@ -24,9 +24,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from homespun.core.errors import InputError, RunError
+from homespun.models.onnx_graph import require_onnx
 from homespun.models.reply_decoder import ReplyDecoder, persona_readers
 from homespun.models.reply_model import ReplyModel
-from homespun.models.reply_onnx import require_onnx, write_onnx
+from homespun.models.reply_onnx import write_onnx
 from homespun.models.vocabulary import BEGIN, END, PADDING, SPECIAL, UNKNOWN
 from homespun.personalization.adapter import plain_name
 from homespun.personalization.replies import Replier, Speaker, find_replier

@@ -22,9 +22,13 @@ from homespun.runs.run import Run
 def find_suggester(run: Run, user: str | None = None) -> Suggester:
     """The suggestions of a user, given their name or a part of it; without a name, those of a new user."""
     name = None if user is None else match_user(run, user)
-    kept = {} if name is None else run.clients.stored_private([name])
-    private = next(iter(kept.values()), None) or run.clients.new_private(name or "", run.state.broadcast())
-    return suggester_with(run, private)
+    return suggester_with(run, private_of(run, name))
+
+
+def private_of(run: Run, user: str | None) -> Tree:
+    """The private parameters of a user; those of a new user if the run has none."""
+    kept = {} if user is None else run.clients.stored_private([user])
+    return next(iter(kept.values()), None) or run.clients.new_private(user or "", run.state.broadcast())
 
 
 def suggester_with(run: Run, private: Tree) -> Suggester:
