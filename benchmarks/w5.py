@@ -60,10 +60,8 @@ def make_data(file: str) -> tuple[reference.Data, Vocabulary]:
         if len(texts) >= start + reference.TEXTS
     ][: reference.USERS]
     batches = [encode_texts(texts, vocabulary, length=reference.LENGTH, spelled=False) for texts in some]
-    longest = max(batch["words"].shape[1] for batch in batches)
-    padded = [torch.nn.functional.pad(one["words"], (0, longest - one["words"].shape[1])) for one in batches]
-    length = torch.stack([batch["length"] for batch in batches])
-    return reference.Data(torch.stack(padded).long(), length, spell_vocabulary(vocabulary).long()), vocabulary
+    numbers, length = (torch.stack([batch[name] for batch in batches]) for name in ("words", "length"))
+    return reference.Data(numbers.long(), length, spell_vocabulary(vocabulary).long()), vocabulary
 
 
 def make_vocabulary(texts: Iterable[str]) -> Vocabulary:

@@ -97,3 +97,11 @@ def test_both_engines_choose_and_train_alike():
         assert one.keys() == other.keys() and "output.weight" in one
         for name, value in one.items():
             torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_users_whose_longest_texts_differ_train_together():
+    texts = {"ada": "we need zorblax", "bo": "we need it and now we should do more"}
+    rows = [{"user": user, "text": text} for user, text in texts.items() for _ in range(10)]
+    with prepare("oov_expansion", load_federation(rows), settings={**VALUES, "rounds": 1}) as run:
+        list(run.rounds())
+        assert evaluate(run).users == 2

@@ -16,7 +16,7 @@ def test_words_and_spellings():
     assert found["spelling"].shape == (3, 4, SPELLED)
     assert read_spelling(found["spelling"][0, 1]).decode() == "zürich"
     assert not found["spelling"][0, [0, 2, 3]].any() and not found["spelling"][1:].any()
-    assert encode_texts([], WORDS, length=4, spelled=False)["words"].shape == (0, 1)
+    assert encode_texts([], WORDS, length=4, spelled=False)["words"].shape == (0, 4)
 
 
 def test_words_that_are_too_long_are_no_own_words():

@@ -13,13 +13,12 @@ from homespun.models.vocabulary import PADDING, UNKNOWN, Vocabulary
 
 
 def encode_texts(texts: Sequence[str], vocabulary: Vocabulary, *, length: int, spelled: bool) -> dict[str, Tensor]:
-    """Texts as word numbers, cut at `length` words. With `spelled`, the column `spelling` [n, T, bytes] has the bytes
+    """Texts as word numbers, cut or padded to `length` words. With `spelled`, the column `spelling` [n, T, bytes] has the bytes
     of the words outside the vocabulary, except those that are too long to be own words."""
     rows = [words(text)[:length] for text in texts]
-    longest = max((len(row) for row in rows), default=0) or 1
     index = vocabulary.index
-    numbers = torch.full((len(rows), longest), PADDING, dtype=torch.int32)
-    spelling = torch.full((len(rows), longest, SPELLED), NO_BYTE, dtype=torch.uint8)
+    numbers = torch.full((len(rows), length), PADDING, dtype=torch.int32)
+    spelling = torch.full((len(rows), length, SPELLED), NO_BYTE, dtype=torch.uint8)
     for place, row in enumerate(rows):
         numbers[place, : len(row)] = torch.tensor([index.get(word, UNKNOWN) for word in row], dtype=torch.int32)
         own = [(step, word.encode()) for step, word in enumerate(row) if spelled and word not in index]
