@@ -80,7 +80,7 @@ def test_new_users_learn_theirs(tmp_path):
 def test_a_text_without_words_costs_nothing(run):
     data = run.method.model.encode(run.federation.examples(0).take([0]))
     empty = run.method.model.encode(Examples(("", ":)")))
-    output = torch.zeros(2, 1, 2)
+    output = torch.zeros(2, SMALL["length"], 2)
     counts = run.scoring.score(empty, output)
     assert int(counts["words"]) == 0 and data["length"].tolist() == [11]
 
@@ -102,6 +102,6 @@ def test_both_engines_choose_and_train_alike():
 def test_users_whose_longest_texts_differ_train_together():
     texts = {"ada": "we need zorblax", "bo": "we need it and now we should do more"}
     rows = [{"user": user, "text": text} for user, text in texts.items() for _ in range(10)]
-    with prepare("oov_expansion", load_federation(rows), settings={**VALUES, "rounds": 1}) as run:
+    with prepare("oov_expansion", load_federation(rows), folder=None, settings={**VALUES, "rounds": 1}) as run:
         list(run.rounds())
         assert evaluate(run).users == 2

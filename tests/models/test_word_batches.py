@@ -21,7 +21,7 @@ def test_words_and_spellings():
 
 def test_words_that_are_too_long_are_no_own_words():
     found = encode_texts(["z" * LONGEST_SPELLING + " " + "z" * 10_000], WORDS, length=4, spelled=True)
-    assert [bool(one.any()) for one in found["spelling"][0]] == [True, False]
+    assert [bool(one.any()) for one in found["spelling"][0, :2]] == [True, False]
 
 
 def test_the_most_frequent_own_words_come_first():
