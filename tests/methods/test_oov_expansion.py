@@ -105,3 +105,19 @@ def test_users_whose_longest_texts_differ_train_together():
     with prepare("oov_expansion", load_federation(rows), folder=None, settings={**VALUES, "rounds": 1}) as run:
         list(run.rounds())
         assert evaluate(run).users == 2
+
+
+def test_all_own_words_may_be_known(tmp_path):
+    """A word of the test part alone is a row of the lexicon, as the paper assumes, or is not."""
+    rows = [{"user": user, "text": f"we need {user}word{number}"} for user in ("ada", "bo") for number in range(20)]
+    for own_words, left in (("all", 0.0), ("training", 1 / 3)):
+        changed = {
+            **VALUES,
+            "own_words": own_words,
+            "rounds": 1,
+            "personalize_epochs": 1,
+            "final_personalization": True,
+        }
+        with prepare("oov_expansion", load_federation(rows), folder=tmp_path / own_words, settings=changed) as run:
+            list(run.rounds())
+            assert evaluate(run).oov_rate_left == pytest.approx(left)

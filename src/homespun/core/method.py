@@ -163,6 +163,8 @@ class ModelSpec:
     build: Callable[[], nn.Module]
     roles: Rules  # globs to roles, first match wins
     encode: Callable[[Any], Batch]  # a federation's examples to tensors
+    # The same for a part of a user's examples, with all of them as a second argument. Not set: `encode`.
+    encode_part: Callable[[Any, Any], Batch] | None = None
     # Initial private parameters of a new user, from a random generator and the broadcast.
     new_private: Callable[[torch.Generator, Broadcast], dict[str, Tensor]] = no_private
     # Private parameters may differ between users: any names that a rule makes private, in any shape.

@@ -21,7 +21,7 @@ The lexicon, the adapter and the copy of the model stay at home.
 | LSTM encoder, decoder | `lstm.*`, `output.*`, FEDERATED |
 | OOV words of a user | `own.lexicon`, PRIVATE; how often each was typed, `own.counts` |
 | OOV adapter, and H | `own.adapter`, `own.hidden`, PRIVATE |
-| OOV-as-UNK, OOV Expansion | `own_words = "none"` and `"training"` |
+| OOV-as-UNK, OOV Expansion | `own_words = "none"`, and `"all"` or `"training"` |
 | OOV-oracle | a base model with a larger vocabulary, and `own_words = "none"` |
 """
 
@@ -44,12 +44,13 @@ from homespun.core.server import FedAdam, FedAvg, ServerName, ServerRule
 from homespun.core.settings import Paper
 from homespun.core.tree import Tree
 from homespun.core.words import words
+from homespun.data.federation import Examples
 from homespun.evaluation.next_words import NextWordScoring, count_hits
 from homespun.methods._choices_at_home import ChoicesAtHome, Score
 from homespun.models.next_word import SPELLED, places_in
 from homespun.models.next_word_model import NextWordModelName, load_base
 from homespun.models.word_adapter import new_adapter
-from homespun.models.word_batches import encode_texts, frequent_own_words
+from homespun.models.word_batches import encode_texts, frequent_own_words, spell_elsewhere
 
 Hidden = tuple[PositiveInt, ...]
 
@@ -57,9 +58,9 @@ Hidden = tuple[PositiveInt, ...]
 class Settings(core_settings.Settings):
     base_model: NextWordModelName = ""
     """Folder of the pre-trained next-word model (`homespun pretrain nextword`), or `untrained`."""
-    own_words: Literal["training", "none"] = "training"
-    """Own words of a user: those of the examples that personalization trains on, or none, which is the paper's
-    OOV-as-UNK."""
+    own_words: Annotated[Literal["training", "all", "none"], Paper("all")] = "training"
+    """Own words of a user. training: those of the texts that personalization trains on; all: also those of the texts
+    that it is tested on, which a device cannot know; none: the paper's OOV-as-UNK."""
     most_own_words: Annotated[PositiveInt, Paper(1000)] = 1000
     """Maximum number of own words of a user: the most frequent ones."""
     length: PositiveInt = 50
@@ -156,7 +157,10 @@ def starts(home: Home, fit: Batch, choices: Sequence[Choice], *, settings: Setti
     if settings.own_words == "none":
         return [home.parameters] * len(choices)
     cells = home.parameters["output.weight"].shape[1]
-    lexicon, counts = frequent_own_words(fit["spelling"], at_most=settings.most_own_words)
+    spelled = [fit["spelling"]]
+    if settings.own_words == "all":
+        spelled = [home.data[name] for name in ("spelling", "elsewhere") if name in home.data]
+    lexicon, counts = frequent_own_words(spelled, at_most=settings.most_own_words)
     seed = home.generator.initial_seed()  # choices differ in the scale of their draws only
 
     def adapter(choice: Choice) -> Tensor:
@@ -207,6 +211,13 @@ def method(settings: Settings, task: Task) -> Method:
         }
         return nothing if expands else {}
 
+    def encode(examples: Examples) -> Batch:
+        return encode_texts(examples.texts, base.vocabulary, length=settings.length, spelled=expands)
+
+    def encode_part(part: Examples, whole: Examples) -> Batch:
+        elsewhere = spell_elsewhere(part.texts, whole.texts, base.vocabulary, length=settings.length)
+        return {**encode(part), "elsewhere": elsewhere}
+
     shared = dict.fromkeys(SHARED, Sgd(settings.lr))
 
     def epoch(choice: Choice) -> Phase:
@@ -226,9 +237,8 @@ def method(settings: Settings, task: Task) -> Method:
         model=ModelSpec(
             build=lambda: base.build(lexicon=expands),
             roles=roles(settings.own_words),
-            encode=lambda examples: encode_texts(
-                examples.texts, base.vocabulary, length=settings.length, spelled=expands
-            ),
+            encode=encode,
+            encode_part=encode_part if settings.own_words == "all" else None,
             new_private=new_private,
             private_varies=expands,
             derived={"own": own_places} if expands else {},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -13,8 +14,8 @@ from homespun.models.vocabulary import PADDING, UNKNOWN, Vocabulary
 
 
 def encode_texts(texts: Sequence[str], vocabulary: Vocabulary, *, length: int, spelled: bool) -> dict[str, Tensor]:
-    """Texts as word numbers, cut or padded to `length` words. With `spelled`, the column `spelling` [n, T, bytes] has the bytes
-    of the words outside the vocabulary, except those that are too long to be own words."""
+    """Texts as word numbers, cut or padded to `length` words. With `spelled`, the column `spelling` [n, T, bytes] has
+    the bytes of the words outside the vocabulary, except those that are too long to be own words."""
     rows = [words(text)[:length] for text in texts]
     index = vocabulary.index
     numbers = torch.full((len(rows), length), PADDING, dtype=torch.int32)
@@ -29,10 +30,29 @@ def encode_texts(texts: Sequence[str], vocabulary: Vocabulary, *, length: int, s
     return {**found, "spelling": spelling} if spelled else found
 
 
-def frequent_own_words(spelling: Tensor, *, at_most: int) -> tuple[Tensor, Tensor]:
-    """The most frequent words [words, bytes] of a column `spelling`, ties in the order of their bytes, and how often
+def own_words_of(texts: Sequence[str], vocabulary: Vocabulary, *, length: int) -> Counter[str]:
+    """How often each word occurs that the vocabulary does not have, among the first `length` words of each text."""
+    index = vocabulary.index
+    found = Counter(word for text in texts for word in words(text)[:length] if word not in index)
+    return Counter({word: count for word, count in found.items() if len(word.encode()) <= LONGEST_SPELLING})
+
+
+def spell_elsewhere(part: Sequence[str], whole: Sequence[str], vocabulary: Vocabulary, *, length: int) -> Tensor:
+    """A column [n, K, bytes] with the own words of a user's texts that are not in this part of them, as often as they
+    occur there, in no relation to its rows."""
+    elsewhere = own_words_of(whole, vocabulary, length=length) - own_words_of(part, vocabulary, length=length)
+    spelled = spell_words([word.encode() for word in sorted(elsewhere.elements())])
+    rows = len(part)
+    each = -(-len(spelled) // rows) if rows else 0
+    found = torch.full((rows * each, SPELLED), NO_BYTE, dtype=torch.uint8)
+    found[: len(spelled)] = spelled[: rows * each]
+    return found.view(rows, each, SPELLED)
+
+
+def frequent_own_words(columns: Sequence[Tensor], *, at_most: int) -> tuple[Tensor, Tensor]:
+    """The most frequent words [words, bytes] of columns [..., bytes], ties in the order of their bytes, and how often
     each occurs."""
-    rows = spelling.flatten(0, -2)
+    rows = torch.cat([one.flatten(0, -2) for one in columns])
     rows, counts = torch.unique(rows[rows[:, 0] != NO_BYTE], dim=0, return_counts=True)
     order = torch.argsort(-counts, stable=True)[:at_most]
     return rows[order], counts[order]

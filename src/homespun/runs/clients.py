@@ -121,9 +121,17 @@ class SimulatedClients:
             )
             if part in ("eval", "test", "scored"):
                 examples = take_evenly_spaced(examples, self.evaluate_examples)
-            return self.built.method.model.encode(examples)
+            return self._encode_part(examples, user=federation.users[position])
 
         return self._encoded.get((id(federation), position, part), encoded)  # federations live as long as the store
+
+    def _encode_part(self, examples: Examples, *, user: str) -> Batch:
+        spec = self.built.method.model
+        if spec.encode_part is not None:
+            for federation in (self.participants, self.newcomers):
+                if user in federation.users:
+                    return spec.encode_part(examples, federation.examples(federation.users.index(user)))
+        return spec.encode(examples)
 
     def split(self, federation: Federation, position: int) -> Split:
         """One user's training, evaluation and test examples."""
