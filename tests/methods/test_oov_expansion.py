@@ -3,13 +3,17 @@
 import pytest
 import torch
 
+from homespun.core.errors import RunError, SettingsError
+from homespun.core.method import Task
 from homespun.core.roles import Role
 from homespun.data import load_federation
 from homespun.data.federation import Examples
 from homespun.methods.oov_expansion import SMALL, Choice, Settings, choices
 from homespun.models.next_word import read_spelling
+from homespun.personalization.suggestions import suggest
 from homespun.runs.evaluate import evaluate, evaluate_newcomers
 from homespun.runs.training import prepare
+from homespun.system.method_loading import load_method
 
 OWN = {"ada": "zorblax", "bo": "quibnor", "cy": "wumpfel", "dee": "yiktang"}
 VALUES = {
@@ -121,3 +125,45 @@ def test_all_own_words_may_be_known(tmp_path):
         with prepare("oov_expansion", load_federation(rows), folder=tmp_path / own_words, settings=changed) as run:
             list(run.rounds())
             assert evaluate(run).oov_rate_left == pytest.approx(left)
+
+
+def test_a_memory_suggests_own_words_without_training(tmp_path):
+    """Nothing is trained at home: the cache alone knows which word is the third."""
+    changed = {"own_scores": "memory", "memory": "cache", "personalize_lrs": (0.0,)}
+    with trained(tmp_path / "cache", **changed) as run, trained(tmp_path / "plain", own_words="none") as plain:
+        found, without = evaluate(run), evaluate(plain)
+        stored = run.clients.stored_private(["ada"])["ada"]
+        with pytest.raises(RunError, match="Train with memory = none"):
+            suggest(run, "we need", user="ada")
+    assert found.oov_accuracy == 1 and found.emr3 > without.emr3
+    assert stored["own.typed"].shape == (25, 12) and float(stored["own.memory"][0]) > 0
+    assert "output.weight" not in stored  # the shared model as it is
+
+
+@pytest.mark.parametrize(
+    "changed", [{"own_scores": "identity"}, {"memory": "neighbours"}, {"personalize_trains": "adapter"}]
+)
+def test_controls_of_the_adapter(tmp_path, changed):
+    with trained(tmp_path, **changed) as run:
+        found, stored = evaluate(run), run.clients.stored_private(["ada"])["ada"]
+    identity = "own_scores" in changed
+    assert found.oov_rate_left == 0 and (found.oov_accuracy > 0 or identity)
+    assert bool(len(stored["own.adapter"])) == (not identity)
+    assert ("output.weight" in stored) == ("personalize_trains" not in changed)
+
+
+def test_settings_that_exclude_each_other():
+    wrong = {"own_scores": "memory", "personalize_trains": "adapter", "base_model": "untrained-small"}
+    with pytest.raises(SettingsError, match=r"(?s)own_scores = memory needs.*personalize_trains = adapter needs"):
+        load_method("oov_expansion", wrong, Task())
+
+
+def test_words_of_held_out_texts_are_known_in_the_end(tmp_path):
+    """Each text has a word of its own; the device trains on some texts and chooses by others, and keeps all words."""
+    rows = [{"user": user, "text": f"we need {user}word{number}"} for user in ("ada", "bo") for number in range(20)]
+    with prepare(
+        "oov_expansion", load_federation(rows), folder=tmp_path, settings={**VALUES, "final_personalization": True}
+    ) as run:
+        list(run.rounds())
+        stored = run.clients.stored_private(["ada"])["ada"]
+    assert len(stored["own.lexicon"]) == 17 and stored["own.counts"].tolist() == [1] * 17

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeAlias, TypeVar
 
 import torch
@@ -21,12 +21,16 @@ from homespun.core.tree import Tree
 
 Choice = TypeVar("Choice")
 Score: TypeAlias = tuple[float, ...]  # larger is better
+NO_PLACE = -1
 
 
 @dataclass(frozen=True)
 class ChoicesAtHome(Personalization, Generic[Choice]):
     """`starts` makes the first parameters of all choices from the examples that are trained on; `phase` is one epoch;
-    `score` judges the model's output for the validation part."""
+    `score` judges the model's output for the validation part.
+
+    `refine` makes variants of the best parameters from the examples that were trained on, without training. The best
+    one is made once more from all examples."""
 
     choices: Sequence[Choice]
     starts: Callable[[Home, Batch, Sequence[Choice]], Sequence[Tree]]
@@ -34,6 +38,7 @@ class ChoicesAtHome(Personalization, Generic[Choice]):
     score: Callable[[Batch, Tensor], Score]
     epochs: int
     validation_share: float
+    refine: Callable[[Home, Tree, Batch], Sequence[Tree]] = field(default=lambda home, parameters, data: [parameters])
 
     def __call__(self, home: Home) -> Tree:
         return self.search(home).parameters
@@ -54,7 +59,16 @@ class ChoicesAtHome(Personalization, Generic[Choice]):
             running = {place: one for place, one in trained.items() if scores[place] > reached[place]}
             reached = scores
             best = self._better(best, running, reached)
-        return best
+        return self._refined(home, best, fit, check)
+
+    def _refined(self, home: Home, best: Best, fit: Batch, check: Batch) -> Best:
+        variants = dict(enumerate(self.refine(home, best.parameters, fit)))
+        if best.place == NO_PLACE or len(variants) == 0:
+            return best
+        chosen = 0
+        if len(variants) > 1:
+            chosen = self._better(Best(best.parameters), variants, self._scores(home, variants, check)).place
+        return replace(best, parameters=self.refine(home, best.parameters, home.data)[max(chosen, 0)])
 
     def _scores(self, home: Home, parameters: Mapping[int, Tree], check: Batch) -> dict[int, Score]:
         outputs = home.predict_each(list(parameters.values()), check)
@@ -74,7 +88,7 @@ class Best:
     """What a search found; without a score, the parameters as they were."""
 
     parameters: Tree
-    place: int = -1  # of the choice
+    place: int = NO_PLACE  # of the choice
     score: Score = ()
 
     def is_better(self, other: Best) -> bool:

@@ -36,6 +36,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from homespun.core import settings as core_settings
+from homespun.core.errors import SettingsError, raise_faults
 from homespun.core.messages import Broadcast
 from homespun.core.method import Artefact, Batch, LocalTraining, Method, ModelSpec, Phase, Predict, Sgd, Task, Window
 from homespun.core.personalize import Home
@@ -47,10 +48,12 @@ from homespun.core.words import words
 from homespun.data.federation import Examples
 from homespun.evaluation.next_words import NextWordScoring, count_hits
 from homespun.methods._choices_at_home import ChoicesAtHome, Score
-from homespun.models.next_word import SPELLED, places_in
+from homespun.methods._own_texts import own_places, with_lexicon, with_memories
+from homespun.models.next_word import SPELLED, UNSCORED
 from homespun.models.next_word_model import NextWordModelName, load_base
 from homespun.models.word_adapter import new_adapter
-from homespun.models.word_batches import encode_texts, frequent_own_words, spell_elsewhere
+from homespun.models.word_batches import encode_texts, spell_elsewhere
+from homespun.models.word_memory import Memory
 
 Hidden = tuple[PositiveInt, ...]
 
@@ -61,6 +64,12 @@ class Settings(core_settings.Settings):
     own_words: Annotated[Literal["training", "all", "none"], Paper("all")] = "training"
     """Own words of a user. training: those of the texts that personalization trains on; all: also those of the texts
     that it is tested on, which a device cannot know; none: the paper's OOV-as-UNK."""
+    own_scores: Literal["adapter", "identity", "memory"] = "adapter"
+    """How an own word is scored. adapter: by its spelling, through a trained adapter; identity: by its spelling alone;
+    memory: by the memory alone, and the model is trained without own words."""
+    memory: Memory = "none"
+    """A control without training, interpolated with the model. cache: frequencies of the user's words, also after one
+    or two words; neighbours: what followed the nearest outputs of the LSTM in the user's texts (kNN-Per)."""
     most_own_words: Annotated[PositiveInt, Paper(1000)] = 1000
     """Maximum number of own words of a user: the most frequent ones."""
     length: PositiveInt = 50
@@ -94,6 +103,8 @@ class Settings(core_settings.Settings):
     """Standard deviations of the adapter's start that it tries, the paper's sigma."""
     adapters: Annotated[tuple[Hidden, ...], Paper(((960,), (128, 256, 128), (256, 512, 256)))] = ((256, 512, 256),)
     """Hidden layers of the adapter that it tries, the paper's H."""
+    personalize_trains: Literal["all", "adapter"] = "all"
+    """What is trained at home: the whole model and the adapter, or the adapter alone."""
     personalize_epochs: Annotated[PositiveInt, Paper(10)] = 10
     """Maximum number of passes over a user's examples with each of these settings."""
     validation_share: Annotated[float, Field(gt=0, lt=1)] = 1 / 9
@@ -122,9 +133,8 @@ SMALL = {
 SHARED = ("bytes.*", "convolution.*", "lstm.*", "output.*")
 
 
-def roles(own_words: str) -> Rules:
-    own = [] if own_words == "none" else [("own.*", Role.PRIVATE)]
-    return [*own, *((glob, Role.FEDERATED) for glob in SHARED)]
+def roles(*, own: bool) -> Rules:
+    return [*([("own.*", Role.PRIVATE)] if own else []), *((glob, Role.FEDERATED) for glob in SHARED)]
 
 
 # Loss and local training
@@ -147,29 +157,43 @@ class Choice(NamedTuple):
 
 
 def choices(settings: Settings) -> list[Choice]:
-    if settings.own_words == "none":
+    if settings.own_words == "none" or settings.own_scores != "adapter":
         return [Choice(lr) for lr in settings.personalize_lrs]
     return [Choice(*one) for one in product(settings.personalize_lrs, settings.adapter_scales, settings.adapters)]
 
 
 def starts(home: Home, fit: Batch, choices: Sequence[Choice], *, settings: Settings) -> list[Tree]:
     """The shared model; with own words, also a lexicon of the training examples and a new adapter."""
-    if settings.own_words == "none":
+    if settings.own_words == "none" or settings.own_scores == "memory":
         return [home.parameters] * len(choices)
     cells = home.parameters["output.weight"].shape[1]
-    spelled = [fit["spelling"]]
-    if settings.own_words == "all":
-        spelled = [home.data[name] for name in ("spelling", "elsewhere") if name in home.data]
-    lexicon, counts = frequent_own_words(spelled, at_most=settings.most_own_words)
+    spelled = own_spellings(home, fit, settings=settings)
+    known = with_lexicon(home.parameters, spelled, at_most=settings.most_own_words)
     seed = home.generator.initial_seed()  # choices differ in the scale of their draws only
 
     def adapter(choice: Choice) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
         return new_adapter(choice.hidden, cells=cells, scale=choice.scale, generator=generator)
 
-    known = {**home.parameters, "own.lexicon": lexicon, "own.counts": counts}
     hidden = {choice.hidden: torch.tensor(choice.hidden, dtype=torch.int64) for choice in choices}
     return [{**known, "own.hidden": hidden[choice.hidden], "own.adapter": adapter(choice)} for choice in choices]
+
+
+def own_spellings(home: Home, texts: Batch, *, settings: Settings) -> list[Tensor]:
+    """The words outside the vocabulary in these texts or, if all are known, in all texts of the user."""
+    if settings.own_words == "all":
+        return [home.data[name] for name in ("spelling", "elsewhere") if name in home.data]
+    return [texts["spelling"]]
+
+
+def refine(home: Home, parameters: Tree, texts: Batch, *, settings: Settings) -> list[Tree]:
+    """The parameters with the own words of these texts and, with a memory, every weight and scale of it."""
+    if settings.own_words != "none":
+        spelled = own_spellings(home, texts, settings=settings)
+        parameters = with_lexicon(parameters, spelled, at_most=settings.most_own_words)
+    if settings.own_scores == "memory":
+        parameters = {**parameters, "own.hidden": torch.tensor(UNSCORED)}
+    return with_memories(parameters, texts, kind=settings.memory)
 
 
 def score(check: Batch, output: Tensor) -> Score:
@@ -178,13 +202,7 @@ def score(check: Batch, output: Tensor) -> Score:
     mean = float(counts["loss"]) / max(int(counts["words"]), 1)
     return int(counts["hits"]) / max(int(counts["words"]), 1), -mean
 
-
-def own_places(parameters: Tree, batch: Batch) -> Tensor:
-    """The place of each word in the user's lexicon."""
-    return places_in(parameters["own.lexicon"], batch["spelling"])
-
-
-# The server
+    # The server
 
 
 def server_rule(settings: Settings) -> ServerRule:
@@ -198,18 +216,31 @@ def server_rule(settings: Settings) -> ServerRule:
 # The method
 
 
+def require_consistent(settings: Settings) -> None:
+    """Raise if some settings exclude each other."""
+    adapts, remembers = settings.own_words != "none" and settings.own_scores == "adapter", settings.memory != "none"
+    faults = []
+    if settings.own_scores == "memory" and (settings.own_words == "none" or not remembers):
+        faults.append("own_scores = memory needs a memory and own words")
+    if settings.personalize_trains == "adapter" and not adapts:
+        faults.append("personalize_trains = adapter needs own words with an adapter")
+    if faults:
+        raise_faults(SettingsError, "oov_expansion", faults)
+
+
 def method(settings: Settings, task: Task) -> Method:
+    require_consistent(settings)
     base, expands = load_base(settings.base_model), settings.own_words != "none"
 
+    remembers = settings.memory != "none"
+
     def new_private(_: torch.Generator, __: Broadcast) -> dict[str, Tensor]:
-        """No own words yet."""
-        nothing = {
-            "own.lexicon": torch.zeros(0, SPELLED, dtype=torch.uint8),
-            "own.counts": torch.zeros(0, dtype=torch.int64),
-            "own.hidden": torch.zeros(0, dtype=torch.int64),
-            "own.adapter": torch.zeros(0),
-        }
-        return nothing if expands else {}
+        """No own words and no texts yet."""
+        no_numbers = torch.zeros(0, dtype=torch.int64)
+        lexicon = {"own.lexicon": torch.zeros(0, SPELLED, dtype=torch.uint8), "own.counts": no_numbers}
+        adapter = {"own.hidden": no_numbers, "own.adapter": torch.zeros(0)}
+        memory = {"own.typed": no_numbers[:, None], "own.memory": torch.zeros(2)}
+        return {**(lexicon | adapter if expands else {}), **(memory if remembers else {})}
 
     def encode(examples: Examples) -> Batch:
         return encode_texts(examples.texts, base.vocabulary, length=settings.length, spelled=expands)
@@ -222,8 +253,9 @@ def method(settings: Settings, task: Task) -> Method:
 
     def epoch(choice: Choice) -> Phase:
         trained = Sgd(choice.lr)
+        everything = {**dict.fromkeys(shared, trained), **({"own.adapter": trained} if expands else {})}
         return Phase(
-            {**dict.fromkeys(shared, trained), **({"own.adapter": trained} if expands else {})},
+            everything if settings.personalize_trains == "all" else {"own.adapter": trained},
             batch=settings.batch,
             epochs=1,
             clip_norm=settings.clip_norm,
@@ -235,12 +267,12 @@ def method(settings: Settings, task: Task) -> Method:
         settings=settings,
         task=task,
         model=ModelSpec(
-            build=lambda: base.build(lexicon=expands),
-            roles=roles(settings.own_words),
+            build=lambda: base.build(lexicon=expands, memory=settings.memory),
+            roles=roles(own=expands or remembers),
             encode=encode,
             encode_part=encode_part if settings.own_words == "all" else None,
             new_private=new_private,
-            private_varies=expands,
+            private_varies=expands or remembers,
             derived={"own": own_places} if expands else {},
             head=("output.*",),
             window=Window("length", settings.length, "words", sizes=lambda texts: [len(words(t)) for t in texts]),
@@ -257,6 +289,7 @@ def method(settings: Settings, task: Task) -> Method:
             score=score,
             epochs=settings.personalize_epochs,
             validation_share=settings.validation_share,
+            refine=lambda home, parameters, texts: refine(home, parameters, texts, settings=settings),
         ),
         scoring=NextWordScoring(),
         server=server_rule(settings),

@@ -7,6 +7,8 @@ that has a spelling can be read.
 A user may have a lexicon of own words, which the vocabulary does not have. Their embeddings, through an adapter, are
 more rows of the output layer, and one softmax is over all rows (section 2.4 of the paper). The lexicon and the adapter
 are parameters of the user: `own.lexicon` [words, bytes], `own.hidden` (the adapter's hidden layers) and `own.adapter`.
+With a memory (word_memory.py), the texts that the user typed have a say too: `own.typed` [texts, T] are their words,
+own ones numbered after the vocabulary, and `own.memory` its weight and its order or scale.
 
 `forward` computes one client at a time with plain torch; `stacked` computes the same function for many clients, each
 with its own weights.
@@ -19,6 +21,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -26,6 +29,14 @@ from homespun.models.packed_lstm import lstm_layer, pack
 from homespun.models.vocabulary import BEGIN, END, PADDING, SPECIAL, UNKNOWN, Vocabulary
 from homespun.models.word_adapter import adapt
 from homespun.models.word_losses import NO_RANK, NOTHING, word_losses, word_ranks
+from homespun.models.word_memory import (
+    BLOCK,
+    Memory,
+    cache_probabilities,
+    contexts_of,
+    neighbour_probabilities,
+    remembered,
+)
 
 BYTES = 256
 NO_BYTE, WORD_START, WORD_END = 0, 1, 4  # control characters, which no word has
@@ -33,6 +44,8 @@ SPELLINGS = {PADDING: b"", BEGIN: b"\x02", END: b"\x03", UNKNOWN: b"\x1a"}  # of
 KERNEL = 4  # bytes that the convolution reads at once
 LONGEST_SPELLING = 30  # bytes of a word that are read
 SPELLED = LONGEST_SPELLING + 2  # with the start and the end
+UNSCORED = [0]  # the hidden layers of no adapter: own words are left to a memory
+LOWEST_SCORE = -30.0
 
 
 def spell_words(spellings: Sequence[bytes]) -> Tensor:
@@ -69,9 +82,17 @@ class NextWord(nn.Module):
     spelling: Tensor
 
     def __init__(
-        self, vocabulary: Vocabulary, *, byte_dim: int = 100, cells: int = 200, layers: int = 2, lexicon: bool = False
+        self,
+        vocabulary: Vocabulary,
+        *,
+        byte_dim: int = 100,
+        cells: int = 200,
+        layers: int = 2,
+        lexicon: bool = False,
+        memory: Memory = "none",
     ) -> None:
         super().__init__()
+        self.memory = memory
         self.register_buffer("spelling", spell_vocabulary(vocabulary), persistent=False)
         self.bytes = nn.Embedding(BYTES, byte_dim)
         self.convolution = nn.Conv1d(byte_dim, cells, KERNEL)
@@ -82,24 +103,60 @@ class NextWord(nn.Module):
             self.own["lexicon"] = nn.Parameter(torch.zeros(0, SPELLED, dtype=torch.uint8), requires_grad=False)
             self.own["hidden"] = nn.Parameter(torch.zeros(0, dtype=torch.int64), requires_grad=False)
             self.own["adapter"] = nn.Parameter(torch.zeros(0))
+        if memory != "none":
+            self.own["typed"] = nn.Parameter(torch.zeros(0, 0, dtype=torch.int64), requires_grad=False)
+            self.own["memory"] = nn.Parameter(torch.zeros(2), requires_grad=False)  # weight, and order or scale
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
-        words, length = batch["words"].long(), batch["length"]
-        inputs, targets = shift(words, length)
-        states = self.embed(self.spelling[inputs])
-        for layer in self.lstm:
-            packed = pack_padded_sequence(states, length.cpu(), batch_first=True, enforce_sorted=False)
-            states = pad_packed_sequence(layer(packed)[0], batch_first=True, total_length=words.shape[1])[0]
+        inputs, targets = shift(batch["words"].long(), batch["length"])
+        states = self._read(inputs, batch["length"])
         logits = self.output(states)
         if "lexicon" in self.own and len(self.own["lexicon"]):
-            embedded = self.embed(self.own["lexicon"])
-            rows = adapt(embedded, self.own["adapter"], hidden=self.own["hidden"].tolist())
-            logits = torch.cat((logits, states @ rows.T), dim=-1)
+            logits = torch.cat((logits, self._own_scores(states)), dim=-1)
             targets = extend(targets, batch["own"], vocabulary=len(self.spelling))
         losses = functional.cross_entropy(
             logits.flatten(0, 1), targets.flatten(), ignore_index=NOTHING, reduction="none"
         ).view_as(targets)
+        if self.memory != "none" and len(self.own["typed"]) and not torch.is_grad_enabled():
+            return self._remembered(states, logits, targets)
         return torch.stack((losses, self._ranks(logits, targets)), dim=-1)
+
+    def _own_scores(self, states: Tensor) -> Tensor:
+        hidden = self.own["hidden"].tolist()
+        if hidden == UNSCORED:
+            return states.new_full((*states.shape[:-1], len(self.own["lexicon"])), LOWEST_SCORE)
+        rows = adapt(self.embed(self.own["lexicon"]), self.own["adapter"], hidden=hidden)
+        return states @ rows.T
+
+    def _read(self, inputs: Tensor, length: Tensor) -> Tensor:
+        """The output of the last LSTM layer [n, T, H] for texts [n, T] as numbers of the vocabulary."""
+        states = self.embed(self.spelling[inputs])
+        for layer in self.lstm:
+            packed = pack_padded_sequence(states, length.cpu(), batch_first=True, enforce_sorted=False)
+            states = pad_packed_sequence(layer(packed)[0], batch_first=True, total_length=inputs.shape[1])[0]
+        return states
+
+    def _remembered(self, states: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+        """The output if the user's texts have a say."""
+        typed, (weight, scale), words = self.own["typed"], self.own["memory"], logits.shape[-1]
+        keys = after = torch.zeros(0)
+        if self.memory == "neighbours":
+            known = typed.masked_fill(typed >= len(self.spelling), UNKNOWN)
+            inputs, _ = shift(known, length := (typed != PADDING).sum(dim=1).clamp(min=1))
+            real = typed >= SPECIAL
+            keys, after = self._read(inputs, length)[real], typed[real]
+        found = []
+        contexts = contexts_of(targets.clamp(min=PADDING)).flatten(0, 1)
+        rows = zip(
+            contexts.split(BLOCK), *(one.flatten(0, 1).split(BLOCK) for one in (states, logits, targets)), strict=True
+        )
+        for context, state, logit, target in rows:
+            if self.memory == "cache":
+                opinion = cache_probabilities(typed, context, order=int(scale), words=words)
+            else:
+                opinion = neighbour_probabilities(keys, after, state, scale=float(scale), words=words)
+            found.append(remembered(logit, target, opinion, weight=weight))
+        return torch.cat(found).unflatten(0, targets.shape)
 
     def _ranks(self, logits: Tensor, targets: Tensor) -> Tensor:
         """How many words have a larger score than the target, or the same one and a lower number."""
@@ -119,6 +176,12 @@ class NextWord(nn.Module):
 
     def stacked(self, parameters: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
         """Losses [C, n, T] of C clients: the result of `forward` for each client with its own parameters."""
+        if self.memory != "none" and not torch.is_grad_enabled() and parameters["own.typed"].shape[1]:
+            one_by_one = (
+                ({name: some[one] for name, some in tree.items()} for tree in (parameters, batch))
+                for one in range(len(batch["length"]))
+            )
+            return torch.stack([functional_call(self, own, (data,)) for own, data in one_by_one])
         clients, rows = batch["length"].shape
         shared = all(value.stride(0) == 0 for value in parameters.values())
         if clients > 1 and not torch.is_grad_enabled() and shared:

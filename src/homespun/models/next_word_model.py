@@ -16,6 +16,7 @@ from homespun.core.errors import InputError, SettingsError
 from homespun.core.settings import Paper, Settings, parse
 from homespun.models.next_word import NextWord
 from homespun.models.vocabulary import Vocabulary
+from homespun.models.word_memory import Memory
 from homespun.models.word_model_files import (
     UNTRAINED,
     UNTRAINED_SMALL,
@@ -57,9 +58,9 @@ class NextWordModel:
     def __repr__(self) -> str:
         return f"<NextWordModel {self.name}: {len(self.vocabulary):,} words>"
 
-    def build(self, *, lexicon: bool = False) -> NextWord:
+    def build(self, *, lexicon: bool = False, memory: Memory = "none") -> NextWord:
         """A network that starts from these weights."""
-        network = NextWord(self.vocabulary, lexicon=lexicon, **self.sizes.model_dump())
+        network = NextWord(self.vocabulary, lexicon=lexicon, memory=memory, **self.sizes.model_dump())
         with torch.no_grad():
             for name, value in network.named_parameters():
                 if name in self.weights:

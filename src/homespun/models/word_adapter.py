@@ -17,7 +17,9 @@ from torch.nn import functional
 
 
 def adapter_size(hidden: Sequence[int], *, cells: int) -> int:
-    """The number of parameters of an adapter with these hidden layers."""
+    """The number of parameters of an adapter with these hidden layers; without hidden layers it is the identity."""
+    if not hidden:
+        return 0
     return 2 * cells + sum((rows + 1) * columns for rows, columns in pairwise((cells, *hidden, cells)))
 
 

@@ -49,10 +49,10 @@ def spell_elsewhere(part: Sequence[str], whole: Sequence[str], vocabulary: Vocab
     return found.view(rows, each, SPELLED)
 
 
-def frequent_own_words(columns: Sequence[Tensor], *, at_most: int) -> tuple[Tensor, Tensor]:
-    """The most frequent words [words, bytes] of columns [..., bytes], ties in the order of their bytes, and how often
-    each occurs."""
+def frequent_own_words(columns: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The words [words, bytes] in columns [..., bytes], most frequent first and ties in the order of their bytes, and
+    how often each occurs."""
     rows = torch.cat([one.flatten(0, -2) for one in columns])
     rows, counts = torch.unique(rows[rows[:, 0] != NO_BYTE], dim=0, return_counts=True)
-    order = torch.argsort(-counts, stable=True)[:at_most]
+    order = torch.argsort(-counts, stable=True)
     return rows[order], counts[order]

@@ -1,0 +1,50 @@
+"""What OOV Expansion keeps of a user's texts at home: a lexicon of own words and, as a control, a memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from homespun.core.method import Batch
+from homespun.core.tree import Tree
+from homespun.models.next_word import extend, places_in
+from homespun.models.word_batches import frequent_own_words
+from homespun.models.word_memory import Memory
+
+# What is tried of a memory: its weight, and the order of a cache or the scale of neighbours' distances
+WEIGHTS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
+SCALES: dict[Memory, tuple[float, ...]] = {"cache": (1.0, 3.0), "neighbours": (0.1, 0.3, 1.0)}
+
+
+def own_places(parameters: Tree, batch: Batch) -> Tensor:
+    """The place of each word in the user's lexicon."""
+    return places_in(parameters["own.lexicon"], batch["spelling"])
+
+
+def with_lexicon(parameters: Tree, spelled: Sequence[Tensor], *, at_most: int) -> Tree:
+    """The parameters with the words in these columns [..., bytes], the most frequent first; words that are in the
+    lexicon already stay first."""
+    found, counts = frequent_own_words(spelled)
+    known = parameters["own.lexicon"]
+    place = places_in(found, known)
+    new = torch.ones(len(found), dtype=torch.bool).index_fill(0, place[place >= 0], False)
+    counts_and_none = torch.cat((counts, counts.new_zeros(1)))  # a word that was added by hand has the place -1
+    return {
+        **parameters,
+        "own.lexicon": torch.cat((known, found[new]))[:at_most],
+        "own.counts": torch.cat((counts_and_none[place], counts[new]))[:at_most],
+    }
+
+
+def with_memories(parameters: Tree, texts: Batch, *, kind: Memory) -> list[Tree]:
+    """The parameters without a memory of these texts and, unless its kind is none, with every weight and scale."""
+    if kind == "none":
+        return [parameters]
+    typed = texts["words"].long()
+    if "own.lexicon" in parameters:
+        typed = extend(typed, own_places(parameters, texts), vocabulary=len(parameters["output.bias"]))
+    tried = product(WEIGHTS, SCALES[kind])
+    return [parameters, *({**parameters, "own.typed": typed, "own.memory": torch.tensor(one)} for one in tried)]

@@ -1,0 +1,76 @@
+"""What a user typed as a second opinion on the next word: two memories without training.
+
+    p(w) = (1 - weight) p_model(w) + weight p_memory(w)
+
+`cache`: the frequencies of the user's words (order 1), or of words after the last two words, smoothed with those after
+the last one and with the frequencies (order 3):
+
+    p_1(w) = c(w) / n      p_2(w) = (c(v, w) + p_1(w)) / (c(v) + 1)      p_3(w) = (c(u, v, w) + p_2(w)) / (c(u, v) + 1)
+
+`neighbours` (kNN-Per, Marfoq et al., 2022): the words that followed where the LSTM's output was nearest,
+
+    p(w) ~ sum over the nearest 32 outputs h_i that w followed, of exp(-|h - h_i|^2 / (scale m)),
+
+with m the mean squared distance of these. A memory is the user's texts as word numbers, private like everything that
+begins with `own.`; what it needs of the model is computed from them with the user's copy of the model.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from homespun.models.vocabulary import BEGIN, SPECIAL
+from homespun.models.word_losses import NO_RANK, NOTHING
+
+Memory: TypeAlias = Literal["none", "cache", "neighbours"]
+NEAREST = 32
+BLOCK = 256  # positions at once
+
+
+def remembered(logits: Tensor, targets: Tensor, memory: Tensor, *, weight: Tensor) -> Tensor:
+    """Losses and ranks [positions, 2] of targets [positions], from logits and a memory's probabilities [positions,
+    words]. Of equally likely words, the one with the lower number is first."""
+    mixed = (1 - weight) * logits.softmax(dim=1) + weight * memory
+    target = targets.clamp(min=0)[:, None]
+    chosen = mixed.gather(1, target)
+    numbers = torch.arange(mixed.shape[1], device=mixed.device)
+    before = (mixed > chosen) | ((mixed == chosen) & (numbers < target))
+    ranks = before[:, SPECIAL:].sum(dim=1).to(mixed).masked_fill(targets < SPECIAL, NO_RANK)
+    found = torch.stack((-chosen[:, 0].log(), ranks), dim=1)
+    return found.masked_fill((targets == NOTHING)[:, None], 0.0)
+
+
+def contexts_of(targets: Tensor) -> Tensor:
+    """The two words before each word of texts [n, T], as [n, T, 2]; BEGIN before the first."""
+    begin = torch.full_like(targets[:, :1], BEGIN)
+    last = torch.cat((begin, targets[:, :-1]), dim=1)
+    return torch.stack((torch.cat((begin, last[:, :-1]), dim=1), last), dim=2)
+
+
+def cache_probabilities(typed: Tensor, contexts: Tensor, *, order: int, words: int) -> Tensor:
+    """p_order [positions, words] after these contexts [positions, 2], from the texts [n, T] that a user typed."""
+    before, real = contexts_of(typed), typed >= SPECIAL
+    after, before = typed[real], before[real]
+    total = max(len(after), 1)
+    found = torch.bincount(after, minlength=words).float().expand(len(contexts), words) / total
+    if order == 1:
+        return found
+    same_last = contexts[:, None, 1] == before[None, :, 1]
+    for same in (same_last, same_last & (contexts[:, None, 0] == before[None, :, 0])):
+        counts = torch.zeros(len(contexts), words).index_add_(1, after, same.float())
+        found = (counts + found) / (counts.sum(dim=1, keepdim=True) + 1)
+    return found
+
+
+def neighbour_probabilities(keys: Tensor, after: Tensor, states: Tensor, *, scale: float, words: int) -> Tensor:
+    """Probabilities [positions, words] at these states [positions, H], from the states [n, H] of a user's texts and the
+    words [n] that followed them."""
+    found = torch.zeros(len(states), words)
+    if not len(keys):
+        return found
+    distances, place = torch.cdist(states, keys).square().topk(min(NEAREST, len(keys)), dim=1, largest=False)
+    kernel = distances / (scale * distances.mean(dim=1, keepdim=True).clamp(min=torch.finfo(distances.dtype).tiny))
+    return found.scatter_add_(1, after[place], (-kernel).softmax(dim=1))
