@@ -202,7 +202,8 @@ def score(check: Batch, output: Tensor) -> Score:
     mean = float(counts["loss"]) / max(int(counts["words"]), 1)
     return int(counts["hits"]) / max(int(counts["words"]), 1), -mean
 
-    # The server
+
+# The server
 
 
 def server_rule(settings: Settings) -> ServerRule:
