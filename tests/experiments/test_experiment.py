@@ -18,7 +18,8 @@ from homespun.data.source import DataSettings
 from homespun.evaluation.differences import differences, sample_gains
 from homespun.evaluation.metrics import mean_and_deviation
 from homespun.experiments.experiment import Draw, Experiment, collect, run_folder, similarities, train_all
-from homespun.experiments.results import by_seed, read_results, single_results
+from homespun.experiments.results import by_seed, only_run, read_results, single_results
+from homespun.experiments.shared_training import adopt_training
 from homespun.methods.furl import SMALL
 from homespun.report.tables import markdown
 from homespun.runs.training import prepare, reopen, train_and_evaluate
@@ -275,3 +276,58 @@ def test_reducing_dimensions_preserves_distances():
     np.testing.assert_allclose(*apart, atol=1e-5)
     few = points[:, :3]
     assert reduce_dimensions(few) is few
+
+
+NEXT_WORDS = {
+    "base_model": "untrained-small", "length": 12, "lr": 0.5, "batch": 4, "personalize_lrs": [0.3],
+    "adapters": [[4]], "adapter_scales": [0.1], "personalize_epochs": 2, "validation_share": 0.3,
+}  # fmt: skip
+
+
+def next_word_experiment(file):
+    rows = [
+        {"user": f"u{user}", "text": f"we need word{user} and now we should do more"}
+        for user in range(5)
+        for _ in range(12)
+    ]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return Experiment(
+        name="words",
+        data=DataSettings(source=str(file)),
+        settings={**NEXT_WORDS, "rounds": 2, "cohort": 2, "workers": 0, "withheld": 0.4},
+        configurations={
+            "unknown": {"method": "oov_expansion", "settings": {"own_words": "none"}},
+            "own": {"method": "oov_expansion", "settings": {}},
+            "other-lr": {"method": "oov_expansion", "settings": {"lr": 0.25}},
+        },
+    )
+
+
+def test_runs_that_differ_in_personalization_train_once(tmp_path):
+    """The second run takes the rounds of the first; its results are those of a run that trains for itself."""
+    made, observed = next_word_experiment(tmp_path / "chat.jsonl"), []
+
+    class Rounds(Silent):
+        def __enter__(self):
+            return lambda event: observed.append((self.titles[-1], event.round)) if hasattr(event, "clients") else None
+
+    train_all(made, tmp_path / "both", Rounds())
+    assert [title for title, _ in observed] == ["unknown, seed 0"] * 2 + ["other-lr, seed 0"] * 2
+    alone = made.model_copy(update={"configurations": {"own": made.configurations["own"]}})
+    train_all(alone, tmp_path / "alone", Silent())
+    one, other = (only_run(run_folder(tmp_path / name, "own", Draw(0))) for name in ("both", "alone"))
+    for part in ("test", "newcomers"):
+        assert one[part] == other[part]
+    assert one["newcomers"]["all"]["oov_rate_left"] == 0 and [entry["round"] for entry in one["rounds"]] == [1, 2]
+
+
+def test_a_private_run_is_not_copied(tmp_path):
+    made = next_word_experiment(tmp_path / "chat.jsonl")
+    private = {"privacy": {"epsilon": 8, "clip": 1.0, "delta": 0.1, "amplification": False}}
+    made = made.model_copy(update={"settings": {**made.settings, **private}})
+    with (
+        prepare("oov_expansion", made.data.load(), folder=tmp_path / "one", settings=made.settings) as one,
+        prepare("oov_expansion", made.data.load(), folder=tmp_path / "two", settings=made.settings) as two,
+    ):
+        list(one.rounds())
+        assert not adopt_training(two, [tmp_path / "one"]) and two.state.round == 0

@@ -93,6 +93,9 @@ class Settings(BaseModel):
     added_later: ClassVar[tuple[str, ...]] = ()
     # Fields that change how a run is evaluated, not how it is trained. They are not part of its identity.
     evaluation_only: ClassVar[tuple[str, ...]] = ()
+    # Fields that change personalization, not what rounds train: `homespun compare` trains runs once that differ in
+    # these only.
+    personalization_only: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
     @classmethod

@@ -121,5 +121,12 @@ def count_hits(data: Mapping[str, Tensor], output: Tensor) -> Counts:
     return {**counts, "loss": np.array(float(output[..., 0][real].double().sum()))}
 
 
+def emr3_and_loss(data: Mapping[str, Tensor], output: Tensor) -> tuple[float, float]:
+    """EMR3 and minus the mean loss of one user's examples: larger is better."""
+    counts = count_hits(data, output)
+    words = max(int(counts["words"]), 1)
+    return int(counts["hits"]) / words, -float(counts["loss"]) / words
+
+
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else float("nan")

@@ -38,6 +38,7 @@ from homespun.experiments.results import (
     single_results,
     write_results,
 )
+from homespun.experiments.shared_training import adopt_training
 from homespun.runs.identity import require_same_run
 from homespun.runs.open_run import identity_of, method_for
 from homespun.runs.run import Run
@@ -175,6 +176,7 @@ def train_all(experiment: Experiment, folder: Path, observe: Observer, *, progre
                 if _finished(run, place):
                     continue
                 require_inverse(run)
+                adopt_training(run, [run_folder(folder, other, draw) for other in experiment.configurations])
                 with observe(run, f"{title}, {draw}") as show:
                     for event in train_and_evaluate(run):
                         show(event)

@@ -46,8 +46,8 @@ from homespun.core.settings import Paper
 from homespun.core.tree import Tree
 from homespun.core.words import words
 from homespun.data.federation import Examples
-from homespun.evaluation.next_words import NextWordScoring, count_hits
-from homespun.methods._choices_at_home import ChoicesAtHome, Score
+from homespun.evaluation.next_words import NextWordScoring, emr3_and_loss
+from homespun.methods._choices_at_home import ChoicesAtHome
 from homespun.methods._own_texts import own_places, with_lexicon, with_memories
 from homespun.models.next_word import SPELLED, UNSCORED
 from homespun.models.next_word_model import NextWordModelName, load_base
@@ -59,6 +59,11 @@ Hidden = tuple[PositiveInt, ...]
 
 
 class Settings(core_settings.Settings):
+    personalization_only = (
+        *("own_words", "own_scores", "memory", "most_own_words", "adapter_scales", "adapters", "validation_share"),
+        *("personalize_lrs", "personalize_trains", "personalize_epochs"),
+    )
+
     base_model: NextWordModelName = ""
     """Folder of the pre-trained next-word model (`homespun pretrain nextword`), or `untrained`."""
     own_words: Annotated[Literal["training", "all", "none"], Paper("all")] = "training"
@@ -196,13 +201,6 @@ def refine(home: Home, parameters: Tree, texts: Batch, *, settings: Settings) ->
     return with_memories(parameters, texts, kind=settings.memory)
 
 
-def score(check: Batch, output: Tensor) -> Score:
-    """EMR3 on held-out examples; of equal ones, the smaller loss is better."""
-    counts = count_hits(check, output)
-    mean = float(counts["loss"]) / max(int(counts["words"]), 1)
-    return int(counts["hits"]) / max(int(counts["words"]), 1), -mean
-
-
 # The server
 
 
@@ -231,9 +229,8 @@ def require_consistent(settings: Settings) -> None:
 
 def method(settings: Settings, task: Task) -> Method:
     require_consistent(settings)
-    base, expands = load_base(settings.base_model), settings.own_words != "none"
-
-    remembers = settings.memory != "none"
+    base = load_base(settings.base_model)
+    expands, remembers = settings.own_words != "none", settings.memory != "none"
 
     def new_private(_: torch.Generator, __: Broadcast) -> dict[str, Tensor]:
         """No own words and no texts yet."""
@@ -287,7 +284,7 @@ def method(settings: Settings, task: Task) -> Method:
             choices(settings),
             starts=lambda home, fit, choices: starts(home, fit, choices, settings=settings),
             phase=epoch,
-            score=score,
+            score=emr3_and_loss,
             epochs=settings.personalize_epochs,
             validation_share=settings.validation_share,
             refine=lambda home, parameters, texts: refine(home, parameters, texts, settings=settings),

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -178,6 +178,12 @@ class Run:
             self.engine.personalize(broadcast, block, done=done)
             self.engine.confirm(round, weight=0.0)
         self.record({"kind": PERSONALIZED, "round": round})
+        self.commit()
+
+    def start_from(self, state: ServerState, history: Iterable[Mapping[str, Any]]) -> None:
+        """Take the rounds of another run, which trained the same; participants personalize anew."""
+        self.state = state
+        self._records += [dict(entry) for entry in history if entry["kind"] != PERSONALIZED]
         self.commit()
 
     def record(self, entry: Mapping[str, Any]) -> None:
