@@ -84,7 +84,7 @@ def test_new_users_learn_theirs(tmp_path):
 def test_a_text_without_words_costs_nothing(run):
     data = run.method.model.encode(run.federation.examples(0).take([0]))
     empty = run.method.model.encode(Examples(("", ":)")))
-    output = torch.zeros(2, SMALL["length"], 2)
+    output = torch.zeros(2, SMALL["length"], 3)
     counts = run.scoring.score(empty, output)
     assert int(counts["words"]) == 0 and data["length"].tolist() == [11]
 

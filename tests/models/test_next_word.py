@@ -19,9 +19,9 @@ from homespun.models.next_word import (
     spell_words,
     windows_inside,
 )
+from homespun.models.suggestion_ranks import NO_RANK, NOTHING
 from homespun.models.vocabulary import BEGIN, SPECIAL, UNKNOWN, Vocabulary
 from homespun.models.word_adapter import adapt, adapter_size, new_adapter
-from homespun.models.word_losses import NO_RANK, NOTHING
 
 WORDS = Vocabulary(("a", "the", "sea", "is", "aaaaaaaa", "zürich", "w" * 40))
 

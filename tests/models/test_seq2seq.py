@@ -8,8 +8,9 @@ from torch.func import functional_call
 
 from homespun.models.packed_lstm import pack
 from homespun.models.seq2seq import Seq2Seq, join_profile, teacher_forcing
+from homespun.models.suggestion_ranks import NOTHING
 from homespun.models.vocabulary import BEGIN, END
-from homespun.models.word_losses import NOTHING, word_losses
+from homespun.models.word_losses import word_losses
 
 CLIENTS, ROWS, WORDS, VOCABULARY, AUTHORS = 3, 5, 6, 37, 8
 VALUES = (3, 4)  # of two columns of a profile

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from homespun.models.next_word import UNSCORED, NextWord, shift
+from homespun.models.suggestion_ranks import NO_RANK, NOTHING, Ranking
 from homespun.models.vocabulary import BEGIN, PADDING, SPECIAL, UNKNOWN, Vocabulary
-from homespun.models.word_losses import NO_RANK, NOTHING
 from homespun.models.word_memory import cache_probabilities, contexts_of, neighbour_probabilities, remembered
 
 A, B, C = SPECIAL, SPECIAL + 1, SPECIAL + 2
@@ -46,7 +46,9 @@ def test_neighbours():
 def test_interpolation():
     logits = torch.tensor([[0.0, 0, 0, 0, math.log(2), 0]]).expand(4, 6)  # 1/7 each, 2/7
     memory = torch.tensor([[0.0, 0, 0, 0, 0, 1]]).expand(4, 6)
-    found = remembered(logits, torch.tensor([4, 5, UNKNOWN, NOTHING]), memory, weight=torch.tensor(0.5))
+    ranking = Ranking(("the", "sea"), first=SPECIAL)
+    targets = torch.tensor([4, 5, UNKNOWN, NOTHING])
+    found = remembered(logits, targets, memory, weight=torch.tensor(0.5), ranking=ranking)
     assert found[:, 1].tolist() == [1, 0, NO_RANK, 0] and float(found[3, 0]) == 0
     assert found[:3, 0].tolist() == pytest.approx([-math.log(1 / 7), -math.log(0.5 + 0.5 / 7), -math.log(0.5 / 7)])
 

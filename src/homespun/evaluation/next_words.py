@@ -20,8 +20,9 @@ from homespun.models.vocabulary import PADDING, SPECIAL
 
 SUGGESTED = 3  # words suggested at once
 # Of each user: words to predict, and those that are suggested; the same of words outside the vocabulary; how many of
-# those are in the user's lexicon; and the sum of losses
-COUNTS = ("words", "hits", "oov", "oov_hits", "covered", "loss")
+# those are in the user's lexicon; the sum of losses; and keystrokes, a space after each word included, and how many of
+# them suggestions save: a tap takes a word with its space
+COUNTS = ("words", "hits", "oov", "oov_hits", "covered", "loss", "keys", "saved_keys")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class NextWordEvaluation:
         return _ratio(self._sum("oov") - self._sum("covered"), self._sum("words"))
 
     @property
+    def keystrokes_saved(self) -> float:
+        """The share of keystrokes that suggestions save, if every word is taken as soon as it is suggested."""
+        return _ratio(self._sum("saved_keys"), self._sum("keys"))
+
+    @property
     def headline(self) -> tuple[str, float]:
         return "EMR3", self.emr3
 
@@ -76,6 +82,7 @@ class NextWordEvaluation:
             "oov_accuracy": self.oov_accuracy,
             "oov_rate": self.oov_rate,
             "oov_rate_left": self.oov_rate_left,
+            "keystrokes_saved": self.keystrokes_saved,
             "users": self.users,
             "examples": self.examples,
             "user_mean": float(np.mean(values)) if values else float("nan"),
@@ -92,17 +99,18 @@ class NextWordEvaluation:
 class NextWordScoring(Scoring):
     """Example:
     >>> import torch
-    >>> data = {"words": torch.tensor([[7, 3]]), "length": torch.tensor([2])}
-    >>> loss_and_rank = torch.tensor([[[0.5, 2.0], [0.5, -1.0]]])
+    >>> data = {"words": torch.tensor([[7, 3]]), "length": torch.tensor([2]), "letters": torch.tensor([[5, 3]])}
+    >>> output = torch.tensor([[[0.5, 2.0, 5.0], [0.5, -1.0, 0.0]]])
     >>> scoring = NextWordScoring()
-    >>> scoring.summarize([scoring.score(data, loss_and_rank)]).headline
-    ('EMR3', 0.5)
+    >>> found = scoring.summarize([scoring.score(data, output)])
+    >>> found.headline, found.keystrokes_saved
+    (('EMR3', 0.5), 0.5)
     """
 
     offers = frozenset({"suggest"})
 
     def score(self, data: Mapping[str, Tensor], output: Tensor) -> Counts:
-        return count_hits(data, output)
+        return {**count_hits(data, output), **count_keys(data, output)}
 
     def summarize(self, counts: Sequence[Counts]) -> NextWordEvaluation:
         some = [one for one in counts if one["words"]]
@@ -110,15 +118,26 @@ class NextWordScoring(Scoring):
 
 
 def count_hits(data: Mapping[str, Tensor], output: Tensor) -> Counts:
-    """One user's counts, from the loss and the rank of each word [n, T, 2]. The rank of a word that neither the
-    vocabulary nor the user's lexicon has is negative."""
-    real = (arange(data["words"].shape[1]) < data["length"][:, None]) & (data["words"] != PADDING)
+    """One user's counts, from the loss, the rank and the saved letters of each word [n, T, 3]. The rank of a word that
+    neither the vocabulary nor the user's lexicon has is negative."""
+    real = _real(data)
     oov = real & (data["words"] < SPECIAL)
     rank = output[..., 1]
     hit = real & (rank >= 0) & (rank < SUGGESTED)
     found = {"words": real, "hits": hit, "oov": oov, "oov_hits": hit & oov, "covered": oov & (rank >= 0)}
     counts = {name: np.array(int(one.sum())) for name, one in found.items()}
     return {**counts, "loss": np.array(float(output[..., 0][real].double().sum()))}
+
+
+def count_keys(data: Mapping[str, Tensor], output: Tensor) -> Counts:
+    """How many keys a user presses without suggestions, and how many of them suggestions save."""
+    real = _real(data)
+    keys = int(data["letters"][real].long().sum()) + int(real.sum())
+    return {"keys": np.array(keys), "saved_keys": np.array(float(output[..., 2][real].double().sum()))}
+
+
+def _real(data: Mapping[str, Tensor]) -> Tensor:
+    return (arange(data["words"].shape[1]) < data["length"][:, None]) & (data["words"] != PADDING)
 
 
 def emr3_and_loss(data: Mapping[str, Tensor], output: Tensor) -> tuple[float, float]:

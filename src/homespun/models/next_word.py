@@ -17,6 +17,7 @@ with its own weights.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -26,9 +27,10 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from homespun.models.packed_lstm import lstm_layer, pack
+from homespun.models.suggestion_ranks import NOTHING, Ranking
 from homespun.models.vocabulary import BEGIN, END, PADDING, SPECIAL, UNKNOWN, Vocabulary
 from homespun.models.word_adapter import adapt
-from homespun.models.word_losses import NO_RANK, NOTHING, word_losses, word_ranks
+from homespun.models.word_losses import word_losses, word_ranks
 from homespun.models.word_memory import (
     BLOCK,
     Memory,
@@ -74,8 +76,9 @@ class NextWord(nn.Module):
     words that are predicted, each from those before it. With a lexicon, `own` [n, T] has the place in it of each word
     that the vocabulary does not have, or NOTHING.
 
-    The output [n, T, 2] has the loss of each word and, without gradients, its rank among all words that can be
-    suggested, from 0, or NO_RANK for a word that cannot; with gradients, 0."""
+    The output [n, T, 3] has the loss of each word and, without gradients, its rank among all words that can be
+    suggested, from 0, or NO_RANK for a word that cannot, and the number of its letters that suggestions save; with
+    gradients, 0."""
 
     chunk = 12  # clients that are trained at once
 
@@ -92,7 +95,7 @@ class NextWord(nn.Module):
         memory: Memory = "none",
     ) -> None:
         super().__init__()
-        self.memory = memory
+        self.memory, self.known = memory, vocabulary.known
         self.register_buffer("spelling", spell_vocabulary(vocabulary), persistent=False)
         self.bytes = nn.Embedding(BYTES, byte_dim)
         self.convolution = nn.Conv1d(byte_dim, cells, KERNEL)
@@ -117,9 +120,17 @@ class NextWord(nn.Module):
         losses = functional.cross_entropy(
             logits.flatten(0, 1), targets.flatten(), ignore_index=NOTHING, reduction="none"
         ).view_as(targets)
-        if self.memory != "none" and len(self.own["typed"]) and not torch.is_grad_enabled():
-            return self._remembered(states, logits, targets)
-        return torch.stack((losses, self._ranks(logits, targets)), dim=-1)
+        if torch.is_grad_enabled():
+            return _without_ranks(losses)
+        ranking = self.ranking(self.own.get("lexicon", None))
+        if self.memory != "none" and len(self.own["typed"]):
+            return self._remembered(states, logits, targets, ranking=ranking)
+        ranks = ranking(logits.flatten(0, 1), targets.flatten()).unflatten(0, targets.shape)
+        return torch.cat((losses[..., None], ranks), dim=-1)
+
+    def ranking(self, lexicon: Tensor | None) -> Ranking:
+        """Ranks the words of the vocabulary and of a lexicon [words, bytes]."""
+        return _ranking_of(self.known, b"" if lexicon is None else lexicon.numpy(force=True).tobytes())
 
     def _own_scores(self, states: Tensor) -> Tensor:
         hidden = self.own["hidden"].tolist()
@@ -136,7 +147,7 @@ class NextWord(nn.Module):
             states = pad_packed_sequence(layer(packed)[0], batch_first=True, total_length=inputs.shape[1])[0]
         return states
 
-    def _remembered(self, states: Tensor, logits: Tensor, targets: Tensor) -> Tensor:
+    def _remembered(self, states: Tensor, logits: Tensor, targets: Tensor, *, ranking: Ranking) -> Tensor:
         """The output if the user's texts have a say."""
         typed, (weight, scale), words = self.own["typed"], self.own["memory"], logits.shape[-1]
         keys = after = torch.zeros(0)
@@ -155,17 +166,8 @@ class NextWord(nn.Module):
                 opinion = cache_probabilities(typed, context, order=int(scale), words=words)
             else:
                 opinion = neighbour_probabilities(keys, after, state, scale=float(scale), words=words)
-            found.append(remembered(logit, target, opinion, weight=weight))
+            found.append(remembered(logit, target, opinion, weight=weight, ranking=ranking))
         return torch.cat(found).unflatten(0, targets.shape)
-
-    def _ranks(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """How many words have a larger score than the target, or the same one and a lower number."""
-        if torch.is_grad_enabled():
-            return torch.zeros_like(logits[..., 0])
-        chosen = logits.gather(-1, targets.clamp(min=0)[..., None])
-        before = (logits > chosen) | ((logits == chosen) & (torch.arange(logits.shape[-1]) < targets[..., None]))
-        ranks = before[..., SPECIAL:].sum(dim=-1)
-        return ranks.to(logits).masked_fill(targets < SPECIAL, NO_RANK).masked_fill(targets == NOTHING, 0.0)
 
     def embed(self, spelling: Tensor) -> Tensor:
         """The embedding of each spelling [..., bytes]: the maximum of the convolution over the word's windows."""
@@ -211,11 +213,24 @@ class NextWord(nn.Module):
             targets = extend(targets, batch["own"], vocabulary=len(self.spelling))
         targets = layout.pack(targets).masked_fill(~layout.real, NOTHING)
         losses = word_losses(states, weight=weight, bias=bias, own=own, targets=targets)
-        ranks = torch.zeros_like(losses)
-        if not torch.is_grad_enabled():
-            ranks = word_ranks(states, weight=weight, bias=bias, own=own, targets=targets, first=SPECIAL)
         steps = words.shape[2]
-        return torch.stack((layout.unpack(losses, steps=steps), layout.unpack(ranks, steps=steps)), dim=-1)
+        if torch.is_grad_enabled():
+            return _without_ranks(layout.unpack(losses, steps=steps))
+        rankings = [self.ranking(None if lexicon is None else lexicon[client]) for client in range(len(words))]
+        ranks = word_ranks(states, weight=weight, bias=bias, own=own, targets=targets, rankings=rankings)
+        found = (losses, *ranks.unbind(dim=-1))
+        return torch.stack([layout.unpack(one, steps=steps) for one in found], dim=-1)
+
+
+def _without_ranks(losses: Tensor) -> Tensor:
+    return functional.pad(losses[..., None], (0, 2))
+
+
+@lru_cache(maxsize=64)
+def _ranking_of(known: tuple[str, ...], lexicon: bytes) -> Ranking:
+    """Indexing a vocabulary takes longer than ranking a user's words."""
+    spelled = torch.frombuffer(bytearray(lexicon), dtype=torch.uint8).view(-1, SPELLED) if lexicon else ()
+    return Ranking((*known, *(read_spelling(row).decode() for row in spelled)), first=SPECIAL)
 
 
 def extend(targets: Tensor, own: Tensor, *, vocabulary: int) -> Tensor:

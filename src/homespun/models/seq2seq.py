@@ -16,8 +16,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from homespun.core import draws
 from homespun.models.packed_lstm import Packed, lstm_layer, pack
+from homespun.models.suggestion_ranks import NOTHING
 from homespun.models.vocabulary import BEGIN, END, PADDING
-from homespun.models.word_losses import NOTHING, word_losses
+from homespun.models.word_losses import word_losses
 
 Persona = Literal["none", "private", "table"]
 State = list[tuple[Tensor, Tensor]]  # hidden and cell state of each layer

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from homespun.core.words import words
 from homespun.models.next_word import LONGEST_SPELLING, NO_BYTE, SPELLED, spell_words
-from homespun.models.vocabulary import PADDING, UNKNOWN, Vocabulary
+from homespun.models.vocabulary import PADDING, UNKNOWN, Vocabulary, pad_rows
 
 
 def encode_texts(texts: Sequence[str], vocabulary: Vocabulary, *, length: int, spelled: bool) -> dict[str, Tensor]:
-    """Texts as word numbers, cut or padded to `length` words. With `spelled`, the column `spelling` [n, T, bytes] has
-    the bytes of the words outside the vocabulary, except those that are too long to be own words."""
+    """Texts as word numbers, cut or padded to `length` words, and how many letters each word has. With `spelled`, the
+    column `spelling` [n, T, bytes] has the bytes of the words outside the vocabulary, except those that are too long
+    to be own words."""
     rows = [words(text)[:length] for text in texts]
     index = vocabulary.index
     numbers = torch.full((len(rows), length), PADDING, dtype=torch.int32)
@@ -26,7 +27,12 @@ def encode_texts(texts: Sequence[str], vocabulary: Vocabulary, *, length: int, s
         own = [(step, spelled_out) for step, spelled_out in own if len(spelled_out) <= LONGEST_SPELLING]
         if own:
             spelling[place, [step for step, _ in own]] = spell_words([one for _, one in own])
-    found = {"words": numbers, "length": torch.tensor([max(len(row), 1) for row in rows], dtype=torch.int64)}
+    letters = torch.tensor(pad_rows([[min(len(word), 255) for word in row] for row in rows], length=length))
+    found = {
+        "words": numbers,
+        "length": torch.tensor([max(len(row), 1) for row in rows], dtype=torch.int64),
+        "letters": letters.view(-1, length).to(torch.uint8),
+    }
     return {**found, "spelling": spelling} if spelled else found
 
 

@@ -6,16 +6,16 @@ client at a time in blocks, and the gradient is written by hand.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from homespun.models.suggestion_ranks import NOTHING, Ranking
+
 BLOCK = 256  # positions whose logits are computed at once
-NOTHING = -1  # target of a position without a word to predict
-NO_RANK = -1  # the rank of a word that cannot be suggested
 
 
 def word_losses(states: Tensor, *, weight: Tensor, bias: Tensor, targets: Tensor, own: Tensor | None = None) -> Tensor:
@@ -30,22 +30,21 @@ def word_losses(states: Tensor, *, weight: Tensor, bias: Tensor, targets: Tensor
 
 @torch.no_grad()
 def word_ranks(
-    states: Tensor, *, weight: Tensor, bias: Tensor, targets: Tensor, first: int, own: Tensor | None = None
+    states: Tensor,
+    *,
+    weight: Tensor,
+    bias: Tensor,
+    targets: Tensor,
+    rankings: Sequence[Ranking],
+    own: Tensor | None = None,
 ) -> Tensor:
-    """How many words have a larger score than each target, [C, P], or the same score and a lower number. Words before
-    the number `first` do not count; the rank of a target that is one of them is NO_RANK. 0 where the target is
-    NOTHING."""
+    """The ranks and saved letters [C, P, 2] of the targets of each client, by its ranking."""
     own = _nothing_own(weight) if own is None else own
-    ranks = states.new_zeros(targets.shape)
-    numbers = torch.arange(weight.shape[1] + own.shape[1], device=states.device)
+    found = states.new_zeros(*targets.shape, 2)
     for client, rows in _blocks(targets):
         logits = _logits(states[client, rows], weight[client], bias[client], own[client])
-        target = targets[client, rows]
-        chosen = logits.gather(1, target[:, None])
-        before = (logits > chosen) | ((logits == chosen) & (numbers < target[:, None]))
-        found = before[:, first:].sum(dim=1)
-        ranks[client, rows] = found.to(ranks).masked_fill(target < first, NO_RANK)
-    return ranks
+        found[client, rows] = rankings[client](logits, targets[client, rows])
+    return found
 
 
 class _WordLosses(torch.autograd.Function):

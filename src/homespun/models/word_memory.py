@@ -22,25 +22,20 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from homespun.models.suggestion_ranks import NOTHING, Ranking
 from homespun.models.vocabulary import BEGIN, SPECIAL
-from homespun.models.word_losses import NO_RANK, NOTHING
 
 Memory: TypeAlias = Literal["none", "cache", "neighbours"]
 NEAREST = 32
 BLOCK = 256  # positions at once
 
 
-def remembered(logits: Tensor, targets: Tensor, memory: Tensor, *, weight: Tensor) -> Tensor:
-    """Losses and ranks [positions, 2] of targets [positions], from logits and a memory's probabilities [positions,
-    words]. Of equally likely words, the one with the lower number is first."""
+def remembered(logits: Tensor, targets: Tensor, memory: Tensor, *, weight: Tensor, ranking: Ranking) -> Tensor:
+    """Losses, ranks and saved letters [positions, 3] of targets [positions], from logits and a memory's probabilities
+    [positions, words]."""
     mixed = (1 - weight) * logits.softmax(dim=1) + weight * memory
-    target = targets.clamp(min=0)[:, None]
-    chosen = mixed.gather(1, target)
-    numbers = torch.arange(mixed.shape[1], device=mixed.device)
-    before = (mixed > chosen) | ((mixed == chosen) & (numbers < target))
-    ranks = before[:, SPECIAL:].sum(dim=1).to(mixed).masked_fill(targets < SPECIAL, NO_RANK)
-    found = torch.stack((-chosen[:, 0].log(), ranks), dim=1)
-    return found.masked_fill((targets == NOTHING)[:, None], 0.0)
+    losses = -mixed.gather(1, targets.clamp(min=0)[:, None]).log()
+    return torch.cat((losses.masked_fill((targets == NOTHING)[:, None], 0.0), ranking(mixed, targets)), dim=1)
 
 
 def contexts_of(targets: Tensor) -> Tensor:
