@@ -60,3 +60,9 @@ def test_lines_of_real_speakers_give_information_up_to_the_entropy():
     said = [("ada", "yes yes"), ("bo", "no never"), ("ada", "yes sir"), ("bo", "no way")]
     for gain in speaker_information(classifier, replies=EQUAL, dev=said, test=said):
         assert 0.3 < gain < math.log(2)
+
+
+def test_without_replies_to_choose_by_the_classifier_is_believed():
+    classifier = SpeakerClassifier(("ada", "bo"), (Judge(Known({"x": (0.75, 0.25)})),))
+    assert speaker_information(classifier, replies=EQUAL, dev=[], test=[("ada", "x")]) == pytest.approx([math.log(1.5)])
+    assert speaker_information(classifier, replies=EQUAL, dev=[], test=[]) == []

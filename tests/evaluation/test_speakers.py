@@ -210,5 +210,6 @@ def test_the_nearest_training_question():
     questions = ["a blue MOON?", "sun", "nothing known", "green, red"]
     assert nearest_questions(known, questions) == [1, 0, 0, 3]
     assert nearest_questions(known, []) == []
+    assert nearest_questions(["...", ""], questions) == [0] * len(questions)  # no word to compare
     with pytest.raises(InputError, match="no training pairs"):
         nearest_questions([], ["a"])

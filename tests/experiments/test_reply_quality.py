@@ -96,6 +96,10 @@ def test_replies_with_other_personas_take_turns(run, monkeypatch):
     for user in set(users):
         others = [other for own, other in zip(users, taken, strict=True) if own == user]
         assert {others.count(other) for other in set(others)} == {2} and len(set(others)) == 2
+    taken.clear()
+    one = [pair for pair in test.pairs if pair.user == users[0]]  # only this user has test replies
+    write_replies(replier, one, search=Search(beam=4), persona="another")
+    assert len(taken) == len(one) and users[0] not in taken
 
 
 def test_another_row_of_a_table_of_personas(tmp_path):

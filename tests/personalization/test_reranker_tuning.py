@@ -22,7 +22,7 @@ from homespun.personalization.reranker_tuning import (
     tune_reranker,
 )
 from homespun.personalization.reranking import Reranker, load_reranker
-from homespun.runs.training import prepare
+from homespun.runs.training import collect_results, prepare
 
 SMALL = {"rounds": 2, "workers": 0, "persona_dim": 3, "batch": 8, "new_columns": 1.0, "persona_scale": 3.0}
 
@@ -96,6 +96,7 @@ def test_federated_tuning_adds_up_the_counts_of_clients(run):
     at = (LAMBDAS.index(tuned.lam), GAMMAS.index(tuned.gamma))
     assert best[at] == pytest.approx(best.max())
     (entry,) = [one for one in run.history() if one["kind"] == "reranking"]
+    assert "BLEU counts" in collect_results(run)["released"]
     assert entry["clients"] == len(users) and entry["numbers"] == len(LAMBDAS) * len(GAMMAS) * 10
 
 

@@ -194,12 +194,15 @@ def _search(**values: Any) -> Search:
 def _speakers(replier: Replier, who: str | None) -> list[Speaker]:
     from homespun.personalization.user import resolve_typed_user
 
+    if replier.reranker_is_outdated:
+        outdated = "the run was trained further after its reranker was tuned. Tune it again: `homespun rerank`"
+        say(f"warning: {outdated}", to=sys.stderr)
     names: list[str | None] = [None]
+    if who is not None and not who.strip(" ,"):
+        raise InputError("--as: no name given")
     if who is not None:
         whole = resolve_typed_user(replier.run, who) in replier.run.federation.users  # a name may have a comma
         names = [who] if whole else [name.strip() for name in who.split(",") if name.strip()]
-    if not names:
-        raise InputError("--as: no name given")
     found = (replier.speaker(None if name is None else resolve_typed_user(replier.run, name)) for name in names)
     speakers = list({speaker.user: speaker for speaker in found}.values())  # each once
     for speaker in speakers:
@@ -214,7 +217,8 @@ def _short_names(speakers: list[Speaker]) -> list[str]:
     if whole == ["new user"]:
         return whole
     first = [next(iter(name.split("/")[-1].split()), "").lower() for name in whole]
-    return first if all(first) and len(set(first)) == len(first) else whole
+    readable = all(name.isalpha() for name in first)
+    return first if readable and len(set(first)) == len(first) else whole
 
 
 def _show_replies(speaker: Speaker, replies: list[Reply]) -> None:

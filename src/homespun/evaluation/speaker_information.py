@@ -31,11 +31,15 @@ def speaker_information(
     replies of each user.
 
     The classifier weighs users equally. The factor on its scores, which makes its probabilities honest, is chosen on
-    `dev`.
+    `dev`; without any, it is 1.
     """
     prior = np.log([replies[user] for user in classifier.users]) - np.log(sum(replies.values()))
-    (dev_scores, dev_speakers), (scores, speakers) = _read(classifier, dev), _read(classifier, test)
-    factor = max(FACTORS, key=lambda one: float(_gains(one * dev_scores, dev_speakers, prior=prior).mean()))
+    if not test:
+        return []
+    factor, (scores, speakers) = 1.0, _read(classifier, test)
+    if dev:
+        dev_scores, dev_speakers = _read(classifier, dev)
+        factor = max(FACTORS, key=lambda one: float(_gains(one * dev_scores, dev_speakers, prior=prior).mean()))
     return [float(one) for one in _gains(factor * scores, speakers, prior=prior)]
 
 

@@ -245,9 +245,11 @@ def answer_agreement(
 
 def nearest_questions(known: Sequence[str], questions: Sequence[str]) -> list[int]:
     """For every question, the place of the most similar one among `known`; the first of equals, also if no word is
-    shared."""
+    shared, or if none has a word."""
     if not known:
         raise InputError("no training pairs to retrieve an answer from. Leave the speaker out.")
+    if not any(re.search(WORD, text) for text in known):
+        return [0] * len(questions)
     if not questions:
         return []
     blocks = _similarity_blocks(_word_vectors(known, questions), _word_vectors(known, known))

@@ -44,14 +44,13 @@ def write_replies(
     replier: Replier, pairs: Sequence[TestPair], *, search: Search, persona: Literal["own", "another"] = "own"
 ) -> list[BestReply]:
     """The best reply to each prompt, by its own speaker, or with other speakers' private parameters in turn."""
-    users = list(dict.fromkeys(one.user for one in pairs))
-    speakers = {user: replier.speaker(user) for user in users}
     whose = [one.user for one in pairs]
     if persona == "another":
-        others, asked = other_speakers(replier.run, users), Counter[str]()
+        others, asked = other_speakers(replier.run, trained_users(replier.run)), Counter[str]()
         for place, user in enumerate(whose):
             whose[place] = others[asked[user] % len(others)][user]
             asked[user] += 1
+    speakers = {user: replier.speaker(user) for user in dict.fromkeys(whose)}
     kind = "sampled replies" if search.decode == "sample" else "replies"
     done = start_count(replier.run.progress, f"{kind}, {persona} persona", total=len(pairs))
     found: list[BestReply] = []

@@ -133,6 +133,7 @@ def _summarize(
     rest = "".join(f" ({count} {reason} left out)" for reason, count in left_out.items() if count)
     values = ", ".join(f"{name} {value or 'unknown'}" for name, value in profile.items())
     gained += f" Profile: {values}." if values else ""
+    count = "1 example" if examples == 1 else f"{examples} examples"
     return {
         "user": user,
         "examples": examples,
@@ -142,7 +143,7 @@ def _summarize(
         "uploaded_bytes": 0,
         "left_out": sum(left_out.values()),
         **({"profile": dict(profile)} if profile else {}),
-        "message": f"{user}: personalized by {by} from {examples} examples{rest}; nothing was uploaded.{gained}",
+        "message": f"{user}: personalized by {by} from {count}{rest}; nothing was uploaded.{gained}",
     }
 
 

@@ -172,6 +172,11 @@ class Replier:
             raise InputError(f"prompt: {prompt!r} is not a text.")
         return self.writer.read(prompt)
 
+    @property
+    def reranker_is_outdated(self) -> bool:
+        """Whether the run was trained further after its reranker was tuned."""
+        return self.reranker is not None and self.reranker.round != self.run.state.round
+
     def search(
         self, prompts: Sequence[Sequence[int]], speakers: Sequence[Speaker], search: Search, *, n: int
     ) -> list[list[Hypothesis]]:

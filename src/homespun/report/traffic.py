@@ -22,6 +22,8 @@ MEANINGS = {
     "direction of the head's gradient": "where the centroid of the client's cluster moves; without noise, it reveals "
     "which labels the user gives",
     "which cluster it is in": "the head that the client trains, and so which users belong together",
+    "BLEU counts": "after training, to tune a reranker: matching n-grams of generated and real replies, summed over a "
+    "client's replies",
     "place on the old and the new map": "the nearest node of both maps, and so which users belong together",
 }
 EVERYTHING = "all training examples"

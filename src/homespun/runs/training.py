@@ -330,7 +330,12 @@ def collect_results(run: Run) -> dict[str, Any]:
         },
         "personal": personal and {state: one.to_dict() for state, one in personal.items()},
         "privacy": summarize_privacy(run),
-        "released": ["parameter updates", *_uploaded_metrics(run), *statistic_labels(run.method)],
+        "released": [
+            "parameter updates",
+            *_uploaded_metrics(run),
+            *statistic_labels(run.method),
+            *dict.fromkeys(entry["statistic"] for entry in history if entry["kind"] == "reranking"),
+        ],
     }
 
 
