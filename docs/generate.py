@@ -56,6 +56,8 @@ RUNS, FIGURES = Path("runs"), Path("docs/figures")
 NOT_RUN = "Not run yet"
 PROMPTS = ("We must", "I think")  # the paper's
 RUN_SETTINGS = ("cohort", "withheld", "evaluate_users", "evaluate_examples")  # that are always shown
+# Run settings that are shown if they differ from this; older records lack some
+USUAL = {"sampler": "shuffled", "split_by": "example", "cohort_decay": 0.0, "final_personalization": False}
 CURVE_ROUNDS = (2, 4, 6, 10, 16, 24, 40)
 SAMPLING = {"max_tokens": 24, "top_p": 0.9, "seed": 0}
 
@@ -142,8 +144,9 @@ def settings_text(results: Mapping[str, Any]) -> str:
         changed = {name: value for name, value in used.items() if usual.get(name) != value}
         run = {"rounds": f"{len(first['rounds'])} ({epochs_text(configuration['runs'])})"}
         run |= {name: first["run"][name] for name in RUN_SETTINGS}
-        sampler = {} if first["run"]["sampler"] == "shuffled" else {"sampler": first["run"]["sampler"]}
-        everything = {**run, **sampler, **private_settings(first), **changed}
+        unusual = {name: first["run"].get(name, usual) for name, usual in USUAL.items()}
+        run |= {name: value for name, value in unusual.items() if value != USUAL[name]}
+        everything = {**run, **private_settings(first), **changed}
         named = ", ".join(f"{name} {value}" for name, value in everything.items() if value is not None)
         lines.append(f"- {escape(configuration['title'])}: {escape(named)}.")
     return "\n".join(["Main settings of the runs, and settings that are not the default:", "", *lines])

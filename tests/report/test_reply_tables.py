@@ -80,8 +80,9 @@ def test_reranked_replies_have_rows_of_their_own():
     titles = [row[0] for row in rows_of(overlap)]
     assert titles[:4] == ["FedNLG", "FedNLG, reranked", "SEQ2SEQ + FL", "SEQ2SEQ + FL, reranked"]
     assert rows_of(overlap)[1][1] == "20.00"
-    tuned = "FedNLG 0.50 and 1.25, 0.60, SEQ2SEQ + FL 0.50 and 1.25, 0.60."
-    assert f"BLEU in % on the public held-out pairs they were tuned on: {tuned}" in overlap.note
+    weights = "lambda 0.50, gamma 1.25, BLEU 0.60"
+    tuned = f"FedNLG: {weights}; SEQ2SEQ + FL: {weights}."
+    assert f"BLEU in % on the public held-out pairs they were tuned on. {tuned}" in overlap.note
     rows = {row[0]: row[1:] for row in rows_of(speakers)}
     assert rows["FedNLG, reranked"][:2] == ["100.0 [100.0, 100.0]", "+50.0 [+50.0, +50.0]"]  # of reranked ones
     assert rows["SEQ2SEQ + FL, reranked"][1] == "–"

@@ -30,7 +30,7 @@ Deviations and readings, numbered as in docs/methods/fednlg.md, which has the re
 1. W has 4K rows and K + K + 128 columns, not 3K: the persona has 128 numbers and a cell state 100.
 2. The persona is read by every decoder layer (`persona_layers`); which layers read it is not in the paper.
 3. The optimizer is not in the paper: SGD for shared parameters and Adam for personas, fresh in every round.
-4. Columns of W for the persona start small, so that stage 2 starts close to the pre-trained model.
+4. Columns of W for the persona keep their random start, times a factor, and personas start small.
 5. Initialization is Xavier's with a larger gain for inputs of LSTMs, open forget gates and normal word embeddings.
 6. Dropout is on the input of each layer and of the output layer (Zaremba et al., 2014).
 16. A round trains the persona first and then the shared parameters; the paper trains both at once (`schedule`).

@@ -205,7 +205,8 @@ def _speaker_note(every: Sequence[System]) -> str:
         f"{_how(every)} Right speaker: how often a classifier of characters names the speaker, mean over speakers; "
         f"guesses are right in {100 / asked['speakers']:.1f} %, and a model without personas may be above that. It "
         "was trained on real lines of the training parts, twice, on half of them each; where a reply repeats a line, "
-        "only the one that has not read it counts. With another speaker's persona, the speaker of the real reply "
+        "only the one that has not read it counts (both, if both have). With another speaker's persona, the speaker of "
+        "the real reply "
         "counts as right. Differences in percentage points. "
         f"{guided}{agreement}{pooled if seeds > 1 else ''}{INTERVALS}"
     )
@@ -287,11 +288,14 @@ def _reranking_note(results: Mapping[str, Any]) -> str:
         found = [run["reranker"] for run in one.runs if run.get("reranker")]
         if found:
             tuned_on = found[0]["tuned_on"]
-            texts = (f"{tuned['lambda']:.2f} and {tuned['gamma']:.2f}, {100 * tuned['bleu']:.2f}" for tuned in found)
-            weights.append(f"{one.title} {'; '.join(texts)}")
+            texts = (
+                f"lambda {tuned['lambda']:.2f}, gamma {tuned['gamma']:.2f}, BLEU {100 * tuned['bleu']:.2f}"
+                for tuned in found
+            )
+            weights.append(f"{one.title}: {' and '.join(texts)}")
     if not weights:
         return ""
-    return f"Reranked: lambda and gamma, and BLEU in % on the {tuned_on} they were tuned on: {', '.join(weights)}. "
+    return f"Weights of the reranker, and BLEU in % on the {tuned_on} they were tuned on. {'; '.join(weights)}. "
 
 
 def _decoding(every: Sequence[System]) -> str:
