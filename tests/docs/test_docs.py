@@ -244,4 +244,4 @@ def test_every_table_has_a_record_or_a_note_that_it_has_none():
             before = text[max(0, found.start() - 300) : found.start()]
             marked = "No record of these runs is kept" in before
             assert marked != (FILE.parent / "results" / f"{found[1]}.json").exists(), f"{page.name}: {found[1]}"
-    assert len(pages) == 4
+    assert len(pages) == 5
