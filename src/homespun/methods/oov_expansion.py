@@ -1,4 +1,4 @@
-"""OOV Expansion: Federated Learning of a Next-Word Model with Users' Own Words (Meta AI, 2023).
+"""OOV Expansion: Learning Personalized Vocabulary On Device (Wang, Shenoy, Chuang, Nguyen, 2023).
 
 A character-aware LSTM suggests the next word. Its closed vocabulary V has no words that only some users use. On the
 device of a user, up to n of their own words get rows of their own in the output layer, computed from their spelling
