@@ -114,7 +114,7 @@ def test_personalize_uses_the_columns_of_the_run_and_leaves_out_unknown_labels(t
     (tmp_path / "mine.csv").write_text("who,words,answer\n[/b]ada,hello,yes\n[/b]ada,hm,maybe\n")
     done = homespun("personalize", tmp_path / "run", tmp_path / "mine.csv")  # from another folder
     assert (
-        "[/b]ada: personalized by gradient steps from 1 examples (1 with labels unknown to the run left out)"
+        "[/b]ada: personalized by gradient steps from 1 example (1 with labels unknown to the run left out)"
         in done.stdout
     )
     (tmp_path / "known.csv").write_text("who,words,answer\n3,hello,yes\n")

@@ -5,7 +5,7 @@ import json
 import pytest
 from targets import CORPUS, DATA, SIZES
 
-from homespun.core.errors import RunError, SettingsError
+from homespun.core.errors import DataError, RunError, SettingsError
 from homespun.experiments.results import RESULTS_FILE
 from homespun.privacy.ledger import Ledger, LedgerError
 from homespun.report.html import rewrite_report
@@ -29,6 +29,7 @@ SETTINGS = {
     "a method that is a number": ({"method": 5}, SettingsError),
     "a fingerprint that is a list": ({"data_fingerprint": []}, SettingsError),
     "a layer that does not fit in memory": ({"method_settings": {**SIZES, "lstm_dim": 2**58}}, RunError),
+    "users that do not fit in memory": ({"data": {"source": "dialects", "settings": {"users": 2**32}}}, DataError),
     "a corpus whose name is too long": ({"data": {"source": "x" * 300 + ".csv"}}, RunError),
 }
 

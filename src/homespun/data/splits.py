@@ -259,6 +259,9 @@ class Subset:
 PARTICIPANTS = "/participants"
 
 
+MOST_USERS = 2**24  # of a run: dividing them takes memory for each
+
+
 def original(federation: Federation) -> Federation:
     """The federation that this one is a subset of, or itself."""
     return federation.federation if isinstance(federation, Subset) else federation
@@ -283,6 +286,8 @@ def withhold(
     fold may be smaller.
     """
     users = len(federation.users)
+    if users > MOST_USERS:
+        raise DataError(f"{federation.name}: {users:,} users. A run can have {MOST_USERS:,}; lower their number.")
     if (share is None) == (count is None):
         raise SettingsError("withhold: give either a share or a count of users")
     # rounded half up, like the parts of a user's examples
