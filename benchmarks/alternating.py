@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
-from gemm import gemm_peak_gflops
+from gemm import fastest_peak_gflops, gemm_peak_gflops
 from memory import peak_rss_mb
 
 from homespun.system.machine import cpu_cores
@@ -53,6 +53,8 @@ class Alternating:
             "gemm_peak_gflops": peak,
             "gemm_share": flop / cohort_s / 1e9 / peak,
             "loop_gemm_share": flop / loop_s / 1e9 / peak,
+            "fastest_peak_gflops": (fastest := max(peak, fastest_peak_gflops(cpu_cores()))),
+            "share_of_fastest": flop / cohort_s / 1e9 / fastest,
             "peak_rss_mb": peak_rss_mb(),
             "max_abs_difference": max_abs_difference,
         }

@@ -50,6 +50,14 @@ def test_the_first_of_equal_choices_wins():
     assert round(float(found["w"]), 4) == 0.8
 
 
+def test_successive_halving_trains_the_better_half_on():
+    """After one step, 0.1 and 0.2 are worst; after two, 0.3 is worse than 0.4, which reaches 0.8 and then 1.2."""
+    seen = []
+    search = replace(search_of([0.1, 0.2, 0.3, 0.4], seen=seen), survivors=0.5)
+    assert round(float(search(home_of())["w"]), 4) == 0.8
+    assert seen == [0] * 4 + [0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.2]
+
+
 def test_a_limited_number_of_epochs():
     assert round(float(search_of([0.1], epochs=3)(home_of())["w"]), 4) == 0.3
 

@@ -10,6 +10,7 @@ from homespun.data import load_federation
 from homespun.data.federation import Examples
 from homespun.methods.oov_expansion import SMALL, Choice, Settings, choices
 from homespun.models.next_word import read_spelling
+from homespun.personalization.new_user import personalize
 from homespun.personalization.suggestions import suggest
 from homespun.runs.evaluate import evaluate, evaluate_newcomers
 from homespun.runs.training import prepare
@@ -37,7 +38,10 @@ def chats():
 def test_the_grid_of_the_paper():
     grid = {"personalize_lrs": (1e-4, 1e-3, 1e-2, 0.1, 1, 10), "adapter_scales": (0, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1)}
     adapters = ((960,), (128, 256, 128), (256, 512, 256))
-    assert len(choices(Settings(**grid, adapters=adapters))) == 126
+    found = choices(Settings(**grid, adapters=adapters))
+    assert len(found) == 6 * 7 * 3 - 6 * 2  # with sigma 0, one form of the adapter is enough
+    assert [one.hidden for one in found if (one.lr, one.scale) == (0.1, 0)] == [(960,)]
+    assert len({one for one in found if one.scale}) == 6 * 6 * 3
     assert (
         choices(Settings(**grid, own_words="none"))[1] == Choice(1e-3) and len(choices(Settings(own_words="none"))) == 2
     )
@@ -89,6 +93,19 @@ def test_a_text_without_words_costs_nothing(run):
     assert int(counts["words"]) == 0 and data["length"].tolist() == [11]
 
 
+def test_an_adapter_that_starts_at_zero_learns_the_same_with_any_hidden_layers():
+    found = []
+    for hidden in ((8,), (4, 6)):
+        grid = {"personalize_lrs": (0.3,), "adapter_scales": (0.0,), "adapters": (hidden,), "personalize_epochs": 3}
+        with trained(None, rounds=2, **grid) as run:
+            found.append((evaluate(run).to_dict(), run.clients.stored_private(["ada"])["ada"]))
+    (one, ada), (other, ada_too) = found
+    assert one == other
+    assert len(ada["own.adapter"]) != len(ada_too["own.adapter"]) and torch.equal(
+        ada["own.adapter"][-8:], ada_too["own.adapter"][-8:]
+    )
+
+
 def test_both_engines_choose_and_train_alike():
     """The fast engine trains choices of one shape stacked; the oracle, one after the other."""
     grid = {"personalize_lrs": (0.1, 0.3), "adapter_scales": (0.0, 0.1), "adapters": ((8,), (4, 6))}
@@ -101,6 +118,18 @@ def test_both_engines_choose_and_train_alike():
         assert one.keys() == other.keys() and "output.weight" in one
         for name, value in one.items():
             torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_threads_share_the_choices_of_one_user(monkeypatch):
+    """With the bits of one thread: a user who is personalized alone has all cores."""
+    grid = {"personalize_lrs": (0.1, 0.3, 1.0), "adapter_scales": (0.0, 0.1), "personalize_epochs": 2}
+    with trained(None, rounds=1, final_personalization=False, **grid) as run:
+        found = []
+        for cores in (1, 3):
+            monkeypatch.setattr("homespun.engines.cohort.cpu_cores", lambda cores=cores: cores)
+            found.append(personalize(run, "eve", ["we need frobnix and now we should do more"] * 6).private)
+    one, other = found
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_users_whose_longest_texts_differ_train_together():

@@ -58,9 +58,18 @@ class CohortTrainer:
     ) -> Outcome:
         require_own_roles(broadcast, self.built)
         chunks = split_chunks(sort_by_size(sort_by_user(clients)), self._chunk)
-        if self._in_process:
+        alone = mode == "personalize" and len(clients) == 1  # one client's choices share the cores
+        if self._in_process or alone:
             outcomes = [
-                train_chunk(self.placed, broadcast, chunk, mode=mode, seed=self.seed, transforms=self.transforms)
+                train_chunk(
+                    self.placed,
+                    broadcast,
+                    chunk,
+                    mode=mode,
+                    seed=self.seed,
+                    transforms=self.transforms,
+                    threads=cpu_cores() if alone and self.device == CPU else 1,
+                )
                 for chunk in each(chunks, done, size=len)
             ]
         else:

@@ -55,13 +55,14 @@ def train_chunk(
     mode: Mode,
     seed: int,
     transforms: Transforms = NO_TRANSFORMS,
+    threads: int = 1,
 ) -> Outcome:
     """Train a chunk of clients: as one gradient if the method allows it, otherwise with `train_clients`."""
     if mode == "round" and can_take_single_step(built, clients) and transforms.sums_clients:
         found = _single_step(built, broadcast, sort_by_user(clients), seed=seed, transforms=transforms)
         if found is not None:
             return found
-    return train_clients(built, broadcast, clients, mode=mode, seed=seed, transforms=transforms)
+    return train_clients(built, broadcast, clients, mode=mode, seed=seed, transforms=transforms, threads=threads)
 
 
 def can_take_single_step(built: BuiltMethod, clients: Sequence[Client]) -> bool:

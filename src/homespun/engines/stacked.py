@@ -7,9 +7,9 @@ by their number of examples, so that those still in training come first and fini
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from homespun.core.messages import Broadcast, Update
 from homespun.core.method import Assign, Batch, BuiltMethod, LocalView, Phase, Stackable
 from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
+from homespun.core.threads import map_in_threads
 from homespun.core.transforms import NO_TRANSFORMS, NOTHING_SENT, Transforms, add_bytes
 from homespun.core.tree import Tree
 from homespun.engines.client import (
@@ -41,6 +42,8 @@ from homespun.engines.loop import ClientSteps, LoopTrainer, personalize_client, 
 from homespun.engines.placement import move_broadcast, move_client, move_tensors, move_trained_to_cpu
 from homespun.engines.sequential import train_sequentially
 
+Found = TypeVar("Found")
+
 
 def train_clients(
     built: BuiltMethod,
@@ -50,8 +53,11 @@ def train_clients(
     mode: Mode,
     seed: int,
     transforms: Transforms = NO_TRANSFORMS,
+    threads: int = 1,
 ) -> Outcome:
-    """Train these clients, stacked if the model supports it, and sum their updates in the order of users."""
+    """Train these clients, stacked if the model supports it, and sum their updates in the order of users.
+
+    `threads` may share the choices of a client's personalization."""
     clients = sort_by_user(clients)
     intake, private = new_intake(built, broadcast, transforms), {}
     stackable = isinstance(built.model, Stackable)
@@ -59,7 +65,7 @@ def train_clients(
     custom = mode == "personalize" and not isinstance(built.method.personalize, GradientSteps)
     if custom and stackable:
         for client in clients:
-            trained = personalize_fast(built, broadcast, client, seed=seed)
+            trained = personalize_fast(built, broadcast, client, seed=seed, threads=threads)
             private[client.user] = select_kept(built, broadcast, trained, mode=mode)
         return Outcome(intake.total, private)
     if custom or not can_stack(built, clients) or (built.method.model.derived and not stackable):
@@ -82,18 +88,26 @@ def train_clients(
     return Outcome(intake.total, private, intake.rejected, intake.sent_bytes)
 
 
-def personalize_fast(built: BuiltMethod, broadcast: Broadcast, client: Client, *, seed: int) -> dict[str, Tensor]:
+def personalize_fast(
+    built: BuiltMethod, broadcast: Broadcast, client: Client, *, seed: int, threads: int
+) -> dict[str, Tensor]:
     """The parameters of one client after the method's own personalization, with the model's fast code in its gradient
     steps."""
     broadcast, client = move_broadcast(broadcast, built.device), move_client(client, built.device)
-    steps = StackedSteps(built, broadcast, client, mode="personalize", seed=seed)
+    steps = StackedSteps(built, broadcast, client, mode="personalize", seed=seed, threads=threads)
     parameters = built.parameters(broadcast, client.private)
     return move_trained_to_cpu(built, personalize_client(built, client, parameters, steps, seed=seed))
 
 
 class StackedSteps(ClientSteps):
     """The gradient steps of one client. Choices of parameters with the same names, shapes and phase are stacked like
-    clients."""
+    clients, and stacks are shared by threads."""
+
+    def __init__(
+        self, built: BuiltMethod, broadcast: Broadcast, client: Client, *, mode: Mode, seed: int, threads: int = 1
+    ) -> None:
+        super().__init__(built, broadcast, client, mode=mode, seed=seed)
+        self.threads = threads
 
     def take_each(
         self,
@@ -104,8 +118,7 @@ class StackedSteps(ClientSteps):
         plan: Sequence[np.ndarray],
         keys: PhaseKeys,
     ) -> list[tuple[dict[str, Tensor], float]]:
-        found: dict[int, tuple[dict[str, Tensor], float]] = {}
-        for places in self._stacks(starts, phases):
+        def trained(places: list[int]) -> list[tuple[dict[str, Tensor], float]]:
             count, phase = len(places), phases[places[0]]
             values = self._stack([starts[place] for place in places])
             anchor = {name: value.expand(count, *value.shape) for name, value in self.anchor.items()}
@@ -114,20 +127,31 @@ class StackedSteps(ClientSteps):
             losses = train_phase_stacked(
                 self.built, phase, values, anchor=anchor, data=inputs, plans=[plan] * count, keys=same_user
             )
-            for row, place in enumerate(places):
-                found[place] = {**starts[place], **{name: one[row] for name, one in values.items()}}, float(losses[row])
-        return [found[place] for place in range(len(starts))]
+            return [
+                ({**starts[place], **{name: one[row] for name, one in values.items()}}, float(losses[row]))
+                for row, place in enumerate(places)
+            ]
+
+        return self._by_stack(trained, self._stacks(starts, phases))
 
     def predict_each(self, parameters: Sequence[Tree], data: Batch) -> list[Tensor]:
         model = self.built.model
-        found: dict[int, Tensor] = {}
         assert isinstance(model, Stackable)
-        for places in self._stacks(parameters, [None] * len(parameters)):
+
+        def output(places: list[int]) -> list[Tensor]:
             values = self._stack([parameters[place] for place in places])
             with torch.no_grad():
                 inputs = self._inputs(values, data, count=len(places))
-                found |= dict(zip(places, model.stacked({**self._frozen, **values}, inputs), strict=True))
-        return [found[place] for place in range(len(parameters))]
+                return list(model.stacked({**self._frozen, **values}, inputs))
+
+        return self._by_stack(output, self._stacks(parameters, [None] * len(parameters)))
+
+    def _by_stack(self, work: Callable[[list[int]], list[Found]], stacks: Sequence[list[int]]) -> list[Found]:
+        """What `work` finds for each choice of each stack, in the order of choices."""
+        found = dict[int, Found]()
+        for places, results in zip(stacks, map_in_threads(work, stacks, threads=self.threads), strict=True):
+            found |= zip(places, results, strict=True)
+        return [found[place] for place in range(len(found))]
 
     @property
     def _frozen(self) -> Tree:

@@ -1,8 +1,9 @@
 """A search at home: a user's device trains with several settings, and keeps what does best on a part of its own data.
 
 All choices are trained epoch by epoch, on the same batches. Each is scored on the validation part at the start and
-after each epoch; its training stops when its score does not improve. The best epoch of the best choice wins. If no
-score is finite, the parameters stay as they were.
+after each epoch; its training stops when its score does not improve. With `survivors` below 1, only this share of the
+choices, the best ones, train on after each epoch (successive halving, Jamieson and Talwalkar, 2016). The best epoch of
+the best choice wins. If no score is finite, the parameters stay as they were.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class ChoicesAtHome(Personalization, Generic[Choice]):
     score: Callable[[Batch, Tensor], Score]
     epochs: int
     validation_share: float
+    survivors: float = 1.0
     refine: Callable[[Home, Tree, Batch], Sequence[Tree]] = field(default=lambda home, parameters, data: [parameters])
 
     def __call__(self, home: Home) -> Tree:
@@ -59,7 +61,13 @@ class ChoicesAtHome(Personalization, Generic[Choice]):
             running = {place: one for place, one in trained.items() if scores[place] > reached[place]}
             reached = scores
             best = self._better(best, running, reached)
+            running = {place: running[place] for place in self._survivors(running, reached)}
         return self._refined(home, best, fit, check)
+
+    def _survivors(self, running: Mapping[int, Tree], reached: Mapping[int, Score]) -> list[int]:
+        """The best choices in training; of equal ones, the first."""
+        ordered = sorted(running, key=lambda place: reached[place], reverse=True)  # a stable sort
+        return sorted(ordered[: math.ceil(self.survivors * len(ordered))])
 
     def _refined(self, home: Home, best: Best, fit: Batch, check: Batch) -> Best:
         variants = dict(enumerate(self.refine(home, best.parameters, fit)))

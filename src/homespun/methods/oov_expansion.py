@@ -61,7 +61,7 @@ Hidden = tuple[PositiveInt, ...]
 class Settings(core_settings.Settings):
     personalization_only = (
         *("own_words", "own_scores", "memory", "most_own_words", "adapter_scales", "adapters", "validation_share"),
-        *("personalize_lrs", "personalize_trains", "personalize_epochs"),
+        *("personalize_lrs", "personalize_trains", "personalize_epochs", "survivors"),
     )
 
     base_model: NextWordModelName = ""
@@ -112,6 +112,8 @@ class Settings(core_settings.Settings):
     """What is trained at home: the whole model and the adapter, or the adapter alone."""
     personalize_epochs: Annotated[PositiveInt, Paper(10)] = 10
     """Maximum number of passes over a user's examples with each of these settings."""
+    survivors: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of these settings that train on after each pass: the best ones. 0.5: successive halving."""
     validation_share: Annotated[float, Field(gt=0, lt=1)] = 1 / 9
     """Share of a user's training examples on which the device chooses."""
 
@@ -164,7 +166,9 @@ class Choice(NamedTuple):
 def choices(settings: Settings) -> list[Choice]:
     if settings.own_words == "none" or settings.own_scores != "adapter":
         return [Choice(lr) for lr in settings.personalize_lrs]
-    return [Choice(*one) for one in product(settings.personalize_lrs, settings.adapter_scales, settings.adapters)]
+    # An adapter that starts at zero stays there but for its last bias: its hidden layers change nothing.
+    forms = [(scale, one) for scale in settings.adapter_scales for one in settings.adapters[: None if scale else 1]]
+    return [Choice(lr, *form) for lr, form in product(settings.personalize_lrs, forms)]
 
 
 def starts(home: Home, fit: Batch, choices: Sequence[Choice], *, settings: Settings) -> list[Tree]:
@@ -287,6 +291,7 @@ def method(settings: Settings, task: Task) -> Method:
             score=emr3_and_loss,
             epochs=settings.personalize_epochs,
             validation_share=settings.validation_share,
+            survivors=settings.survivors,
             refine=lambda home, parameters, texts: refine(home, parameters, texts, settings=settings),
         ),
         scoring=NextWordScoring(),

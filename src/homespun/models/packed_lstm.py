@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from homespun.models import products
+
 _sigmoid_backward = torch.ops.aten.sigmoid_backward
 _tanh_backward = torch.ops.aten.tanh_backward
 
@@ -101,7 +103,7 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, h0: Tensor, c0: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         weight_ih, weight_hh, bias, sizes = rest
-        gates = torch.bmm(inputs, weight_ih.mT)
+        gates = products.bmm(inputs, weight_ih.mT)
         gates += bias
         clients, positions, _ = inputs.shape
         hidden = weight_hh.shape[2]
@@ -115,7 +117,7 @@ class _Layer(torch.autograd.Function):
             rows = gate.shape[1]
             if rows < h.shape[1]:
                 h, c = h[:, :rows], c[:, :rows]
-            gate += torch.bmm(h, recurrent)
+            gate += products.bmm(h, recurrent)
             i, f = input_and_forget.sigmoid_().chunk(2, dim=2)
             candidate.tanh_()
             torch.mul(f, c, out=cell).addcmul_(i, candidate)
@@ -138,11 +140,11 @@ class _Layer(torch.autograd.Function):
         )
         wants = ctx.needs_input_grad
         return (
-            torch.bmm(grad_gates, weight_ih) if wants[0] else None,
+            products.bmm(grad_gates, weight_ih) if wants[0] else None,
             grad_h0 if wants[1] else None,
             grad_c0 if wants[2] else None,
-            torch.bmm(grad_gates.mT, inputs) if wants[3] else None,
-            torch.bmm(grad_gates.mT, previous_h) if wants[4] else None,
+            products.bmm(grad_gates.mT, inputs) if wants[3] else None,
+            products.bmm(grad_gates.mT, previous_h) if wants[4] else None,
             (grad_gates.sum(dim=1, keepdim=True) if ctx.bias_rows == 1 else grad_gates) if wants[5] else None,
             None,
         )
@@ -205,5 +207,5 @@ def _through_time(
         torch.mul(cell_factor, c.unsqueeze(2), out=into_cell)
         torch.mul(output_factor, h, out=into_output)
         c *= forget
-        h.copy_(torch.bmm(gate, weight_hh))
+        h.copy_(products.bmm(gate, weight_hh))
     return grad_gates, grad_h, grad_c

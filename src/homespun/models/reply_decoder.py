@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from homespun.models import products
 from homespun.models.packed_lstm import lstm_layer, pack
 from homespun.models.vocabulary import BEGIN, END, PADDING, UNKNOWN
 
@@ -68,7 +69,7 @@ class ReplyDecoder:
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Logits [rows, vocabulary] of the word after `tokens` [rows], and the state that follows."""
         features, state = self.features(tokens, state)
-        return torch.addmm(self.parameters["output.bias"], features, self.parameters["output.weight"].T), state
+        return products.addmm(self.parameters["output.bias"], features, self.parameters["output.weight"].T), state
 
     def features(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """The input of the output layer, and the state that follows."""

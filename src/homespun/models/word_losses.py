@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from homespun.models import products
 from homespun.models.suggestion_ranks import NOTHING, Ranking
 
 BLOCK = 256  # positions whose logits are computed at once
@@ -75,14 +76,14 @@ class _WordLosses(torch.autograd.Function):
             scaled = states[client, rows] * scale[:, None]
             of_vocabulary, of_own = gradient[:, :words], gradient[:, words:]
             grad_states[client, rows] = (
-                torch.addmm(of_vocabulary @ weight[client], of_own, own[client]) * scale[:, None]
+                torch.addmm(products.mm(of_vocabulary, weight[client]), of_own, own[client]) * scale[:, None]
             )
             grad_own[client].addmm_(of_own.T, scaled)
             grad_bias[client].addmv_(of_vocabulary.T, scale)
             if client in begun:
                 grad_weight[client].addmm_(of_vocabulary.T, scaled)
             else:  # writes without reading zeros first
-                torch.mm(of_vocabulary.T, scaled, out=grad_weight[client])
+                products.mm(of_vocabulary.T, scaled, out=grad_weight[client])
                 begun.add(client)
         for client in set(range(len(weight))) - begun:
             grad_weight[client].zero_()
@@ -97,9 +98,9 @@ def _nothing_own(weight: Tensor) -> Tensor:
 def _logits(states: Tensor, weight: Tensor, bias: Tensor, own: Tensor) -> Tensor:
     """Scores [rows, V + N] of the vocabulary's and of own words."""
     if not len(own):
-        return torch.addmm(bias, states, weight.T)
+        return products.addmm(bias, states, weight.T)
     logits = states.new_empty(len(states), len(weight) + len(own))
-    torch.addmm(bias, states, weight.T, out=logits[:, : len(weight)])
+    logits[:, : len(weight)] = products.addmm(bias, states, weight.T)
     torch.mm(states, own.T, out=logits[:, len(weight) :])
     return logits
 

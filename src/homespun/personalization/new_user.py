@@ -18,7 +18,7 @@ from homespun.core.roles import Role
 from homespun.core.tree import Tree
 from homespun.data.source import DataSettings
 from homespun.engines.client import Client
-from homespun.engines.loop import LoopTrainer
+from homespun.engines.cohort import CohortTrainer
 from homespun.engines.simulation import score_clients
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
@@ -185,14 +185,15 @@ def require_new(run: Run, user: str) -> None:
 # Learning on the client
 
 
-def build_local_engine(run: Run, *, steps: int | None = None, generated: bool = False) -> LoopTrainer:
+def build_local_engine(run: Run, *, steps: int | None = None, generated: bool = False) -> CohortTrainer:
     """An engine for one client in this process, which personalizes exactly as the evaluation of new users does.
 
     If personalization changes a shared parameter, the client keeps its own copy. A generator runs before any gradient
     steps; `generated` omits these steps.
     """
     method = replace(run.method, personalize=choose_personalization(run, steps=steps, generated=generated))
-    return LoopTrainer(replace(run.built, method=method), run.settings.seed, device=run.settings.device)
+    built = replace(run.built, method=method)
+    return CohortTrainer(built, run.settings.seed, workers=0, device=run.settings.device)
 
 
 def choose_personalization(run: Run, *, steps: int | None, generated: bool) -> Personalization:
@@ -233,12 +234,12 @@ def _with_steps(phase: Phase, steps: int | None) -> Phase:
     return phase if steps is None else replace(phase, steps=steps, epochs=None)
 
 
-def learn_locally(run: Run, engine: LoopTrainer, client: Client) -> Tree:
+def learn_locally(run: Run, engine: CohortTrainer, client: Client) -> Tree:
     """What a client learns from its examples: private parameters, and copies of shared ones that it changed."""
     return engine.train(run.state.broadcast(), [client], mode="personalize").private[client.user]
 
 
-def evaluate_held_out(run: Run, engine: LoopTrainer, client: Client) -> tuple[Scores | None, Scores | None]:
+def evaluate_held_out(run: Run, engine: CohortTrainer, client: Client) -> tuple[Scores | None, Scores | None]:
     """Scores on a held-out fifth of the examples, personalized without any examples and with all others."""
     order = seeds.numpy_generator(run.settings.seed, "held out", client.user).permutation(client.examples)
     held = client.examples // HELD_OUT

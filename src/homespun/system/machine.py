@@ -41,12 +41,20 @@ def cpu_cores() -> int:
 
 def cpu_name() -> str:
     """The CPU's model name on Linux; the architecture if there is none."""
+    return _cpu_field("model name") or platform.machine()
+
+
+def cpu_vendor() -> str:
+    """The CPU's vendor on Linux, as in GenuineIntel or AuthenticAMD; empty if it is unknown."""
+    return _cpu_field("vendor_id")
+
+
+def _cpu_field(name: str) -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
 
 
 def machine_records(history: Sequence[Mapping[str, Any]], *, round: int, folder: Path) -> list[dict[str, Any]]:
