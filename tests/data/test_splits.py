@@ -52,6 +52,12 @@ def numbered(count: int) -> Examples:
     return Examples(texts=[str(i) for i in range(count)], labels=np.arange(count))
 
 
+def test_a_split_by_order_tests_on_the_last_examples():
+    parts = split(numbered(10), seed=3, user="ada", split_by="order")
+    assert [list(each.texts) for each in parts] == [[*"01234567"], ["8"], ["9"]]
+    assert [len(each) for each in split(numbered(4), seed=3, user="ada", split_by="order")] == [4, 0, 0]
+
+
 @given(st.integers(0, 60), st.integers(0, 5), st.text(max_size=5))
 def test_a_split_deals_every_example_once(count: int, seed: int, user: str) -> None:
     parts = split(numbered(count), seed=seed, user=user)

@@ -90,7 +90,7 @@ def inspect_corpus(
     unevaluated = 0
     for user in positions:
         tally.add(federation.examples(int(user)))
-        if split_by == "example":
+        if split_by != "conversation":
             unevaluated += part_sizes(tally.counts[-1], fractions)[1] == 0
         else:
             unevaluated += not len(evaluated.examples(int(user)))

@@ -2,7 +2,7 @@
 
 A user's split by example depends only on the seed and the user's name, not on the other users or their order. Split by
 conversation, the part of an example depends only on the seed and its conversation, so that a conversation is not torn
-apart.
+apart. Split by order, the first examples are for training and the last ones for testing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from homespun.data.user_names import ListedNames, PickedNames
 PartName = Literal["train", "eval", "test"]
 Fractions = tuple[float, float, float]
 FRACTIONS: Fractions = (0.8, 0.1, 0.1)
-SplitBy = Literal["example", "conversation"]
+SplitBy = Literal["example", "conversation", "order"]
 STRATUM = 10  # this many consecutive conversations are spread evenly over the parts
 
 
@@ -63,7 +63,7 @@ def _alternate(examples: Examples) -> np.ndarray:
 def split(
     examples: Examples, *, seed: int, user: str, fractions: Fractions = FRACTIONS, split_by: SplitBy = "example"
 ) -> Split:
-    """Split one user's examples at random, unless the corpus itself assigns parts.
+    """Split one user's examples at random or in their order, unless the corpus itself assigns parts.
 
     By example with the default fractions, a user with fewer than 5 examples gets no eval and test part. By
     conversation, any part of a user may be empty.
@@ -79,6 +79,8 @@ def _rows_by_part(
     parts = examples.parts
     if parts is None and split_by == "conversation":
         parts = _parts_by_conversation(examples, seed=seed, user=user, fractions=fractions)
+    if parts is None and split_by == "order":
+        parts = np.repeat(np.arange(3), part_sizes(len(examples), fractions))
     if parts is None:
         parts = _parts_by_example(len(examples), seed=seed, user=user, fractions=fractions)
     return [np.flatnonzero(parts == place) for place in range(3)]

@@ -51,7 +51,8 @@ class RunSettings(Settings):
     """Shares of a user's examples for training, evaluation and testing."""
     split_by: SplitBy = "example"
     """What is assigned to a part. example: each example of a user; conversation: all turns of a conversation, so that
-    no tested reply has its conversation in training. The shares are then those of conversations."""
+    no tested reply has its conversation in training (the shares are then those of conversations); order: a user's first
+    examples train and the last ones test, for a corpus in the order of time."""
     withheld: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of the users who never take part. They are tested as new users after training."""
     fold: NonNegativeInt | None = None
