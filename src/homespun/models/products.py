@@ -9,12 +9,18 @@ For hand-written gradients: these functions do not record their own.
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from homespun.system.machine import cpu_vendor
+
+# PyTorch and oneDNN each keep the kernels of the last 1,024 shapes with their memory. Batches of texts have a new
+# shape in every step, so that this grew to gigabytes; making a kernel again takes no noticeable time.
+for _name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+    os.environ.setdefault(_name, "32")
 
 LEAST_ROWS, LEAST_PRODUCTS = 16, 1 << 21  # below these, a call of oneDNN costs more than it saves
 
