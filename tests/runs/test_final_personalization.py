@@ -6,6 +6,7 @@ import torch
 from homespun.core.errors import RunError, SettingsError
 from homespun.core.messages import pack, state_to_bytes, unpack
 from homespun.engines.remote import RemoteEngine, answer
+from homespun.engines.simulation import SimulationEngine
 from homespun.methods.furl import SMALL
 from homespun.personalization.user import load_user_model
 from homespun.runs.training import load, prepare
@@ -63,6 +64,33 @@ def test_a_personalized_run_is_not_trained_further(tmp_path):
         list(run.rounds())
     with open_furl(tmp_path / "run", rounds=3) as longer, pytest.raises(RunError, match="cannot be trained further"):
         list(longer.rounds())
+
+
+def test_participants_who_are_done_are_kept_step_by_step(tmp_path, monkeypatch):
+    """Eight participants, three at a time; the second three fail."""
+    monkeypatch.setattr("homespun.runs.run.BLOCK", 3)
+    with open_furl(tmp_path / "whole", final_personalization=True) as whole:
+        list(whole.rounds())
+        expected = private_of(whole)
+    original, steps = SimulationEngine.personalize, []
+
+    def personalize(engine, broadcast, users, **options):
+        steps.append(list(users))
+        if len(steps) == 2:
+            raise OSError
+        original(engine, broadcast, users, **options)
+
+    monkeypatch.setattr(SimulationEngine, "personalize", personalize)
+    with open_furl(tmp_path / "run", final_personalization=True) as run, pytest.raises(OSError):
+        list(run.rounds())
+    with open_furl(tmp_path / "run", rounds=3) as longer, pytest.raises(RunError, match="cannot be trained further"):
+        list(longer.rounds())
+    with open_furl(tmp_path / "run") as resumed:  # what has begun is finished, even if it is no longer asked for
+        assert not resumed.finished and list(resumed.rounds()) == [] and resumed.finished
+        users = list(resumed.federation.users)
+        assert_same(private_of(resumed), expected)
+        assert resumed.history()[-1] == {"kind": "personalized", "round": 2}
+    assert steps == [users[:3], users[3:6], users[3:6], users[6:]]
 
 
 def test_nothing_private_crosses_a_byte_pipe(tmp_path):

@@ -26,6 +26,21 @@ def test_artefacts_are_stored_replaced_and_listed(tmp_path):
             vault.keep_artefact("reranker", b"other")
 
 
+def test_a_staged_artefact_is_written_with_the_next_commit(tmp_path):
+    with Vault.open(tmp_path, identity={}) as vault:
+        vault.stage_artefact("count", b"7")
+        vault.stage_artefact("words", b"zorblax", user="ann")
+        vault.stage_artefact("words", b"quibnor", user="bo")
+        assert vault.artefacts() == [] and not vault.forget("ann")
+        vault.commit(round=1)
+        assert vault.artefact("count") == b"7" and vault.artefact("words", user="bo") == b"quibnor"
+        assert vault.artefact("words", user="ann") is None  # forgotten before
+        vault.stage_artefact("count", b"8")
+    with Vault.open(tmp_path) as vault:  # what was staged is lost with the process
+        vault.commit(round=2)
+        assert vault.artefact("count") == b"7"
+
+
 def test_an_artefact_needs_a_name(tmp_path):
     with Vault.open(tmp_path, identity={}) as vault, pytest.raises(VaultError, match="needs a name"):
         vault.keep_artefact("", b"data")

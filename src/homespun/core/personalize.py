@@ -59,6 +59,8 @@ class Personalization:
 
     phases: Sequence[Any] = ()  # the gradient steps at its end
     generates: bool = False  # private parameters are generated from a text each time, even an empty one
+    # Whether each client is personalized alone, so that its result does not depend on who else is at the same time
+    alone: bool = True
 
     @property
     def adapts(self) -> bool:
@@ -77,6 +79,7 @@ class GradientSteps(Personalization):
     """
 
     phases: Sequence[Any] = ()  # of type `Phase`; engines run them for many clients at once
+    alone = False
 
     @property
     def adapts(self) -> bool:

@@ -57,9 +57,10 @@ class CohortTrainer:
         self, broadcast: Broadcast, clients: Sequence[Client], *, mode: Mode = "round", done: Done = silent
     ) -> Outcome:
         require_own_roles(broadcast, self.built)
-        chunks = split_chunks(sort_by_size(sort_by_user(clients)), self._chunk)
-        alone = mode == "personalize" and len(clients) == 1  # one client's choices share the cores
-        if self._in_process or alone:
+        alone = mode == "personalize" and self.built.method.personalize.alone
+        single = alone and len(clients) == 1 and self.device == CPU  # one client's choices share the cores
+        chunks = split_chunks(sort_by_size(sort_by_user(clients)), 1 if alone else self._chunk)
+        if self._in_process or single:
             outcomes = [
                 train_chunk(
                     self.placed,
@@ -68,7 +69,7 @@ class CohortTrainer:
                     mode=mode,
                     seed=self.seed,
                     transforms=self.transforms,
-                    threads=cpu_cores() if alone and self.device == CPU else 1,
+                    threads=cpu_cores() if single else 1,
                 )
                 for chunk in each(chunks, done, size=len)
             ]
@@ -101,7 +102,8 @@ class CohortTrainer:
     @property
     def _chunk(self) -> int:
         """Maximum number of clients per chunk; a model may set its own. Clients of models that cannot be stacked are
-        distributed one by one, so that no worker waits for another's long texts."""
+        distributed one by one, so that no worker waits for another's long texts. So are clients that personalize
+        alone."""
         return int(getattr(self.built.model, "chunk", CHUNK)) if isinstance(self.built.model, Stackable) else 1
 
     def close(self) -> None:

@@ -90,8 +90,8 @@ class SimulationEngine:
         self.trainer.close()
 
 
-def blocks(users: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (users[start : start + BLOCK] for start in range(0, len(users), BLOCK))
+def blocks(users: Sequence[str], size: int = BLOCK) -> Iterator[Sequence[str]]:
+    return (users[start : start + size] for start in range(0, len(users), size))
 
 
 def k_shot(data: Batch, k: int | None, *, draw: np.random.Generator) -> Batch:

@@ -18,7 +18,6 @@ from torch import Tensor
 from homespun.core.devices import CPU
 from homespun.core.messages import Broadcast, Update
 from homespun.core.method import Assign, Batch, BuiltMethod, LocalView, Phase, Stackable
-from homespun.core.personalize import GradientSteps
 from homespun.core.roles import Role
 from homespun.core.threads import map_in_threads
 from homespun.core.transforms import NO_TRANSFORMS, NOTHING_SENT, Transforms, add_bytes
@@ -62,7 +61,7 @@ def train_clients(
     intake, private = new_intake(built, broadcast, transforms), {}
     stackable = isinstance(built.model, Stackable)
     # Custom personalization runs client by client, and so do derived columns, which need all rows of keyed parameters.
-    custom = mode == "personalize" and not isinstance(built.method.personalize, GradientSteps)
+    custom = mode == "personalize" and built.method.personalize.alone
     if custom and stackable:
         for client in clients:
             trained = personalize_fast(built, broadcast, client, seed=seed, threads=threads)

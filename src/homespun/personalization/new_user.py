@@ -24,8 +24,8 @@ from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
 from homespun.evaluation.next_words import NextWordEvaluation
 from homespun.models.token_batches import SHORTEST
-from homespun.personalization.own_words import date_words
-from homespun.personalization.profiles import Profile, assign_profile, assigned_profile, keep_profile
+from homespun.personalization.own_words import stage_dates
+from homespun.personalization.profiles import Profile, assign_profile, assigned_profile, stage_profile
 from homespun.personalization.user import UserModel, require_text_method
 from homespun.personalization.user_examples import choose_reader, with_prompts
 from homespun.runs.run import Run
@@ -61,8 +61,8 @@ def personalize_from_file(
         require_utterances(client, len(examples), where=source.source)
         before, after = evaluate_held_out(run, engine, client)
         learned, profile = learn_locally(run, engine, client), assigned_profile(run, examples)
-        keep_profile(run, name, profile)
-        date_words(run, name, learned)
+        stage_profile(run, name, profile)
+        stage_dates(run, name, learned)
         run.vault.stage({name: learned})
         run.vault.commit(round=run.state.round, state=state_to_bytes(run.state))
     left_out = {

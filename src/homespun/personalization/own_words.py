@@ -85,10 +85,10 @@ def forget_words(run: Run, user: str, texts: Sequence[str]) -> list[str]:
     return gone
 
 
-def date_words(run: Run, user: str, private: Tree) -> None:
-    """Remember that these private parameters of a new user were learned today."""
+def stage_dates(run: Run, user: str, private: Tree) -> None:
+    """Remember, with the vault's next commit, that these private parameters of a new user were learned today."""
     if "own.lexicon" in private:
-        _keep_days(run, user, dict.fromkeys(_spelled(private), datetime.now(tz=UTC).date()))
+        _stage_days(run, user, dict.fromkeys(_spelled(private), datetime.now(tz=UTC).date()))
 
 
 def _lexicon_of(run: Run, user: str) -> tuple[str, Tree]:
@@ -109,14 +109,14 @@ def _with(private: Tree, lexicon: Tensor, counts: Tensor) -> Tree:
 
 
 def _keep(run: Run, user: str, private: Tree, days: Mapping[str, date]) -> None:
-    _keep_days(run, user, days)
+    _stage_days(run, user, days)
     run.vault.stage({user: private})
     run.vault.commit(round=run.state.round, state=state_to_bytes(run.state))
 
 
-def _keep_days(run: Run, user: str, days: Mapping[str, date]) -> None:
+def _stage_days(run: Run, user: str, days: Mapping[str, date]) -> None:
     stored = json.dumps({word: day.isoformat() for word, day in days.items()}).encode()
-    run.vault.keep_artefact(ARTEFACT, stored, user=user)
+    run.vault.stage_artefact(ARTEFACT, stored, user=user)
 
 
 def _days(run: Run, user: str) -> dict[str, date]:

@@ -34,10 +34,10 @@ def profile_of(run: Run, user: str | None) -> Profile:
     return {} if stored is None else _parse(run, stored)
 
 
-def keep_profile(run: Run, user: str, profile: Profile) -> None:
-    """Keep the profile of a new user in the vault, until the user is removed from it."""
+def stage_profile(run: Run, user: str, profile: Profile) -> None:
+    """Keep the profile of a new user in the vault, from its next commit until the user is removed from it."""
     if profile:
-        run.vault.keep_artefact(ARTEFACT, json.dumps(dict(profile)).encode(), user=user)
+        run.vault.stage_artefact(ARTEFACT, json.dumps(dict(profile)).encode(), user=user)
 
 
 def assign_profile(run: Run, examples: Examples, profile: Profile) -> Examples:

@@ -27,7 +27,7 @@ from homespun.engines.client import Trainer
 from homespun.engines.cohort import CohortTrainer
 from homespun.engines.loop import LoopTrainer
 from homespun.engines.protocol import Engine
-from homespun.engines.simulation import SimulationEngine, blocks
+from homespun.engines.simulation import BLOCK, SimulationEngine, blocks
 from homespun.privacy.dp import DpMechanism, dp_of
 from homespun.privacy.ledger import BudgetError
 from homespun.runs.clients import SimulatedClients
@@ -40,6 +40,8 @@ from homespun.runs.vault import Vault
 from homespun.system.machine import cpu_cores, machine_records
 
 PERSONALIZED = "personalized"  # the record of the final personalization
+PERSONALIZED_USERS = "personalized users"  # artefact: how many participants have personalized, in their order
+SEARCHES_PER_WORKER = 8  # clients that personalize alone, for each worker between two commits
 
 
 @dataclass
@@ -100,8 +102,11 @@ class Run:
         device = require_device(settings.device)  # the run may be opened on another machine
         if settings.engine == "loop":
             return LoopTrainer(self.built, settings.seed, self.transforms, device=device)
-        workers = cpu_cores() if settings.workers is None else settings.workers
-        return CohortTrainer(self.built, settings.seed, workers, self.transforms, device=device)
+        return CohortTrainer(self.built, settings.seed, self._workers, self.transforms, device=device)
+
+    @property
+    def _workers(self) -> int:
+        return cpu_cores() if self.settings.workers is None else self.settings.workers
 
     @cached_property
     def engine(self) -> Engine:
@@ -140,7 +145,7 @@ class Run:
     def rounds(self) -> Iterator[RoundRecord]:
         """Run the remaining rounds. With commit_every = 1, a round is on disk before the next one starts."""
         if self.state.round < self.total_rounds:
-            if self._personalized:
+            if self._personalized or self._personalized_users:
                 raise RunError(
                     f"{self.vault.path.parent}: its participants personalized after round {self.state.round}, so it "
                     f"cannot be trained further: it would differ from a run of {self.total_rounds} rounds. Train in "
@@ -162,23 +167,43 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are done and participants have personalized, if they should."""
+        """Whether all rounds are done and participants have personalized, if they should or have begun to."""
         personalizes = self.settings.final_personalization and self.method.personalize.adapts
-        return self.state.round >= self.total_rounds and (not personalizes or self._personalized)
+        begun = personalizes or self._personalized_users > 0
+        return self.state.round >= self.total_rounds and (not begun or self._personalized)
 
     @property
     def _personalized(self) -> bool:
         return any(entry["kind"] == PERSONALIZED for entry in self.history())
 
+    @property
+    def _personalized_users(self) -> int:
+        """How many participants have personalized so far, in their order."""
+        stored = self.vault.artefact(PERSONALIZED_USERS)
+        return 0 if stored is None else int.from_bytes(stored, "big")
+
     def _personalize_participants(self) -> None:
-        """Participants personalize with the final model."""
-        users, broadcast, round = self.clients.population.users, self.state.broadcast(), self.state.round
+        """Participants personalize with the final model. Those who are done are committed step by step."""
+        users, broadcast = self.clients.population.users, self.state.broadcast()
+        count = self._personalized_users
         done = start_count(self.progress, "final personalization", total=len(users))
-        for block in blocks(users):
+        done(count)
+        for block in blocks(users[count:], self._personalized_at_once):
             self.engine.personalize(broadcast, block, done=done)
-            self.engine.confirm(round, weight=0.0)
-        self.record({"kind": PERSONALIZED, "round": round})
-        self.commit()
+            self.engine.confirm(self.state.round, weight=0.0)
+            count += len(block)
+            self.vault.stage_artefact(PERSONALIZED_USERS, count.to_bytes(8, "big"))
+            if count == len(users):
+                self.record({"kind": PERSONALIZED, "round": self.state.round})
+            self._write()
+
+    @property
+    def _personalized_at_once(self) -> int:
+        """How many participants personalize between two commits: what a kill repeats at most. If clients are
+        personalized together, it must not depend on the number of workers."""
+        if not self.method.personalize.alone:
+            return BLOCK
+        return SEARCHES_PER_WORKER * max(1, self._workers)
 
     def start_from(self, state: ServerState, history: Iterable[Mapping[str, Any]]) -> None:
         """Take the rounds of another run, which trained the same; participants personalize anew."""
@@ -193,13 +218,16 @@ class Run:
     def commit(self) -> None:
         """Write private rows, the server's state and the records to the vault, in one transaction."""
         if self._records or self.vault.state is None:
-            self.vault.commit(
-                round=self.state.round,
-                state=state_to_bytes(self.state),
-                records=self._records,
-                shows_round=not self.schedule.cohorts.secret,  # a row's round discloses when its user was last drawn
-            )
-            self._records.clear()
+            self._write()
+
+    def _write(self) -> None:
+        self.vault.commit(
+            round=self.state.round,
+            state=state_to_bytes(self.state),
+            records=self._records,
+            shows_round=not self.schedule.cohorts.secret,  # a row's round discloses when its user was last drawn
+        )
+        self._records.clear()
 
     def history(self) -> list[dict[str, Any]]:
         return [*self.vault.history(), *self._records]

@@ -149,6 +149,10 @@ class Vault(VaultConnection):
         with self._transaction() as db:
             put(db, key=ARTEFACT + _owned_by(user) + name, value=data)
 
+    def stage_artefact(self, name: str, data: bytes, *, user: str | None = None) -> None:
+        """Write an artefact with the next `commit`, in its transaction."""
+        self._staged_artefacts[ARTEFACT + _owned_by(user) + name] = data
+
     def drop_artefact(self, name: str) -> None:
         """Remove an artefact, if there is one of this name."""
         with self._transaction() as db:
@@ -207,11 +211,11 @@ class Vault(VaultConnection):
         records: Sequence[Mapping[str, Any]] = (),
         shows_round: bool = True,
     ) -> None:
-        """Write the staged rows, the state and the records up to `round` in one transaction.
+        """Write the staged rows and artefacts, the state and the records up to `round` in one transaction.
 
         Without a state, the server's state is unchanged. Rows record the round or, without `shows_round`, 0: if cohorts
-        are secret, a row must not disclose when its user was drawn. If this fails, the last commit is intact and the
-        rows stay staged, so that a later call may succeed.
+        are secret, a row must not disclose when its user was drawn. If this fails, the last commit is intact, and what
+        was staged stays staged, so that a later call may succeed.
         """
         lines, shown = [json.dumps(record).encode() for record in records], round if shows_round else 0
         with self._transaction() as db:
@@ -228,6 +232,8 @@ class Vault(VaultConnection):
             numbered = enumerate(lines, start=head.records + 1)
             history = ((n, line, digest(n, line)) for n, line in numbered)
             db.executemany("INSERT INTO history VALUES (?, ?, ?)", history)
+            for key, value in self._staged_artefacts.items():
+                put(db, key=key, value=value)
             sha256 = head.state_sha256
             if state is not None:
                 put(db, key="state", value=state)
@@ -235,6 +241,7 @@ class Vault(VaultConnection):
             changed = replace(head, round=round, records=head.records + len(lines), state_sha256=sha256)
             put(db, key="head", value=changed.to_json())
         self._staged.clear()
+        self._staged_artefacts.clear()
 
     # Access of users to their own data
 
@@ -281,13 +288,15 @@ class Vault(VaultConnection):
         Rewrites the whole file: `secure_delete` overwrites a deleted row with zeros, but page splits leave stale copies
         in unused space, which only a rewrite removes. An interrupted call may be repeated.
         """
-        key = encode_user(user)
+        key, artefacts = encode_user(user), ARTEFACT + _owned_by(user)
         found = self._staged.pop(key, None) is not None
+        for name in [name for name in self._staged_artefacts if name.startswith(artefacts)]:
+            del self._staged_artefacts[name]
         with self._transaction() as db:
             for table in ("private", "quarantine"):
                 found |= db.execute(f"DELETE FROM {table} WHERE user = ?", (key,)).rowcount > 0
             found |= db.execute("DELETE FROM known WHERE user_sha256 = ?", (digest(key),)).rowcount > 0
-            found |= db.execute("DELETE FROM run WHERE key GLOB ?", (f"{ARTEFACT}{_owned_by(user)}*",)).rowcount > 0
+            found |= db.execute("DELETE FROM run WHERE key GLOB ?", (f"{artefacts}*",)).rowcount > 0
         self.rewrite(f"{quote_user(user)} is removed, but traces may remain in the files: then run forget again.")
         return found
 

@@ -23,7 +23,8 @@ class VaultConnection:
         self.read_only = lock is None
         self._db = db
         self._lock = lock
-        self._staged: dict[bytes, bytes] = {}
+        self._staged: dict[bytes, bytes] = {}  # rows
+        self._staged_artefacts: dict[str, bytes] = {}
         self._seen = self._head()  # as this writer found or left it
 
     def __enter__(self) -> Self:
@@ -33,8 +34,9 @@ class VaultConnection:
         self.close()
 
     def close(self) -> None:
-        """Discard staged rows, close the file, then release the lock."""
+        """Discard what is staged, close the file, then release the lock."""
         self._staged.clear()
+        self._staged_artefacts.clear()
         self._db.close()
         if self._lock:
             self._lock.close()
