@@ -20,6 +20,13 @@ def test_the_word_that_is_begun():
     assert split_text("the se") == ("the ", "se")
     assert split_text("the ") == ("the ", "") and split_text("sea,") == ("sea,", "")
     assert split_text("I don't") == ("I ", "don't") and split_text("don'") == ("", "don'")
+    assert split_text("yes -no") == ("yes -", "no") and split_text("yes -") == ("yes -", "")
+    assert split_text("में हिन्") == ("में ", "हिन्")
+
+
+def test_a_word_is_found_however_it_is_typed():
+    live = LiveText(suggester())
+    assert live.complete("don\u2019") == live.complete("DON'").lower() == "don't "
 
 
 def test_keystrokes_give_what_the_whole_text_gives():

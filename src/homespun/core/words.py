@@ -5,7 +5,8 @@
 
 The tokens are, all in lower case:
 
-- words, with the apostrophes and hyphens inside them (`don't`, `mm-hmm`); those at either end are dropped (`'em`);
+- words, with the apostrophes and hyphens inside them (`don't`, `mm-hmm`); those at either end are dropped (`'em`). The
+  combining marks after a letter belong to it, as in Hindi. Text without spaces, as in Japanese, is one word;
 - numbers, with the signs between their digits (`1,000`, `3.5`, `10:30`), and abbreviations (`a.m.`, `f.b.i.`);
 - `.`, `,`, `?`, `!`, and directly after a word `;` and `:`. Two or more periods, also with spaces between them, are the
   token `...`; a run of question and exclamation marks is one of each, in the order of their first appearance;
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from unicodedata import normalize
+from unicodedata import category, normalize
 
 _TYPOGRAPHY = str.maketrans(
     {
@@ -33,9 +34,14 @@ _TYPOGRAPHY = str.maketrans(
         "\u00ad": None,  # a soft hyphen
         "\u200b": None,  # spaces of no width
         "\u200c": None,
+        "\u200d": None,
         "\ufeff": None,
+        "\ufe0e": None,  # choices between a sign and an emoji
+        "\ufe0f": None,
     }
 )
+_COMBINING = ("Mn", "Mc")  # categories of combining marks
+_UNUSED = range(0x20000, 0x2A6D0)  # letters that no text is likely to have: more than there are marks
 _DROPPED = re.compile(
     r"(?:[^\w\s.,?!;:'$%&-]|_"
     r"|(?<![^\W_])(?<!\.)[;:]"  # `;` and `:` that follow neither a word nor an abbreviation
@@ -62,11 +68,41 @@ _ENDING = frozenset({".", "?", "!"})  # a sentence ends after them
 
 def words(text: str) -> list[str]:
     """The words and signs of a text."""
+    text = spell_alike(text)
+    if not text.isascii() and (marks := _marks_in(text)):
+        return _words_with_marks(text, marks)
+    return _split(text)
+
+
+def spell_alike(text: str) -> str:
+    """A text in lower case, with the apostrophes, dashes and composed letters that words have."""
     text = text.lower()
-    if not text.isascii():
-        text = normalize("NFC", text.translate(_TYPOGRAPHY))
-    elif "`" in text:
-        text = text.replace("`", "'")
+    return text.replace("`", "'") if text.isascii() else normalize("NFC", text.translate(_TYPOGRAPHY))
+
+
+def is_in_word(sign: str) -> bool:
+    """Whether a sign is a letter, a digit or a combining mark."""
+    return sign.isalnum() or category(sign) in _COMBINING
+
+
+def _marks_in(text: str) -> list[str]:
+    return sorted(sign for sign in set(text) if category(sign) in _COMBINING)
+
+
+def _words_with_marks(text: str, marks: Iterable[str]) -> list[str]:
+    """The words of a text with combining marks, which `re` does not take for parts of a word: unused letters take their
+    place. Marks that follow no letter are dropped."""
+    unused = (letter for letter in map(chr, _UNUSED) if letter not in text)
+    letters = dict(zip(marks, unused, strict=False))
+    signs, inside = [], False
+    for sign in text:
+        inside = sign.isalnum() or (inside and sign in letters)
+        signs.append(letters.get(sign, sign) if inside else " " if sign in letters else sign)
+    back = str.maketrans({letter: mark for mark, letter in letters.items()})
+    return [word.translate(back) for word in _split("".join(signs))]
+
+
+def _split(text: str) -> list[str]:
     text = _DROPPED.sub(" ", text)
     if "." in text:
         text = _ELLIPSIS.sub(" ... ", _ABBREVIATION.sub(_with_period, _TITLE.sub(r"\1 ", text)))

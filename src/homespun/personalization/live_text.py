@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 
-from homespun.core.words import words
+from homespun.core.words import is_in_word, spell_alike, words
 from homespun.models.next_word import LONGEST_SPELLING
 from homespun.models.suggester import Suggester, Suggestion
 
-BEGUN = re.compile(r"[^\W_]+(?:['’-][^\W_]*)*$")
+INSIDE = "'’-"  # signs inside words
 
 
 class LiveText:
@@ -31,7 +30,7 @@ class LiveText:
         for word in found[same:]:
             self._words.append(word)
             self._typed.append(self.suggester.read(self._typed[-1], word))
-        return self.suggester.suggest(self._typed[-1], begun.lower(), k=self.k)
+        return self.suggester.suggest(self._typed[-1], spell_alike(begun), k=self.k)
 
     def complete(self, text: str, place: int = 0) -> str:
         """The text after taking a suggestion; unchanged if there is none at this place."""
@@ -46,8 +45,12 @@ class LiveText:
 
 def split_text(text: str) -> tuple[str, str]:
     """What is before the word at the end of a text, and that word; empty if it ends with a space or a sign."""
-    found = BEGUN.search(text)
-    return (text, "") if found is None else (text[: found.start()], found[0])
+    start = len(text)
+    while start and (is_in_word(text[start - 1]) or text[start - 1] in INSIDE):
+        start -= 1
+    while start < len(text) and not text[start].isalnum():  # a word begins with a letter
+        start += 1
+    return text[:start], text[start:]
 
 
 def new_words(lines: Iterable[str], suggester: Suggester) -> Counter[str]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from homespun.core.errors import InputError, RunError
 from homespun.core.tree import Tree
-from homespun.core.words import words
+from homespun.core.words import spell_alike, words
 from homespun.models.next_word_model import NextWordModel, load_next_word_model
 from homespun.models.suggester import Suggester, Suggestion
 from homespun.personalization.generation import match_user
@@ -70,4 +70,4 @@ def suggest(run: Run, text: str, *, user: str | None = None, prefix: str = "", k
     if k < 1:
         raise InputError(f"k: {k} suggestions. Ask for at least one.")
     suggester = find_suggester(run, user)
-    return suggester.suggest(suggester.read_all(words(text)), prefix.lower(), k=k)
+    return suggester.suggest(suggester.read_all(words(text)), spell_alike(prefix), k=k)
