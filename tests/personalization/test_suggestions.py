@@ -75,7 +75,9 @@ def test_a_lexicon_can_be_read_and_changed(folder):
         ):
             with pytest.raises(InputError, match=expected):
                 add_words(run, "ada", [wrong])
-        with pytest.raises(InputError, match=r"'zorblaks' is not in the lexicon of 'ada'. Did you mean 'zorblax'"):
+        with pytest.raises(
+            InputError, match=r"words of 'ada': 'zorblaks' is not in the lexicon. Did you mean 'zorblax'"
+        ):
             forget_words(run, "ada", ["zorblaks"])
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from homespun.models.suggestion_ranks import NOTHING, Ranking
-from homespun.models.vocabulary import BEGIN, SPECIAL
+from homespun.models.vocabulary import BEGIN, SPECIAL, UNKNOWN
 
 Memory: TypeAlias = Literal["none", "cache", "neighbours"]
 NEAREST = 32
@@ -36,6 +36,15 @@ def remembered(logits: Tensor, targets: Tensor, memory: Tensor, *, weight: Tenso
     mixed = (1 - weight) * logits.softmax(dim=1) + weight * memory
     losses = -mixed.gather(1, targets.clamp(min=0)[:, None]).log()
     return torch.cat((losses.masked_fill((targets == NOTHING)[:, None], 0.0), ranking(mixed, targets)), dim=1)
+
+
+def without_words(typed: Tensor, kept: Tensor, *, vocabulary: int, words: int) -> Tensor:
+    """Texts [n, T] of a memory after the lexicon of `words` words has lost some: the `kept` places of it have the next
+    numbers after the vocabulary, the others are unknown words."""
+    numbers = torch.arange(vocabulary + words)
+    numbers[vocabulary:] = UNKNOWN
+    numbers[vocabulary + kept] = vocabulary + torch.arange(len(kept))
+    return numbers[typed]
 
 
 def contexts_of(targets: Tensor) -> Tensor:

@@ -10,15 +10,17 @@ from datetime import UTC, date, datetime
 import torch
 from torch import Tensor
 
-from homespun.core.errors import InputError, RunError, nearest
+from homespun.core.errors import InputError, RunError, nearest, raise_faults
 from homespun.core.messages import state_to_bytes
 from homespun.core.tree import Tree
 from homespun.core.words import words
 from homespun.models.next_word import LONGEST_SPELLING, read_spelling, spell_words
+from homespun.models.word_memory import without_words
 from homespun.personalization.generation import match_user
 from homespun.personalization.suggestions import next_word_model
 from homespun.runs.run import Run
 
+SHOWN = 40  # characters of a wrong word in an error
 ARTEFACT = "own words"  # of a user: the day on which each word was added, by hand or from a file
 
 
@@ -40,10 +42,8 @@ def own_words(run: Run, user: str) -> list[OwnWord]:
     """The lexicon of a user, most frequent words first."""
     name, private = _lexicon_of(run, user)
     days = _days(run, name)
-    return [
-        OwnWord(word, count, days.get(word))
-        for word, count in zip(_spelled(private), private["own.counts"].tolist(), strict=True)
-    ]
+    counted = zip(_spelled(private), private["own.counts"].tolist(), strict=True)
+    return sorted((OwnWord(word, count, days.get(word)) for word, count in counted), key=lambda one: -one.count)
 
 
 def add_words(run: Run, user: str, texts: Sequence[str], *, today: date | None = None) -> list[str]:
@@ -51,17 +51,11 @@ def add_words(run: Run, user: str, texts: Sequence[str], *, today: date | None =
     computes their place in the output layer from their spelling."""
     name, private = _lexicon_of(run, user)
     known = next_word_model(run).vocabulary.index
-    new: list[str] = []
-    for text in texts:
-        (word,) = found if len(found := words(text)) == 1 else ("",)
-        if not word:
-            raise InputError(f"word {text!r}: expected one word, as in `ada` or `don't`.")
-        if len(word.encode()) > LONGEST_SPELLING:
-            raise InputError(f"word {text!r}: it is longer than {LONGEST_SPELLING} bytes.")
-        if word in known:
-            raise InputError(f"word {word!r}: the shared vocabulary has it already.")
-        if word not in [*_spelled(private), *new]:
-            new.append(word)
+    wrong = [fault for text in texts if (fault := _fault(text, known))]
+    if wrong:
+        raise_faults(InputError, f"words of {name!r}", wrong)
+    spelled = _spelled(private)
+    new = [word for word in dict.fromkeys(map(_as_word, texts)) if word not in spelled]
     rows, counts = spell_words([word.encode() for word in new]), torch.zeros(len(new), dtype=torch.int64)
     day = today or datetime.now(tz=UTC).date()
     grown = _with(private, torch.cat((private["own.lexicon"], rows)), torch.cat((private["own.counts"], counts)))
@@ -74,13 +68,19 @@ def forget_words(run: Run, user: str, texts: Sequence[str]) -> list[str]:
     trained with them: personalize again to be rid of that too."""
     name, private = _lexicon_of(run, user)
     spelled = _spelled(private)
-    gone = [text.strip().lower() for text in texts]
-    for word in gone:
-        if word not in spelled:
-            raise InputError(f"word {word!r} is not in the lexicon of {name!r}.{nearest(word, spelled)}")
-    rows = [place for place, word in enumerate(spelled) if word not in gone]
+    gone = list(dict.fromkeys(text if text in spelled else _as_word(text) for text in texts))
+    missing = [word for word in gone if word not in spelled]
+    if missing:
+        run.vault.rewrite()  # so that a call that ended before its own rewrite may be repeated
+        faults = [f"{_quote(word)} is not in the lexicon.{nearest(word, spelled)}" for word in missing]
+        raise_faults(InputError, f"words of {name!r}", faults)
+    rows = torch.tensor([place for place, word in enumerate(spelled) if word not in gone], dtype=torch.int64)
     days = {word: day for word, day in _days(run, name).items() if word not in gone}
-    _keep(run, name, _with(private, private["own.lexicon"][rows], private["own.counts"][rows]), days)
+    left = _with(private, private["own.lexicon"][rows], private["own.counts"][rows])
+    if "own.typed" in left:
+        vocabulary = len(next_word_model(run).vocabulary)
+        left["own.typed"] = without_words(left["own.typed"], rows, vocabulary=vocabulary, words=len(spelled))
+    _keep(run, name, left, days)
     run.vault.rewrite("The words are removed, but traces may remain in the files: then run it again.")
     return gone
 
@@ -100,11 +100,30 @@ def _lexicon_of(run: Run, user: str) -> tuple[str, Tree]:
     return name, private
 
 
+def _as_word(text: str) -> str:
+    """A text as it is in a lexicon, if it is one word."""
+    found = words(text)
+    return found[0] if len(found) == 1 else text
+
+
+def _fault(text: str, known: Mapping[str, int]) -> str | None:
+    """Why a text cannot be an own word."""
+    if len(words(text)) != 1:
+        return f"{_quote(text)}: expected one word, as in `ada` or `don't`."
+    if len(_as_word(text).encode()) > LONGEST_SPELLING:
+        return f"{_quote(text)} is longer than {LONGEST_SPELLING} bytes."
+    return f"{_as_word(text)!r}: the shared vocabulary has it already." if _as_word(text) in known else None
+
+
+def _quote(text: str) -> str:
+    return repr(text) if len(text) <= SHOWN else f"{text[:SHOWN]!r}... ({len(text):,} characters)"
+
+
 def _spelled(private: Tree) -> list[str]:
     return [read_spelling(row).decode() for row in private["own.lexicon"]]
 
 
-def _with(private: Tree, lexicon: Tensor, counts: Tensor) -> Tree:
+def _with(private: Tree, lexicon: Tensor, counts: Tensor) -> dict[str, Tensor]:
     return {**private, "own.lexicon": lexicon, "own.counts": counts}
 
 
