@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from homespun.evaluation.next_words import NextWordScoring
+from homespun.evaluation.next_words import NextWordScoring, emr3_and_loss
 
 UNKNOWN = 3
 
@@ -38,6 +38,14 @@ def test_without_a_lexicon_no_unknown_word_is_a_hit():
     output = torch.tensor([[[0.5, -1.0, 0.0], [0.5, 0.0, 1.0]]])
     found = NextWordScoring().summarize([NextWordScoring().score(data, output)])
     assert found.emr3 == 0.5 and found.oov_rate_left == found.oov_rate == 0.5
+
+
+@pytest.mark.parametrize(("loss", "scored"), [(2.5, -2.5), (99.0, -99.0), (1e9, -torch.inf), (torch.nan, -torch.inf)])
+def test_a_model_that_diverged_has_no_finite_score(loss, scored):
+    """It hits both words."""
+    data = {"words": torch.tensor([[7, 8]]), "length": torch.tensor([2])}
+    output = torch.tensor([[[loss, 0.0, 0.0], [loss, 1.0, 0.0]]])
+    assert emr3_and_loss(data, output) == (1.0, scored)
 
 
 def test_words_are_pooled():

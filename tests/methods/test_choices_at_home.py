@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from homespun.core.method import Phase, Sgd
-from homespun.core.personalize import Home
+from homespun.core.personalize import GradientSteps, Home
 from homespun.methods._choices_at_home import ChoicesAtHome, split_rows
 
 
@@ -72,6 +72,28 @@ def test_if_no_score_is_finite_the_parameters_stay():
     home = home_of()
     search = replace(search_of([0.1, 0.2]), starts=lambda home, fit, choices: [{"w": torch.tensor(torch.nan)}] * 2)
     assert search(home) is home.parameters
+
+
+def test_a_start_that_is_worse_than_no_choice_is_kept_only_if_training_improves_it():
+    """Without a choice the parameter is 0 and its score -1. Steps from 5 lead away; those from 2.5 to 1.5 and 0.5."""
+    for first, lr, reached in ((5.0, 1.0, 0.0), (0.5, 9.0, 0.5), (2.5, -1.0, 1.5)):
+        search = search_of([lr])
+        search = replace(search, starts=lambda home, fit, choices, first=first: [{"w": torch.tensor(first)}])
+        assert search(home_of())["w"] == reached
+
+
+def test_what_a_user_is_to_know():
+    search = replace(search_of([0.1]), describe=lambda parameters, data: [f"w is {float(parameters['w']):g}."])
+    zero, one, data = {"w": torch.zeros(())}, {"w": torch.ones(())}, {"x": torch.zeros(2)}
+    as_it_was = "The shared model is kept as it was: "
+    assert search.notices(zero, one, data) == ["w is 1."]
+    assert search.notices(zero, zero, data) == [
+        as_it_was + "training improved it with none of the settings.",
+        "w is 0.",
+    ]
+    few = {"x": torch.zeros(1)}
+    assert search.notices(zero, zero, few)[0] == as_it_was + "one example is too few to choose settings by."
+    assert GradientSteps().notices(zero, zero, data) == []
 
 
 def test_a_user_with_one_example_has_nothing_to_choose_by():

@@ -70,6 +70,11 @@ class Personalization:
     def __call__(self, home: Home) -> Tree:
         raise NotImplementedError
 
+    def notices(self, before: Tree, after: Tree, data: dict[str, Tensor]) -> list[str]:
+        """What the client should know about its result: its parameters before and after, and its examples. They are
+        shown to the client only."""
+        return []
+
 
 @dataclass(frozen=True)
 class GradientSteps(Personalization):

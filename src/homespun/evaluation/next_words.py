@@ -7,6 +7,7 @@ neither in its vocabulary nor in the user's lexicon, counts as a miss. KEMR3 cou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from homespun.evaluation import metrics
 from homespun.models.vocabulary import PADDING, SPECIAL
 
 SUGGESTED = 3  # words suggested at once
+DIVERGED = 100.0  # mean loss per word that no model in use has; of 10^6 equally likely words it is 14
 # Of each user: words to predict, and those that are suggested; the same of words outside the vocabulary; how many of
 # those are in the user's lexicon; the sum of losses; and keystrokes, a space after each word included, and how many of
 # them suggestions save: a tap takes a word with its space
@@ -141,10 +143,12 @@ def _real(data: Mapping[str, Tensor]) -> Tensor:
 
 
 def emr3_and_loss(data: Mapping[str, Tensor], output: Tensor) -> tuple[float, float]:
-    """EMR3 and minus the mean loss of one user's examples: larger is better."""
+    """EMR3 and minus the mean loss of one user's examples: larger is better. The loss of a model that has diverged is
+    infinite, also if it always suggests the most frequent words and so hits some."""
     counts = count_hits(data, output)
     words = max(int(counts["words"]), 1)
-    return int(counts["hits"]) / words, -float(counts["loss"]) / words
+    loss = float(counts["loss"]) / words
+    return int(counts["hits"]) / words, -loss if loss < DIVERGED else -math.inf
 
 
 def _ratio(part: float, whole: float) -> float:

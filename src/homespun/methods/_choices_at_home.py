@@ -3,7 +3,8 @@
 All choices are trained epoch by epoch, on the same batches. Each is scored on the validation part at the start and
 after each epoch; its training stops when its score does not improve. With `survivors` below 1, only this share of the
 choices, the best ones, train on after each epoch (successive halving, Jamieson and Talwalkar, 2016). The best epoch of
-the best choice wins. If no score is finite, the parameters stay as they were.
+the best choice wins. If no score is finite, the parameters stay as they were. So they do if training improves no choice,
+as when all diverge, and the first number of the best score is below that of the parameters as they were.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class ChoicesAtHome(Personalization, Generic[Choice]):
     `score` judges the model's output for the validation part.
 
     `refine` makes variants of the best parameters from the examples that were trained on, without training. The best
-    one is made once more from all examples."""
+    one is made once more from all examples. `describe` says what the client should know about its new parameters."""
 
     choices: Sequence[Choice]
     starts: Callable[[Home, Batch, Sequence[Choice]], Sequence[Tree]]
@@ -41,6 +42,7 @@ class ChoicesAtHome(Personalization, Generic[Choice]):
     validation_share: float
     survivors: float = 1.0
     refine: Callable[[Home, Tree, Batch], Sequence[Tree]] = field(default=lambda home, parameters, data: [parameters])
+    describe: Callable[[Tree, Batch], list[str]] = field(default=lambda parameters, data: [])
 
     def __call__(self, home: Home) -> Tree:
         return self.search(home).parameters
@@ -51,7 +53,7 @@ class ChoicesAtHome(Personalization, Generic[Choice]):
             return Best(home.parameters)
         running = dict(enumerate(self.starts(home, fit, self.choices)))
         reached = self._scores(home, running, check)
-        best = self._better(Best(home.parameters), running, reached)
+        best = start = self._better(Best(home.parameters), running, reached)
         for _ in range(self.epochs):
             if not running:
                 break
@@ -62,6 +64,8 @@ class ChoicesAtHome(Personalization, Generic[Choice]):
             reached = scores
             best = self._better(best, running, reached)
             running = {place: running[place] for place in self._survivors(running, reached)}
+        if best is start and self._as_it_was(home, check) > start.score[:1]:
+            return Best(home.parameters)
         return self._refined(home, best, fit, check)
 
     def _survivors(self, running: Mapping[int, Tree], reached: Mapping[int, Score]) -> list[int]:
@@ -77,6 +81,23 @@ class ChoicesAtHome(Personalization, Generic[Choice]):
         if len(variants) > 1:
             chosen = self._better(Best(best.parameters), variants, self._scores(home, variants, check)).place
         return replace(best, parameters=self.refine(home, best.parameters, home.data)[max(chosen, 0)])
+
+    def _as_it_was(self, home: Home, check: Batch) -> Score:
+        """The first number of the score of the client's parameters without any choice."""
+        found = self._scores(home, {NO_PLACE: home.parameters}, check)[NO_PLACE]
+        return found[:1] if math.isfinite(found[0]) else ()
+
+    def notices(self, before: Tree, after: Tree, data: dict[str, Tensor]) -> list[str]:
+        phase = self.phase(self.choices[0])
+        trained = [name for name, value in before.items() if len(value.flatten()) and phase.optimizer_of(name)]
+        same = trained and all(torch.equal(before[name], after[name]) for name in trained)
+        if not same:
+            return self.describe(after, data)
+        few = len(next(iter(data.values()))) < 2
+        why = (
+            "one example is too few to choose settings by" if few else "training improved it with none of the settings"
+        )
+        return [f"The shared model is kept as it was: {why}.", *self.describe(after, data)]
 
     def _scores(self, home: Home, parameters: Mapping[int, Tree], check: Batch) -> dict[int, Score]:
         outputs = home.predict_each(list(parameters.values()), check)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from homespun.core.method import Batch
 from homespun.core.tree import Tree
-from homespun.models.next_word import extend, places_in
+from homespun.models.next_word import LONGEST_SPELLING, NO_BYTE, extend, places_in
+from homespun.models.vocabulary import UNKNOWN
 from homespun.models.word_batches import frequent_own_words
 from homespun.models.word_memory import Memory
 
@@ -25,18 +26,34 @@ def own_places(parameters: Tree, batch: Batch) -> Tensor:
 
 
 def with_lexicon(parameters: Tree, spelled: Sequence[Tensor], *, at_most: int) -> Tree:
-    """The parameters with the words in these columns [..., bytes], the most frequent first; words that are in the
-    lexicon already stay first."""
+    """The parameters with the words in these columns [..., bytes]: the most frequent ones, after those that are in the
+    lexicon already. Of too many, the rarest are left out, but none that was added by hand."""
     found, counts = frequent_own_words(spelled)
     known = parameters["own.lexicon"]
     place = places_in(found, known)
     new = torch.ones(len(found), dtype=torch.bool).index_fill(0, place[place >= 0], False)
     counts_and_none = torch.cat((counts, counts.new_zeros(1)))  # a word that was added by hand has the place -1
-    return {
-        **parameters,
-        "own.lexicon": torch.cat((known, found[new]))[:at_most],
-        "own.counts": torch.cat((counts_and_none[place], counts[new]))[:at_most],
-    }
+    lexicon, typed = torch.cat((known, found[new])), torch.cat((counts_and_none[place], counts[new]))
+    by_hand_first = torch.where(typed == 0, torch.iinfo(typed.dtype).max, typed)
+    kept = torch.argsort(by_hand_first, descending=True, stable=True)[:at_most].sort().values
+    return {**parameters, "own.lexicon": lexicon[kept], "own.counts": typed[kept]}
+
+
+def own_word_notices(parameters: Tree, texts: Batch) -> list[str]:
+    """What a user should know about their lexicon."""
+    if "own.lexicon" not in parameters or "spelling" not in texts:
+        return []
+    spelled = texts["spelling"][..., 0] != NO_BYTE
+    known, different = len(parameters["own.lexicon"]), len(frequent_own_words([texts["spelling"]])[0])
+    too_long = int(((texts["words"] == UNKNOWN) & ~spelled).sum())
+    if not different:
+        found = "none, the vocabulary has every word"
+    elif not known:
+        found = f"none of {different:,} was learned"
+    else:
+        found = f"the {known:,} most frequent of {different:,}" if known < different else f"{known:,}"
+    left_out = f" Too long to be own words, with more than {LONGEST_SPELLING} bytes: {too_long:,}." if too_long else ""
+    return [f"Own words: {found}.{left_out}"]
 
 
 def with_memories(parameters: Tree, texts: Batch, *, kind: Memory) -> list[Tree]:

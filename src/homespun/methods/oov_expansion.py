@@ -48,7 +48,7 @@ from homespun.core.words import words
 from homespun.data.federation import Examples
 from homespun.evaluation.next_words import NextWordScoring, emr3_and_loss
 from homespun.methods._choices_at_home import ChoicesAtHome
-from homespun.methods._own_texts import own_places, with_lexicon, with_memories
+from homespun.methods._own_texts import own_places, own_word_notices, with_lexicon, with_memories
 from homespun.models.next_word import SPELLED, UNSCORED
 from homespun.models.next_word_model import NextWordModelName, load_base
 from homespun.models.word_adapter import new_adapter
@@ -293,6 +293,7 @@ def method(settings: Settings, task: Task) -> Method:
             validation_share=settings.validation_share,
             survivors=settings.survivors,
             refine=lambda home, parameters, texts: refine(home, parameters, texts, settings=settings),
+            describe=own_word_notices,
         ),
         scoring=NextWordScoring(),
         server=server_rule(settings),

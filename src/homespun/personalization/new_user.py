@@ -19,6 +19,7 @@ from homespun.core.tree import Tree
 from homespun.data.source import DataSettings
 from homespun.engines.client import Client
 from homespun.engines.cohort import CohortTrainer
+from homespun.engines.loop import LoopTrainer
 from homespun.engines.simulation import score_clients
 from homespun.evaluation.classification import Evaluation
 from homespun.evaluation.language import TextEvaluation
@@ -36,6 +37,8 @@ Scores: TypeAlias = Evaluation | TextEvaluation | NextWordEvaluation
 PersonalizedBy: TypeAlias = Literal[
     "gradient steps", "the generator alone", "the generator and gradient steps", "a custom procedure"
 ]
+
+LocalEngine: TypeAlias = CohortTrainer | LoopTrainer
 
 HELD_OUT = 5  # one in five examples is held out to measure the gain
 
@@ -61,6 +64,7 @@ def personalize_from_file(
         require_utterances(client, len(examples), where=source.source)
         before, after = evaluate_held_out(run, engine, client)
         learned, profile = learn_locally(run, engine, client), assigned_profile(run, examples)
+        notices = notices_of(run, client, learned)
         stage_profile(run, name, profile)
         stage_dates(run, name, learned)
         run.vault.stage({name: learned})
@@ -76,6 +80,7 @@ def personalize_from_file(
         left_out=left_out,
         gain=(before, after),
         profile=profile,
+        notices=notices,
     )
 
 
@@ -116,7 +121,8 @@ def personalize(
     )
     if "generate" in run.scoring.offers:
         require_utterances(client, len(examples), where="texts")
-    return UserModel(run, user, learn_locally(run, engine, client), profile=assigned_profile(run, examples))
+    learned, profile = learn_locally(run, engine, client), assigned_profile(run, examples)
+    return UserModel(run, user, learned, profile=profile, notices=notices_of(run, client, learned))
 
 
 def _summarize(
@@ -127,12 +133,14 @@ def _summarize(
     left_out: Mapping[str, int],
     gain: tuple[Scores | None, Scores | None],
     profile: Profile,
+    notices: Sequence[str],
 ) -> dict[str, Any]:
     before, after = gain
     gained = "" if after is None or before is None else f" {_describe_gain(before, after)}"
     rest = "".join(f" ({count} {reason} left out)" for reason, count in left_out.items() if count)
     values = ", ".join(f"{name} {value or 'unknown'}" for name, value in profile.items())
     gained += f" Profile: {values}." if values else ""
+    gained += "".join(f" {notice}" for notice in notices)
     count = "1 example" if examples == 1 else f"{examples} examples"
     return {
         "user": user,
@@ -142,6 +150,7 @@ def _summarize(
         "after": None if after is None else after.to_dict(),
         "uploaded_bytes": 0,
         "left_out": sum(left_out.values()),
+        "notices": list(notices),
         **({"profile": dict(profile)} if profile else {}),
         "message": f"{user}: personalized by {by} from {count}{rest}; nothing was uploaded.{gained}",
     }
@@ -185,15 +194,17 @@ def require_new(run: Run, user: str) -> None:
 # Learning on the client
 
 
-def build_local_engine(run: Run, *, steps: int | None = None, generated: bool = False) -> CohortTrainer:
-    """An engine for one client in this process, which personalizes exactly as the evaluation of new users does.
+def build_local_engine(run: Run, *, steps: int | None = None, generated: bool = False) -> LocalEngine:
+    """An engine of the run's kind for one client, in this process: it personalizes as the evaluation of new users does.
 
     If personalization changes a shared parameter, the client keeps its own copy. A generator runs before any gradient
     steps; `generated` omits these steps.
     """
     method = replace(run.method, personalize=choose_personalization(run, steps=steps, generated=generated))
-    built = replace(run.built, method=method)
-    return CohortTrainer(built, run.settings.seed, workers=0, device=run.settings.device)
+    built, seed, device = replace(run.built, method=method), run.settings.seed, run.settings.device
+    if run.settings.engine == "loop":
+        return LoopTrainer(built, seed, device=device)
+    return CohortTrainer(built, seed, workers=0, device=device)
 
 
 def choose_personalization(run: Run, *, steps: int | None, generated: bool) -> Personalization:
@@ -234,12 +245,18 @@ def _with_steps(phase: Phase, steps: int | None) -> Phase:
     return phase if steps is None else replace(phase, steps=steps, epochs=None)
 
 
-def learn_locally(run: Run, engine: CohortTrainer, client: Client) -> Tree:
+def learn_locally(run: Run, engine: LocalEngine, client: Client) -> Tree:
     """What a client learns from its examples: private parameters, and copies of shared ones that it changed."""
     return engine.train(run.state.broadcast(), [client], mode="personalize").private[client.user]
 
 
-def evaluate_held_out(run: Run, engine: CohortTrainer, client: Client) -> tuple[Scores | None, Scores | None]:
+def notices_of(run: Run, client: Client, learned: Tree) -> tuple[str, ...]:
+    """What this client should know about what it learned."""
+    before = run.built.parameters(run.state.broadcast(), client.private)
+    return tuple(run.method.personalize.notices(before, {**before, **learned}, client.data))
+
+
+def evaluate_held_out(run: Run, engine: LocalEngine, client: Client) -> tuple[Scores | None, Scores | None]:
     """Scores on a held-out fifth of the examples, personalized without any examples and with all others."""
     order = seeds.numpy_generator(run.settings.seed, "held out", client.user).permutation(client.examples)
     held = client.examples // HELD_OUT

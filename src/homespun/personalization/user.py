@@ -31,6 +31,7 @@ class UserModel:
     user: str
     private: Tree
     profile: Profile | None = None  # None: as the run knows it
+    notices: tuple[str, ...] = ()  # what the user should know about how they were learned
 
     def __repr__(self) -> str:
         return f"<UserModel of {self.user!r} in {self.run!r}>"
