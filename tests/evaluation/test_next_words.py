@@ -56,3 +56,19 @@ def test_words_are_pooled():
     other = scoring.score({"words": torch.tensor([[7, 8, 9]]), "length": torch.tensor([3]), "letters": letters}, miss)
     found = scoring.summarize([one, other])
     assert found.emr3 == 0.25 and found.to_dict()["user_mean"] == 0.5
+
+
+def test_a_user_without_words_keeps_a_place_and_counts_nowhere():
+    """Whose counts are where follows from the order of the users."""
+    scoring, letters = NextWordScoring(), torch.ones(1, 1)
+    hit = scoring.score(
+        {"words": torch.tensor([[7]]), "length": torch.tensor([1]), "letters": letters}, torch.zeros(1, 1, 3)
+    )
+    none = scoring.score(
+        {"words": torch.tensor([[0]]), "length": torch.tensor([1]), "letters": letters}, torch.zeros(1, 1, 3)
+    )
+    found = scoring.summarize([none, hit])
+    assert found.user_counts["words"] == (0, 1) and found.user_counts["hits"] == (0, 1)
+    assert (found.users, found.examples, found.emr3) == (1, 1, 1.0)
+    assert found.to_dict()["user_values"] == [1.0] and found.to_dict()["user_worst_tenth"] == 1.0
+    assert scoring.summarize([none]).to_dict()["users"] == 0

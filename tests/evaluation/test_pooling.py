@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from homespun.evaluation.pooling import average_evaluations, merge_evaluations, sum_by_user
+from homespun.evaluation.next_words import COUNTS, NextWordEvaluation
+from homespun.evaluation.pooling import average_evaluations, merge_evaluations, sum_by_user, sum_losses_by_user
 
 
 def labels(values, *, value, examples, loss=1.0):
@@ -16,6 +17,11 @@ def labels(values, *, value, examples, loss=1.0):
 
 def text(losses, tokens):
     return {"metric": "perplexity", "users": len(losses), "examples": 1, "user_loss": losses, "user_tokens": tokens}
+
+
+def next_words(*users, loss):
+    """Counts of each user in the order of COUNTS."""
+    return NextWordEvaluation(dict(zip(COUNTS, zip(*users, strict=True), strict=True)), loss).to_dict()
 
 
 def test_participants_are_averaged():
@@ -51,9 +57,9 @@ def test_perplexity_is_over_all_tokens_of_all_folds():
 
 def test_one_user_in_several_seeds_is_one_user():
     seeds = [text([1.0, 2.0], [10, 20]), text([4.0, 8.0], [30, 40])]
-    found = sum_by_user(seeds, [[5, 7], [7, 9]])
+    found = sum_losses_by_user(seeds, [[5, 7], [7, 9]])
     assert (found.user_loss, found.user_tokens) == ((1.0, 6.0, 8.0), (10, 50, 40))
-    unknown = sum_by_user(seeds, [None, None])
+    unknown = sum_losses_by_user(seeds, [None, None])
     assert (unknown.user_loss, unknown.user_tokens) == ((1.0, 2.0, 4.0, 8.0), (10, 20, 30, 40))
 
 
@@ -62,3 +68,28 @@ def test_subwords_of_folds_add_up():
     merged = merge_evaluations([one, other])
     assert merged["subwords"] == 8 and merged["subword_perplexity"] == pytest.approx(np.exp(4 / 8))
     assert "subwords" not in merge_evaluations([text([2.0], [2]), text([2.0], [2])])
+
+
+def test_next_words_are_counted_over_all_folds():
+    """10 + 30 + 20 words with 5 + 6 + 10 hits; of 4 + 2 unknown words 1 is suggested, and the lexicon has 3."""
+    one = next_words((10, 5, 4, 1, 2, 50, 20), (30, 6, 0, 0, 0, 150, 30), loss=80.0)
+    other = next_words((0,) * 7, (20, 10, 2, 0, 1, 100, 25), loss=100.0)
+    found = merge_evaluations([one, other])
+    assert (found["metric"], found["users"], found["examples"]) == ("EMR3", 3, 60)
+    assert (found["value"], found["loss"]) == (pytest.approx(21 / 60), pytest.approx(180 / 60))
+    assert found["kemr3"] == pytest.approx(20 / 54) and found["oov_accuracy"] == pytest.approx(1 / 6)
+    assert found["oov_rate"] == pytest.approx(6 / 60) and found["oov_rate_left"] == pytest.approx(3 / 60)
+    assert found["keystrokes_saved"] == pytest.approx(75 / 300)
+    assert found["user_values"] == [0.5, 0.2, 0.5] and found["user_mean"] == pytest.approx(0.4)
+    assert found["user_counts"]["words"] == [10, 30, 0, 20]
+    empty = next_words((0,) * 7, loss=0.0)
+    assert merge_evaluations([one, {**empty, "value": None, "loss": None}])["loss"] == pytest.approx(2.0)
+    assert np.isnan(merge_evaluations([one, {**other, "loss": None}])["loss"])  # a run that diverged
+
+
+def test_counts_of_a_user_in_several_seeds_add_up():
+    seeds = [{"words": [10, 20], "hits": [1, 2]}, {"words": [30, 40], "hits": [3, 4]}]
+    assert sum_by_user(seeds, [[5, 7], [7, 2]]) == {"words": [40, 10, 50], "hits": [4, 1, 5]}
+    assert sum_by_user(seeds, [None, None]) == {"words": [10, 20, 30, 40], "hits": [1, 2, 3, 4]}
+    with pytest.raises(ValueError, match="zip"):
+        sum_by_user(seeds, [[5, 7], [7]])

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from homespun.evaluation import language
-from homespun.evaluation.pooling import sum_by_user
+from homespun.evaluation.pooling import sum_losses_by_user
 
 COMPARED = ("test", "adapted", "newcomers")  # evaluations with a stated difference
 IN_CONTEXT = "in_context_15"  # the control with most of the user's own sentences
@@ -119,7 +119,8 @@ def _compared(
     if any(one is None for side in sides for one in side):
         return None
     left, right = (
-        sum_by_user([one for one in side if one is not None], who) for side, who in zip(sides, positions, strict=True)
+        sum_losses_by_user([one for one in side if one is not None], who)
+        for side, who in zip(sides, positions, strict=True)
     )
     if not left.users or left.user_tokens != right.user_tokens:
         return None

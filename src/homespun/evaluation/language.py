@@ -83,6 +83,17 @@ class TextEvaluation:
             **({"subwords": self.subwords, "subword_perplexity": self.subword_perplexity} if self.subwords else {}),
         }
 
+    @classmethod
+    def merge(cls, evaluations: Sequence[Mapping[str, Any]]) -> TextEvaluation:
+        """One evaluation of the users of several, from their dicts. A loss of None is undefined."""
+        losses = (loss for one in evaluations for loss in one["user_loss"])
+        return cls(
+            examples=sum(one["examples"] for one in evaluations),
+            user_loss=tuple(float("nan") if loss is None else loss for loss in losses),
+            user_tokens=tuple(tokens for one in evaluations for tokens in one["user_tokens"]),
+            subwords=sum(one.get("subwords") or 0 for one in evaluations) or None,
+        )
+
 
 def summarize(losses: Sequence[np.ndarray], lengths: Sequence[np.ndarray], *, given: int = PROMPT) -> TextEvaluation:
     """The evaluation of every user's token losses [utterances, tokens], without the first `given` tokens. Users without

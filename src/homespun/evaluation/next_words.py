@@ -3,6 +3,8 @@
 EMR3 (equation 1 of OOV Expansion) pools the words of all users: hits / words. A word is suggested if its score is one
 of the three largest; of equal scores, the word with the lower number is first. A word that the model does not have,
 neither in its vocabulary nor in the user's lexicon, counts as a miss. KEMR3 counts words of the vocabulary only.
+
+All scores are ratios of counts that add up over users, texts and runs (SHARES).
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, arange
@@ -22,20 +24,39 @@ from homespun.models.vocabulary import PADDING, SPECIAL
 SUGGESTED = 3  # words suggested at once
 DIVERGED = 100.0  # mean loss per word that no model in use has; of 10^6 equally likely words it is 14
 # Of each user: words to predict, and those that are suggested; the same of words outside the vocabulary; how many of
-# those are in the user's lexicon; the sum of losses; and keystrokes, a space after each word included, and how many of
-# them suggestions save: a tap takes a word with its space
-COUNTS = ("words", "hits", "oov", "oov_hits", "covered", "loss", "keys", "saved_keys")
+# those are in the user's lexicon; and keystrokes, a space after each word included, and how many of them suggestions
+# save: a tap takes a word with its space
+COUNTS = ("words", "hits", "oov", "oov_hits", "covered", "keys", "saved_keys")
+
+
+class Share(NamedTuple):
+    """A ratio of counts. Each side is the first of its counts minus the others."""
+
+    part: tuple[str, ...]
+    whole: tuple[str, ...]
+
+
+SHARES = {
+    "emr3": Share(("hits",), ("words",)),
+    "kemr3": Share(("hits", "oov_hits"), ("words", "oov")),
+    "oov_accuracy": Share(("oov_hits",), ("oov",)),
+    "oov_rate": Share(("oov",), ("words",)),
+    "oov_rate_left": Share(("oov", "covered"), ("words",)),
+    "keystrokes_saved": Share(("saved_keys",), ("keys",)),
+}
 
 
 @dataclass(frozen=True)
 class NextWordEvaluation:
-    """Counts of every user with words, by name of the count."""
+    """Counts of every user that was scored, by name of the count. A user may have no words."""
 
-    user_counts: Mapping[str, tuple[float, ...]]
+    user_counts: Mapping[str, tuple[int, ...]]
+    loss_sum: float  # over all words
 
     @property
     def users(self) -> int:
-        return len(self.user_counts["words"])
+        """The number of users with words."""
+        return sum(words > 0 for words in self.user_counts["words"])
 
     @property
     def examples(self) -> int:
@@ -43,48 +64,49 @@ class NextWordEvaluation:
         return int(self._sum("words"))
 
     @property
+    def loss(self) -> float:
+        return _ratio(self.loss_sum, self._sum("words"))
+
+    @property
     def emr3(self) -> float:
-        return _ratio(self._sum("hits"), self._sum("words"))
+        return self._share("emr3")
 
     @property
     def kemr3(self) -> float:
-        return _ratio(self._sum("hits") - self._sum("oov_hits"), self._sum("words") - self._sum("oov"))
+        return self._share("kemr3")
 
     @property
     def oov_accuracy(self) -> float:
         """The share of the words outside the vocabulary that are suggested."""
-        return _ratio(self._sum("oov_hits"), self._sum("oov"))
+        return self._share("oov_accuracy")
 
     @property
     def oov_rate(self) -> float:
         """The share of words that the model does not have, before lexicons."""
-        return _ratio(self._sum("oov"), self._sum("words"))
+        return self._share("oov_rate")
 
     @property
     def oov_rate_left(self) -> float:
         """The same with lexicons."""
-        return _ratio(self._sum("oov") - self._sum("covered"), self._sum("words"))
+        return self._share("oov_rate_left")
 
     @property
     def keystrokes_saved(self) -> float:
         """The share of keystrokes that suggestions save, if every word is taken as soon as it is suggested."""
-        return _ratio(self._sum("saved_keys"), self._sum("keys"))
+        return self._share("keystrokes_saved")
 
     @property
     def headline(self) -> tuple[str, float]:
         return "EMR3", self.emr3
 
     def to_dict(self) -> dict[str, Any]:
-        values = [_ratio(*one) for one in zip(self.user_counts["hits"], self.user_counts["words"], strict=True)]
+        counted = zip(self.user_counts["hits"], self.user_counts["words"], strict=True)
+        values = [hits / words for hits, words in counted if words]
         return {
             "metric": "EMR3",
             "value": self.emr3,
-            "loss": _ratio(self._sum("loss"), self._sum("words")),
-            "kemr3": self.kemr3,
-            "oov_accuracy": self.oov_accuracy,
-            "oov_rate": self.oov_rate,
-            "oov_rate_left": self.oov_rate_left,
-            "keystrokes_saved": self.keystrokes_saved,
+            "loss": self.loss,
+            **{name: self._share(name) for name in SHARES if name != "emr3"},
             "users": self.users,
             "examples": self.examples,
             "user_mean": float(np.mean(values)) if values else float("nan"),
@@ -93,7 +115,19 @@ class NextWordEvaluation:
             "user_counts": {name: list(one) for name, one in self.user_counts.items()},
         }
 
-    def _sum(self, name: str) -> float:
+    @classmethod
+    def merge(cls, evaluations: Sequence[Mapping[str, Any]]) -> NextWordEvaluation:
+        """One evaluation of the users of several, from their dicts. A loss of None is undefined."""
+        counts = {name: [count for one in evaluations for count in one["user_counts"][name]] for name in COUNTS}
+        losses = [float("nan") if one["loss"] is None else one["loss"] for one in evaluations]
+        sums = [loss * one["examples"] for loss, one in zip(losses, evaluations, strict=True) if one["examples"]]
+        return cls({name: tuple(one) for name, one in counts.items()}, loss_sum=sum(sums))
+
+    def _share(self, name: str) -> float:
+        part, whole = (self._sum(first) - sum(map(self._sum, others)) for first, *others in SHARES[name])
+        return _ratio(part, whole)
+
+    def _sum(self, name: str) -> int:
         return sum(self.user_counts[name])
 
 
@@ -115,8 +149,8 @@ class NextWordScoring(Scoring):
         return {**count_hits(data, output), **count_keys(data, output)}
 
     def summarize(self, counts: Sequence[Counts]) -> NextWordEvaluation:
-        some = [one for one in counts if one["words"]]
-        return NextWordEvaluation({name: tuple(one[name].item() for one in some) for name in COUNTS})
+        found = {name: tuple(int(one[name]) for one in counts) for name in COUNTS}
+        return NextWordEvaluation(found, loss_sum=sum(float(one["loss"]) for one in counts))
 
 
 def count_hits(data: Mapping[str, Tensor], output: Tensor) -> Counts:
@@ -135,7 +169,7 @@ def count_keys(data: Mapping[str, Tensor], output: Tensor) -> Counts:
     """How many keys a user presses without suggestions, and how many of them suggestions save."""
     real = _real(data)
     keys = int(data["letters"][real].long().sum()) + int(real.sum())
-    return {"keys": np.array(keys), "saved_keys": np.array(float(output[..., 2][real].double().sum()))}
+    return {"keys": np.array(keys), "saved_keys": np.array(int(output[..., 2][real].double().sum()))}
 
 
 def _real(data: Mapping[str, Tensor]) -> Tensor:

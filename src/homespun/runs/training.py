@@ -82,7 +82,7 @@ class CurvePoint:
     evaluation: Evaluation | TextEvaluation
 
     def to_dict(self) -> dict[str, Any]:
-        per_user = ("user_values", "user_loss", "user_tokens")  # too large to store for every point
+        per_user = ("user_values", "user_loss", "user_tokens", "user_counts")  # too large to store for every point
         curve = {name: value for name, value in self.evaluation.to_dict().items() if name not in per_user}
         return {"kind": "evaluation", "round": self.round, "epoch": self.epoch, **curve}
 
