@@ -318,6 +318,10 @@ def test_runs_that_differ_in_personalization_train_once(tmp_path):
     one, other = (only_run(run_folder(tmp_path / name, "own", Draw(0))) for name in ("both", "alone"))
     for part in ("test", "newcomers"):
         assert one[part] == other[part]
+    known, new = (one["positions"][who] for who in ("participants", "newcomers"))
+    assert (len(known), len(new), sorted(known + new)) == (3, 2, [0, 1, 2, 3, 4])
+    assert one["adapted"] == {} and one["personal"] is None  # a search at home for each participant and number
+    assert not any("user_counts" in point or "user_values" in point for point in one["curve"])
     assert one["newcomers"]["all"]["oov_rate_left"] == 0 and [entry["round"] for entry in one["rounds"]] == [1, 2]
 
 

@@ -24,6 +24,7 @@ def test_a_scoring_that_is_not_built_in_says_how_it_is_shown():
     found["configurations"]["ours"]["summary"] = {"test": {"metric": "word error rate"}}
     run = found["configurations"]["ours"]["runs"][0]
     assert metric_of(found).percent and evaluated_users(found) == (NEWCOMERS,)  # results that do not say
-    run["scoring"] = {"by_user": True, "percent": False, "lower_is_better": True}
+    run["scoring"] = {"percent": False, "lower_is_better": True}
     assert (metric_of(found).text(12.5), metric_of(found).lower_is_better) == ("12.50", True)
+    found["configurations"]["ours"]["summary"]["adapted"] = {"0": {}, "all": {}}
     assert evaluated_users(found) == (KNOWN, WITHHELD)

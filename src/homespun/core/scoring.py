@@ -45,9 +45,10 @@ class Scoring:
     """
 
     k_shot: ClassVar[tuple[int | None, ...]] = (0, 1, 5, 20, None)  # numbers of examples that users adapt to; None: all
-    scored_part: ClassVar[Part] = "test"  # the part that final evaluations score
+    # The part that final evaluations score. scored: half of the test part; participants adapt to the other half
+    scored_part: ClassVar[Part] = "test"
     offers: ClassVar[frozenset[str]] = frozenset()  # operations for a user: "predict", "generate", "reply"
-    # Whether results include further adapted participants and the scores of each user, to compare methods by user
+    # Whether results record which users an evaluation scored, so that methods are compared and seeds pooled by user
     by_user: ClassVar[bool] = False
     # How reports show the headline metric: as a share in percent, and which direction is better
     percent: ClassVar[bool] = True

@@ -144,6 +144,7 @@ class NextWordScoring(Scoring):
     """
 
     offers = frozenset({"suggest"})
+    by_user = True
 
     def score(self, data: Mapping[str, Tensor], output: Tensor) -> Counts:
         return {**count_hits(data, output), **count_keys(data, output)}

@@ -15,7 +15,6 @@ from homespun.report.score_tables import (
     control_summaries,
     folds_of,
     metric_of,
-    scoring_of,
     seed_note,
     summaries,
     summary_mean,
@@ -62,9 +61,9 @@ NEWCOMERS = EvaluatedUsers(
 
 
 def evaluated_users(results: Mapping[str, Any]) -> tuple[EvaluatedUsers, ...]:
-    """Known and withheld users if methods are compared user by user, as for text; otherwise newcomers."""
-    by_user = scoring_of(results).get("by_user", metric_of(results) == PERPLEXITY)
-    return (KNOWN, WITHHELD) if by_user else (NEWCOMERS,)
+    """Known and withheld users if both adapt, as for text; otherwise newcomers."""
+    both = metric_of(results) == PERPLEXITY or any(summaries(results, "adapted").values())
+    return (KNOWN, WITHHELD) if both else (NEWCOMERS,)
 
 
 @dataclass(frozen=True)

@@ -256,13 +256,14 @@ def _own_sentences(pretrained: Pretrained, own: Batch, *, start: int, room: int)
 
 
 def evaluate_personal_share(run: Run) -> dict[str, TextEvaluation] | None:
-    """How much is personal: participants' perplexity with their own private parameters, with those that a new user
-    starts from, and with another participant's. None if nothing is private, or there is no other participant.
+    """How much of a language model is personal: participants' perplexity with their own private parameters, with those
+    that a new user starts from, and with another participant's. None if nothing is private, there is no other
+    participant, or the method is no language model.
 
     Generated private parameters are generated from the user's own training text, from no text, and from another user's.
     """
     private = bool(run.built.partition.names(Role.PRIVATE)) or run.method.personalize.generates
-    if not run.scoring.by_user or not private or len(sample_names(run, run.federation)) < 2:
+    if not isinstance(run.scoring, TokenScoring) or not private or len(sample_names(run, run.federation)) < 2:
         return None
     own = EvaluationProtocol(run.scoring.scored_part)
     prior = replace(own, private="prior")

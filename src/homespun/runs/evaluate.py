@@ -56,8 +56,11 @@ def sample_names(run: Run, federation: Federation) -> list[str]:
 
 
 def evaluate_adapted(run: Run, counts: Sequence[int | None] | None = None) -> dict[str, AnyEvaluation]:
-    """Participants after they adapt to k new examples of their own. The scored examples are the same for every k."""
-    if not run.method.personalize.adapts:
+    """Participants after they adapt to k new examples of their own. The scored examples are the same for every k.
+
+    Empty if the scoring scores the whole test part and leaves nothing to adapt to.
+    """
+    if not _participants_adapt(run):
         return {}
     counts, part = counts or run.scoring.k_shot, run.scoring.scored_part
     protocols = {k: EvaluationProtocol(part, adapt_to="adapt", k=k) for k in counts}
@@ -69,9 +72,13 @@ def evaluate_adapted_reusing(run: Run, test: AnyEvaluation) -> dict[str, AnyEval
 
     It cannot be reused where private parameters are generated from a text: without one they are not the user's.
     """
-    if not run.method.personalize.adapts or run.method.personalize.generates:
+    if not _participants_adapt(run) or run.method.personalize.generates:
         return evaluate_adapted(run)
     return {"0": test, **evaluate_adapted(run, [count for count in run.scoring.k_shot if count != 0])}
+
+
+def _participants_adapt(run: Run) -> bool:
+    return run.method.personalize.adapts and run.scoring.scored_part == "scored"
 
 
 def evaluate_newcomers(run: Run, counts: Sequence[int | None] | None = None) -> dict[str, AnyEvaluation]:

@@ -306,7 +306,7 @@ def collect_results(run: Run) -> dict[str, Any]:
     """The contents of `results.json` for a finished run."""
     history = run.history()
     test = evaluate(run, run.scoring.scored_part)
-    adapted = evaluate_adapted_reusing(run, test) if run.scoring.by_user else {}
+    adapted = evaluate_adapted_reusing(run, test)
     controls = {name: one.to_dict() for name, one in newcomer_controls(run).items()}
     personal = evaluate_personal_share(run)
     return {
@@ -317,7 +317,7 @@ def collect_results(run: Run) -> dict[str, Any]:
         "settings": run.method.settings.model_dump(mode="json"),
         "run": run.settings.model_dump(mode="json"),
         "task": asdict(run.method.task),
-        "scoring": {name: getattr(run.scoring, name) for name in ("by_user", "percent", "lower_is_better")},
+        "scoring": {name: getattr(run.scoring, name) for name in ("percent", "lower_is_better")},
         "rounds": [entry for entry in history if entry["kind"] == "round"],
         "curve": [entry for entry in history if entry["kind"] == "evaluation"],
         "eval": evaluate(run, "eval").to_dict(),
