@@ -25,7 +25,7 @@ from typing import Any
 from homespun.cli.workloads import tables_of
 from homespun.core.settings import stored_settings
 from homespun.experiments.experiment import Draw, run_folder
-from homespun.experiments.results import RESULTS_FILE, read_results
+from homespun.experiments.results import ADDED_LATER, RESULTS_FILE, read_results
 from homespun.privacy.settings import Privacy
 from homespun.report.differences import (
     difference_sentences,
@@ -57,7 +57,7 @@ NOT_RUN = "Not run yet"
 PROMPTS = ("We must", "I think")  # the paper's
 RUN_SETTINGS = ("cohort", "withheld", "evaluate_users", "evaluate_examples")  # that are always shown
 # Run settings that are shown if they differ from this; older records lack some
-USUAL = {"sampler": "shuffled", "split_by": "example", "cohort_decay": 0.0, "final_personalization": False}
+USUAL = {"sampler": "shuffled", "split_by": "example", "cohort_decay": 0.0, **ADDED_LATER}
 CURVE_ROUNDS = (2, 4, 6, 10, 16, 24, 40)
 SAMPLING = {"max_tokens": 24, "top_p": 0.9, "seed": 0}
 

@@ -86,6 +86,12 @@ def test_a_finished_run_is_reused_only_if_it_is_the_requested_one(tmp_path):
     train_all(fewer, tmp_path, Silent())
     (only,) = read_results(results.parent)["configurations"].values()
     assert only["runs"][0]["test"]["users"] == 2
+    assert list(only["runs"][0]["newcomers"]) == ["0", "1", "5", "20", "all"]
+
+    others = made.model_copy(update={"settings": {**made.settings, "evaluate_samples": [0, 2, "all"]}})
+    train_all(others, tmp_path, Silent())
+    run = only_run(results.parent)
+    assert list(run["newcomers"]) == ["0", "2", "all"] and len(run["rounds"]) == 1
 
     longer = made.model_copy(update={"settings": {**made.settings, "rounds": 2}})
     train_all(longer, tmp_path, Silent())
@@ -112,7 +118,10 @@ def test_a_run_from_another_machine_needs_only_its_results(tmp_path):
         (place / "results.json").write_text(json.dumps(damaged))
         with pytest.raises(RunError, match="not the results of one run"):
             train_all(made, tmp_path / "here", shown)
+    del run["run"]["evaluate_samples"]  # as written before this setting
     (place / "results.json").write_text(json.dumps(written))
+    train_all(made, tmp_path / "here", shown)
+    assert len(shown.titles) == 2
     for changed in ({"rounds": 2}, {"evaluate_users": 2}, {"batch": 7}):
         other = made.model_copy(update={"settings": {**made.settings, **changed}})
         ((name, value),) = changed.items()

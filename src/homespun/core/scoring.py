@@ -44,7 +44,8 @@ class Scoring:
         1
     """
 
-    k_shot: ClassVar[tuple[int | None, ...]] = (0, 1, 5, 20, None)  # numbers of examples that users adapt to; None: all
+    # Numbers of examples that users adapt to, unless the run's settings say otherwise; None: all
+    k_shot: ClassVar[tuple[int | None, ...]] = (0, 1, 5, 20, None)
     # The part that final evaluations score. scored: half of the test part; participants adapt to the other half
     scored_part: ClassVar[Part] = "test"
     offers: ClassVar[frozenset[str]] = frozenset()  # operations for a user: "predict", "generate", "reply"

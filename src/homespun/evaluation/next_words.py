@@ -143,6 +143,7 @@ class NextWordScoring(Scoring):
     (('EMR3', 0.5), 0.5)
     """
 
+    k_shot = (0, None)  # each number is one more search at home
     offers = frozenset({"suggest"})
     by_user = True
 

@@ -197,7 +197,6 @@ def _finished_elsewhere(
     federation = original(participants)  # as the method reads it
     # besides the identity of the run: its length and how it was evaluated
     more = ("rounds", "epochs", "final_personalization", *EVALUATION_SETTINGS)
-    stored = {"final_personalization": False, **run["run"]}  # results older than this setting
     asked = {
         **identity_of(method, federation, settings),
         **settings.model_dump(mode="json", include=set(more)),
@@ -205,7 +204,7 @@ def _finished_elsewhere(
     }
     kept = {
         **current_identity(run["identity"]),
-        **{name: stored[name] for name in more},
+        **{name: run["run"][name] for name in more},
         **_without_folders(_evaluated_with(run, method)),
     }
     require_same_run(place, stored=_without_artefact_paths(kept, method), asked=_without_artefact_paths(asked, method))
@@ -243,16 +242,13 @@ def _finished(run: Run, place: Path) -> bool:
     if not run.finished or not (place / RESULTS_FILE).exists():
         return False
     kept = only_run(place)
-    if len(kept["rounds"]) != run.state.round or not _personalized_as_asked(kept["run"], run.settings):
+    asked = run.settings.model_dump(mode="json")
+    if len(kept["rounds"]) != run.state.round or kept["run"]["final_personalization"] != asked["final_personalization"]:
         return False  # outdated results: the run was extended and then stopped
     # if evaluated differently: evaluate again, without training
     return run.method.settings.evaluation() == _evaluated_with(kept, run.method) and all(
-        kept["run"][name] == getattr(run.settings, name) for name in EVALUATION_SETTINGS
+        kept["run"][name] == asked[name] for name in EVALUATION_SETTINGS
     )
-
-
-def _personalized_as_asked(kept: Mapping[str, Any], asked: RunSettings) -> bool:
-    return kept.get("final_personalization", False) == asked.final_personalization
 
 
 @named_by_user()

@@ -30,7 +30,9 @@ from homespun.runs.training import collect_results
 from homespun.system.json_files import SCHEMA, read_json, versions, write_json
 
 RESULTS_FILE = "results.json"
-EVALUATION_SETTINGS = ("evaluate_users", "evaluate_examples")  # how a run is tested
+EVALUATION_SETTINGS = ("evaluate_users", "evaluate_examples", "evaluate_samples")  # how a run is tested
+# Run settings that earlier results lack, with what they were then
+ADDED_LATER = {"final_personalization": False, "evaluate_samples": None}
 COUNTED_USERS = 100_000  # sub-populations of larger corpora are not counted
 T = TypeVar("T")
 
@@ -215,7 +217,9 @@ def only_run(folder: Path) -> dict[str, Any]:
     try:
         ((run,),) = (only["runs"] for only in read_results(folder)["configurations"].values())
         whole = (
-            run["rounds"] and {"rounds", "epochs", *EVALUATION_SETTINGS} <= run["run"].keys() and run["identity"].keys()
+            run["rounds"]
+            and {"rounds", "epochs", *EVALUATION_SETTINGS} <= {*run["run"], *ADDED_LATER}
+            and run["identity"].keys()
         )
     except (AttributeError, KeyError, TypeError, ValueError):
         whole = False
@@ -224,4 +228,4 @@ def only_run(folder: Path) -> dict[str, Any]:
             f"{folder / RESULTS_FILE}: not the results of one run, or written by an earlier version of homespun. "
             "Remove the file: it will be written again."
         )
-    return run
+    return {**run, "run": {**ADDED_LATER, **run["run"]}}

@@ -35,7 +35,7 @@ from homespun.models.pretrained import Pretrained, load_pretrained
 from homespun.models.reply_model import load_reply_model
 from homespun.models.token_batches import join_questions
 from homespun.runs.clients import take_evenly_spaced
-from homespun.runs.evaluate import evaluate_users, sample_count_text, sample_names
+from homespun.runs.evaluate import evaluate_users, sample_count_text, sample_counts, sample_names
 from homespun.runs.run import Run
 
 STARTS = ("", ".", "\n", " ")  # candidates for the text before an utterance: BOS, and what may end a sentence
@@ -136,8 +136,10 @@ _cached_controls: dict[str, dict[str, TextEvaluation]] = {}
 
 
 def _cache_key(run: Run, federation: Federation, positions: Sequence[int], parts: Sequence[Part]) -> str:
-    """A digest of everything that controls depend on: the base model, the seed, the users and their tokens."""
-    found = hashlib.sha256(f"{_base_model(run).fingerprint} {run.settings.seed} {parts}".encode())
+    """A digest of everything that controls depend on: the base model, the seed, the numbers of sentences, the users and
+    their tokens."""
+    counts = sample_counts(run)
+    found = hashlib.sha256(f"{_base_model(run).fingerprint} {run.settings.seed} {parts} {counts}".encode())
     for_start = sample_users(run.federation, at_most=START_USERS, seed=run.settings.seed)
     read: list[tuple[Federation, int, Part]] = [(run.federation, position, "eval") for position in for_start]
     read += [(federation, position, part) for position in positions for part in parts]
@@ -164,7 +166,7 @@ def _evaluate_text_controls(
     start = choose_start(run, pretrained)
     data = [run.clients.encode(federation, position, part) for position in positions]
     found = {BASE_MODEL: _evaluate_after_start(run.scoring, pretrained, start, data, done=done)}
-    for count in run.scoring.k_shot:
+    for count in sample_counts(run):
         if count:
             done = start_count(
                 run.progress, f"{group}: base model with {sample_count_text(count)}", total=len(positions)

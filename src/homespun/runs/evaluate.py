@@ -55,6 +55,12 @@ def sample_names(run: Run, federation: Federation) -> list[str]:
     return [federation.users[position] for position in positions]
 
 
+def sample_counts(run: Run) -> tuple[int | None, ...]:
+    """The numbers of own examples that users adapt to; None: all."""
+    asked = run.settings.evaluate_samples
+    return run.scoring.k_shot if asked is None else tuple(None if one == "all" else one for one in asked)
+
+
 def evaluate_adapted(run: Run, counts: Sequence[int | None] | None = None) -> dict[str, AnyEvaluation]:
     """Participants after they adapt to k new examples of their own. The scored examples are the same for every k.
 
@@ -62,7 +68,7 @@ def evaluate_adapted(run: Run, counts: Sequence[int | None] | None = None) -> di
     """
     if not _participants_adapt(run):
         return {}
-    counts, part = counts or run.scoring.k_shot, run.scoring.scored_part
+    counts, part = counts or sample_counts(run), run.scoring.scored_part
     protocols = {k: EvaluationProtocol(part, adapt_to="adapt", k=k) for k in counts}
     return _evaluate_by_k(run, run.federation, protocols, group="participants")
 
@@ -74,7 +80,7 @@ def evaluate_adapted_reusing(run: Run, test: AnyEvaluation) -> dict[str, AnyEval
     """
     if not _participants_adapt(run) or run.method.personalize.generates:
         return evaluate_adapted(run)
-    return {"0": test, **evaluate_adapted(run, [count for count in run.scoring.k_shot if count != 0])}
+    return {"0": test, **evaluate_adapted(run, [count for count in sample_counts(run) if count != 0])}
 
 
 def _participants_adapt(run: Run) -> bool:
@@ -89,7 +95,7 @@ def evaluate_newcomers(run: Run, counts: Sequence[int | None] | None = None) -> 
     """
     if "author" in run.method.model.keys.values() or not len(run.newcomers.users):
         return {}
-    counts, part = (counts or run.scoring.k_shot) if run.method.personalize.adapts else (0,), run.scoring.scored_part
+    counts, part = (counts or sample_counts(run)) if run.method.personalize.adapts else (0,), run.scoring.scored_part
     protocols = {
         k: EvaluationProtocol(part, user_set="newcomers", adapt_to="train", k=k, private="prior") for k in counts
     }

@@ -29,6 +29,8 @@ ExampleLimit: TypeAlias = Annotated[
     ),
 ]
 
+SampleCount: TypeAlias = NonNegativeInt | Literal["all"]
+
 
 class RunSettings(Settings):
     """How a federation is trained, with any method."""
@@ -70,6 +72,9 @@ class RunSettings(Settings):
     """Maximum number of participants in an evaluation, drawn once for the run, and likewise of new users."""
     evaluate_examples: ExampleLimit = None
     """Maximum number of examples per user in an evaluation, evenly spaced. Not set: all."""
+    evaluate_samples: Annotated[tuple[SampleCount, ...], Field(min_length=1)] | None = None
+    """Numbers of own samples that new users adapt to before they are tested, such as [0, 5, "all"]. Participants do
+    likewise if the method evaluates how they adapt. Not set: the method's numbers."""
     final_personalization: bool = False
     """Whether participants personalize after the last round, on their training parts and with the final model, as new
     users do. Private parameters are otherwise those of each user's last round. Nothing is uploaded."""
@@ -103,6 +108,7 @@ class RunSettings(Settings):
             "evaluate_every",
             "evaluate_users",
             "evaluate_examples",
+            "evaluate_samples",
             "commit_every",
         }
         if self.privacy is None or self.privacy.epsilon is None:  # else the noise depends on the length
