@@ -105,6 +105,12 @@ def test_padding():
     assert data["x"].tolist() == [[1, 2], [1, 1]]
 
 
+def test_rows_of_different_sizes_are_padded_with_zeros():
+    sizes = {"ada": (2, 1), "bo": (1, 3), "cy": (0, 2)}  # rows and their length
+    data = stack_data([Client(user, {}, {"x": torch.ones(*size)}) for user, size in sizes.items()])
+    assert data["x"].tolist() == [[[1, 0, 0], [1, 0, 0]], [[1, 1, 1], [1, 1, 1]], [[1, 0, 0], [1, 0, 0]]]
+
+
 def test_predictions_are_in_the_order_of_clients():
     made = built()
     cohort = clients(made)

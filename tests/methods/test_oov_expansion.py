@@ -196,3 +196,16 @@ def test_words_of_held_out_texts_are_known_in_the_end(tmp_path):
         list(run.rounds())
         stored = run.clients.stored_private(["ada"])["ada"]
     assert len(stored["own.lexicon"]) == 17 and stored["own.counts"].tolist() == [1] * 17
+
+
+def test_users_with_different_numbers_of_own_words_train_together(tmp_path):
+    """With own_words = all, examples come with the own words of the user's other parts, however many these are."""
+    rows = [
+        {"user": user, "text": " ".join(f"{user}{number}x{place}" for place in range(words))}
+        for user, words in (("ada", 1), ("bo", 11), ("cy", 1), ("dee", 11))
+        for number in range(10)
+    ]
+    values = {**VALUES, "own_words": "all", "rounds": 1, "personalize_epochs": 1}
+    with prepare("oov_expansion", load_federation(rows), folder=tmp_path, settings=values) as run:
+        list(run.rounds())
+        assert evaluate(run).users == 4

@@ -316,17 +316,20 @@ def stack_private(built: BuiltMethod, clients: Sequence[Client]) -> dict[str, Te
 
 def stack_data(clients: Sequence[Client]) -> Batch:
     """Stack every column as [clients, most examples, ...]. Padding repeats a client's first row, or that of another
-    client if it has no examples: it is valid input with weight zero."""
+    client if it has no examples: it is valid input with weight zero. Rows of different sizes are padded with zeros."""
     most = max(client.examples for client in clients)
     spare = next((client.data for client in clients if client.examples), clients[0].data)
     stacked = {}
     for name in spare:
-        column = spare[name].new_empty(len(clients), most, *spare[name].shape[1:])
+        shapes = [client.data[name].shape[1:] for client in clients]
+        column = spare[name].new_zeros(len(clients), most, *map(max, zip(*shapes, strict=True)))
         for position, client in enumerate(clients):
-            own = client.data[name]
-            column[position, : len(own)] = own
+            own = client.data[name] if client.examples else spare[name][:1]
+            size = [slice(length) for length in own.shape[1:]]
+            rows = column[position]
+            rows[(slice(len(own)), *size)] = own
             if len(own) < most:
-                column[position, len(own) :] = own[0] if len(own) else spare[name][0]
+                rows[(slice(len(own), None), *size)] = own[0]
         stacked[name] = column
     return stacked
 
