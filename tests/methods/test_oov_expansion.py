@@ -47,6 +47,16 @@ def test_the_grid_of_the_paper():
     )
 
 
+def test_the_parameters_that_personalization_adds():
+    """The adapter (256, 512, 256): 400 of the normalization, and 51,456 + 131,584 + 131,328 + 51,400 of its layers."""
+
+    def added(**values):
+        return load_method("oov_expansion", {"base_model": "untrained", **values}, Task()).personalize.adds_at_most
+
+    assert added() == 366_168 and added(own_words="none") == added(own_scores="identity") == 0
+    assert added(adapters=((256, 512, 256), (960,))) == 400 + 201 * 960 + 961 * 200
+
+
 def trained(folder, **changed):
     run = prepare("oov_expansion", chats(), folder=folder, settings={**VALUES, **changed})
     list(run.rounds())

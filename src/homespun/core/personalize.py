@@ -61,6 +61,7 @@ class Personalization:
     generates: bool = False  # private parameters are generated from a text each time, even an empty one
     # Whether each client is personalized alone, so that its result does not depend on who else is at the same time
     alone: bool = True
+    adds_at_most: int = 0  # numbers in parameters that a client has after it and a new user has not
 
     @property
     def adapts(self) -> bool:

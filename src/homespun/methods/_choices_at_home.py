@@ -32,7 +32,8 @@ class ChoicesAtHome(Personalization, Generic[Choice]):
     `score` judges the model's output for the validation part.
 
     `refine` makes variants of the best parameters from the examples that were trained on, without training. The best
-    one is made once more from all examples. `describe` says what the client should know about its new parameters."""
+    one is made once more from all examples. `describe` says what the client should know about its new parameters;
+    `adds_at_most` is the size of the largest parameters that a choice adds."""
 
     choices: Sequence[Choice]
     starts: Callable[[Home, Batch, Sequence[Choice]], Sequence[Tree]]
@@ -41,6 +42,7 @@ class ChoicesAtHome(Personalization, Generic[Choice]):
     epochs: int
     validation_share: float
     survivors: float = 1.0
+    adds_at_most: int = 0
     refine: Callable[[Home, Tree, Batch], Sequence[Tree]] = field(default=lambda home, parameters, data: [parameters])
     describe: Callable[[Tree, Batch], list[str]] = field(default=lambda parameters, data: [])
 

@@ -51,7 +51,7 @@ from homespun.methods._choices_at_home import ChoicesAtHome
 from homespun.methods._own_texts import own_places, own_word_notices, with_lexicon, with_memories
 from homespun.models.next_word import SPELLED, UNSCORED
 from homespun.models.next_word_model import NextWordModelName, load_base
-from homespun.models.word_adapter import new_adapter
+from homespun.models.word_adapter import adapter_size, new_adapter
 from homespun.models.word_batches import encode_texts, spell_elsewhere
 from homespun.models.word_memory import Memory
 
@@ -292,6 +292,7 @@ def method(settings: Settings, task: Task) -> Method:
             epochs=settings.personalize_epochs,
             validation_share=settings.validation_share,
             survivors=settings.survivors,
+            adds_at_most=max(adapter_size(one.hidden, cells=base.sizes.cells) for one in choices(settings)),
             refine=lambda home, parameters, texts: refine(home, parameters, texts, settings=settings),
             describe=own_word_notices,
         ),

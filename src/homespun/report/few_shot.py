@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,9 +109,13 @@ def in_context_curves(results: Mapping[str, Any], users: EvaluatedUsers) -> list
 
 
 def sample_counts(shown: Sequence[ScoreCurve]) -> list[str]:
+    """The numbers of own samples of these curves, in order."""
+    return in_order({number for curve in shown for number in curve.found})
+
+
+def in_order(numbers: Iterable[str]) -> list[str]:
     """Numbers of own samples, ascending, `all` last."""
-    found = {number for curve in shown for number in curve.found}
-    return sorted(found, key=lambda text: (not text.isdigit(), int(text) if text.isdigit() else 0, text))
+    return sorted(numbers, key=lambda text: (not text.isdigit(), int(text) if text.isdigit() else 0, text))
 
 
 def ignores_samples(curve: ScoreCurve, numbers: Sequence[str]) -> bool:

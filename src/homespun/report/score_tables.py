@@ -84,7 +84,7 @@ def metric_of(results: Mapping[str, Any]) -> Metric:
 def user_metric_of(results: Mapping[str, Any]) -> Metric:
     """The metric of a single user: with labels always accuracy, because the AUC of few single users is defined."""
     metric = metric_of(results)
-    return ACCURACY if metric.percent else metric
+    return ACCURACY if metric in (AUC, F1) else metric
 
 
 def summary_mean(found: Mapping[str, Any], column: str = "value") -> float | None:

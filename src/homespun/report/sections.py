@@ -10,6 +10,8 @@ from homespun.report import (
     continuation_tables,
     few_shot,
     groups,
+    next_word_systems,
+    next_word_tables,
     reply_tables,
     run_metadata,
     score_tables,
@@ -50,6 +52,7 @@ def subtitle(results: Mapping[str, Any]) -> str:
 def sections(results: Mapping[str, Any]) -> list[Section]:
     """All sections that have content, in reading order."""
     found = [
+        _next_words(results),
         _result(results),
         _replies(results),
         _continuations(results),
@@ -88,12 +91,21 @@ def _result(results: Mapping[str, Any]) -> Section:
             else f"{metric.title} {metric.text_with_unit(value)}"
         )
         heading = f"{best}{reached} on the test set{_beaten(results, value)}"
-    sampled = run_metadata.sampled_users(results)
-    text = (f"Evaluated on {sampled}.",) if sampled else ()
+    sampled, participants = run_metadata.sampled_users(results), next_word_tables.about_participants(results)
+    if participants:
+        heading = f"Participants of the training: {heading}"
+    text = tuple(line for line in (f"Evaluated on {sampled}." if sampled else "", participants) if line)
     every = difference_table(results), personal_table(results), unadapted_table(results), own_samples_table(results)
     compared = [made for made in every if made is not None]
     tables = (score_tables.main_table(results), *compared)
     return Section("result", "Result", heading, text=text, tables=tables)
+
+
+def _next_words(results: Mapping[str, Any]) -> Section | None:
+    tables = next_word_tables.next_word_tables(results)
+    if not tables:
+        return None
+    return Section("next-words", "Next words", next_word_tables.heading(results), tables=tuple(tables))
 
 
 def _replies(results: Mapping[str, Any]) -> Section | None:
@@ -182,6 +194,9 @@ def _few_shot(results: Mapping[str, Any]) -> Section | None:
     tables = few_shot.few_shot_tables(results)
     if not tables:
         return None
+    if next_word_systems.configurations(results):
+        samples, heading = next_word_tables.samples_table(results), "Next words of new users by number of own samples"
+        return Section("newcomers", "Own samples", heading, tables=(samples,) if samples else ())
     several = few_shot.NEWCOMERS not in few_shot.evaluated_users(results)
     heading, short = (
         (_samples_heading(results), "Own samples") if several else (_newcomers_heading(results), "Newcomers")

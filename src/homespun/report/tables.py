@@ -8,16 +8,23 @@ from typing import Any, TypeAlias
 from homespun.report import score_tables
 from homespun.report.differences import difference_table
 from homespun.report.few_shot import few_shot_tables
+from homespun.report.next_word_tables import samples_table, terminal_table
 from homespun.report.sections import report_title, sections, subtitle
 from homespun.report.table_model import Cell, Table
 
-WIDEST = 5  # columns that fit in a terminal
+WIDEST = 5  # columns that fit in a terminal, whatever they hold
+WIDTH, GAP = 80, 2  # of a terminal, and between columns
 
 PlainTable: TypeAlias = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # title, columns, rows
 
 
 def central_tables(results: Mapping[str, Any]) -> list[tuple[str, Table]]:
-    """The main results with their titles: all configurations, by number of own samples, and differences."""
+    """The main results with their titles: all configurations, by number of own samples, and differences. Of next words,
+    scores by number of own samples only if there are more than before and after personalization; without intervals."""
+    suggestions = terminal_table(results)
+    if suggestions is not None:
+        samples = samples_table(results, intervals=False)
+        return [(report_title(results), suggestions), *([(samples.caption, samples)] if samples else [])]
     differences = difference_table(results)
     return [
         (report_title(results), score_tables.main_table(results)),
@@ -32,13 +39,25 @@ def plain_tables(results: Mapping[str, Any]) -> list[PlainTable]:
 
 
 def _plain(title: str, table: Table) -> PlainTable:
-    whole = [
-        tuple(column.title for column in table.columns),
-        *(tuple(cell.text for cell in row) for row in table.rows),
-    ]
-    if len(table.columns) > WIDEST:
+    whole = [tuple(column.title for column in table.columns), *_texts(table)]
+    if len(table.columns) > WIDEST and not _fits(table):
         whole = list(zip(*whole, strict=True))
     return title, whole[0], whole[1:]
+
+
+def _fits(table: Table) -> bool:
+    """Whether the table fits in a terminal if titles and names are on several lines."""
+    names, *numbers = zip(*[[column.title for column in table.columns], *_texts(table)], strict=True)
+    widths = [max(_longest_word(title), *map(len, cells)) for title, *cells in numbers if cells]
+    return max(map(_longest_word, names)) + sum(GAP + width for width in widths) <= WIDTH
+
+
+def _texts(table: Table) -> list[tuple[str, ...]]:
+    return [tuple(cell.text for cell in row) for row in table.rows]
+
+
+def _longest_word(text: str) -> int:
+    return max(map(len, text.split()), default=0)
 
 
 def markdown(results: Mapping[str, Any]) -> str:

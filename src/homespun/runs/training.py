@@ -313,7 +313,10 @@ def collect_results(run: Run) -> dict[str, Any]:
         "method": run.method.name,
         "identity": run.vault.identity,
         "pooled": run.method.local.pooled,
-        "parameters": {role.value: run.built.count(role) for role in Role},
+        "parameters": {
+            **{role.value: run.built.count(role) for role in Role},
+            "added_at_home": run.method.personalize.adds_at_most,
+        },
         "settings": run.method.settings.model_dump(mode="json"),
         "run": run.settings.model_dump(mode="json"),
         "task": asdict(run.method.task),
