@@ -160,8 +160,9 @@ def _table(table: Table) -> str:
 
 
 def _cell(cell: Cell, column: Column) -> str:
-    text = escape(cell.text)
-    return f"<td{_align(column)}>{f'<strong>{text}</strong>' if cell.best else text}</td>"
+    value, bracket, interval = escape(cell.text).partition(" [") if column.number else (escape(cell.text), "", "")
+    below = f' <span class="interval">{bracket.lstrip()}{interval}</span>' if bracket else ""
+    return f"<td{_align(column)}>{f'<strong>{value}</strong>' if cell.best else value}{below}</td>"
 
 
 def _align(column: Column) -> str:

@@ -77,7 +77,8 @@ def _scores(shown: Sequence[System], names: Sequence[str], *, intervals: bool) -
             Cell(one.title),
             share_cell(share(one.counts, first), interval=intervals),
             *([difference_cell(one, reference, first)] if compared else []),
-            *(share_cell(share(one.counts, name), interval=intervals) for name in others),
+            # an interval of the rate left says more than one of both
+            *(share_cell(share(one.counts, name), interval=intervals and name != "oov_rate") for name in others),
         ]
         for one in shown
     ]

@@ -28,6 +28,7 @@ th:last-child, td:last-child {{ padding-right: 0; }}
 td {{ border-bottom: 1px solid #eceff3; vertical-align: top; }}
 .number {{ text-align: right; }}
 td.number {{ white-space: nowrap; }}
+.interval {{ display: block; color: #5a6472; font-size: 12.5px; }}
 details {{ margin-top: 28px; }}
 summary {{ cursor: pointer; font-size: 15px; font-weight: 600; }}
 .legend {{ display: flex; flex-wrap: wrap; gap: 4px 20px; list-style: none; margin: 14px 0 2px;
