@@ -24,11 +24,11 @@ NAMED = 6  # groups or labels that have a colour
 ROW = 24  # height of a row of dots
 
 
-def _text(x: float, y: float, text: str, *, anchor: str = "start", size: int = 12) -> str:
+def text_at(x: float, y: float, text: str, *, anchor: str = "start", size: int = 12) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">{escape(text)}</text>'
 
 
-def _svg(width: int, height: int, parts: Sequence[str]) -> str:
+def drawing(width: int, height: int, parts: Sequence[str]) -> str:
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" fill="#222">'
     )
@@ -58,10 +58,10 @@ def curves(results: Mapping[str, Any]) -> str:
 
     parts = [
         f'<path d="M{MARGIN} {MARGIN}V{HEIGHT - MARGIN}H{WIDTH - MARGIN}" fill="none" stroke="#888"/>',
-        _text(MARGIN, MARGIN - 30, metric.heading(f"Evaluation {metric.title}")),
-        _text(WIDTH - MARGIN, HEIGHT - MARGIN + 32, "epochs", anchor="end"),
-        *(_text(MARGIN - 6, up(y) + 4, f"{y:.0f}", anchor="end") for y in (low, high)),
-        *(_text(across(x), HEIGHT - MARGIN + 16, f"{x:g}", anchor="middle") for x in (0, most)),
+        text_at(MARGIN, MARGIN - 30, metric.heading(f"Evaluation {metric.title}")),
+        text_at(WIDTH - MARGIN, HEIGHT - MARGIN + 32, "epochs", anchor="end"),
+        *(text_at(MARGIN - 6, up(y) + 4, f"{y:.0f}", anchor="end") for y in (low, high)),
+        *(text_at(across(x), HEIGHT - MARGIN + 16, f"{x:g}", anchor="middle") for x in (0, most)),
     ]
     for index, (title, runs) in enumerate(drawn):
         color = LINE_COLORS[index % len(LINE_COLORS)]
@@ -70,8 +70,8 @@ def curves(results: Mapping[str, Any]) -> str:
         parts.append(line([tuple(np.mean([run[at] for run in runs], axis=0)) for at in range(shared)], color, 2.5, 1))
         x = MARGIN + index * (WIDTH - 2 * MARGIN) / len(drawn)
         parts.append(f'<rect x="{x:.1f}" y="{MARGIN - 20}" width="14" height="4" fill="{color}"/>')
-        parts.append(_text(x + 18, MARGIN - 14, title, size=11))
-    return _svg(WIDTH, HEIGHT, parts)
+        parts.append(text_at(x + 18, MARGIN - 14, title, size=11))
+    return drawing(WIDTH, HEIGHT, parts)
 
 
 def _number(text: str) -> float | None:
@@ -98,11 +98,11 @@ def by_samples(panels: Sequence[tuple[str, Table]]) -> str:
         left, right = MARGIN + number * (PANEL + 20), number * (PANEL + 20) + PANEL
         places = np.linspace(left, right, len(table.columns) - 1).tolist()
         parts += [
-            _text(left, top - 16, f"{title}: perplexity by number of own samples", size=13),
+            text_at(left, top - 16, f"{title}: perplexity by number of own samples", size=13),
             f'<path d="M{left} {top}V{bottom}H{right}" fill="none" stroke="#888"/>',
-            *(_text(left - 6, up(value) + 4, f"{value:.0f}", anchor="end") for value in (low, high)),
+            *(text_at(left - 6, up(value) + 4, f"{value:.0f}", anchor="end") for value in (low, high)),
             *(
-                _text(x, bottom + 16, column.title, anchor="middle", size=11)
+                text_at(x, bottom + 16, column.title, anchor="middle", size=11)
                 for x, column in zip(places, table.columns[1:], strict=True)
             ),
         ]
@@ -116,8 +116,8 @@ def by_samples(panels: Sequence[tuple[str, Table]]) -> str:
     for number, name in enumerate(names):
         y, color = bottom + 40 + 18 * number, LINE_COLORS[number % len(LINE_COLORS)]
         parts.append(f'<rect x="{MARGIN}" y="{y - 7}" width="14" height="4" fill="{color}"/>')
-        parts.append(_text(MARGIN + 20, y, name, size=11))
-    return _svg(PANEL * len(panels) + 40, bottom + 40 + 18 * len(names), parts)
+        parts.append(text_at(MARGIN + 20, y, name, size=11))
+    return drawing(PANEL * len(panels) + 40, bottom + 40 + 18 * len(names), parts)
 
 
 def dots(table: Table, columns: Sequence[tuple[int, str]]) -> str:
@@ -131,11 +131,11 @@ def dots(table: Table, columns: Sequence[tuple[int, str]]) -> str:
     parts = [
         f'<path d="M{across(x):.1f} {MARGIN - 10}V{height - 30}" stroke="#ddd"/>' for x in np.arange(0.3, 1.01, 0.1)
     ]
-    parts += [_text(across(x), height - 12, f"{x:.1f}", anchor="middle", size=11) for x in np.arange(0.3, 1.01, 0.1)]
+    parts += [text_at(across(x), height - 12, f"{x:.1f}", anchor="middle", size=11) for x in np.arange(0.3, 1.01, 0.1)]
     for number, (column, name) in enumerate(columns):
         color, x = LINE_COLORS[number], left + 150 * number
         parts.append(f'<circle cx="{x}" cy="20" r="5" fill="{color}"/>')
-        parts.append(_text(x + 10, 24, name, size=11))
+        parts.append(text_at(x + 10, 24, name, size=11))
         for place, row in enumerate(table.rows):
             y = MARGIN + ROW * place
             here, _, paper = row[column].text.partition("(")
@@ -146,9 +146,9 @@ def dots(table: Table, columns: Sequence[tuple[int, str]]) -> str:
                         f'<circle cx="{across(score):.1f}" cy="{y + 8 * number - 4}" r="5" fill="{fill}" '
                         f'stroke="{color}" stroke-width="1.5"/>'
                     )
-    parts += [_text(left - 12, MARGIN + ROW * n + 4, row[0].text, anchor="end") for n, row in enumerate(table.rows)]
-    parts.append(_text(left + 150 * len(columns), 24, "hollow: the paper", size=11))
-    return _svg(WIDTH, height, parts)
+    parts += [text_at(left - 12, MARGIN + ROW * n + 4, row[0].text, anchor="end") for n, row in enumerate(table.rows)]
+    parts.append(text_at(left + 150 * len(columns), 24, "hollow: the paper", size=11))
+    return drawing(WIDTH, height, parts)
 
 
 def maps(results: Mapping[str, Any]) -> str:
@@ -163,7 +163,7 @@ def maps(results: Mapping[str, Any]) -> str:
         points = np.asarray(drawn["tsne"], dtype=float)
         scaled = (points - points.min(axis=0)) / np.maximum(np.ptp(points, axis=0), 1e-9)
         left = number * PANEL
-        parts.append(_text(left + 16, 20, title, size=13))
+        parts.append(text_at(left + 16, 20, title, size=13))
         parts += [
             f'<circle cx="{left + 16 + x * (PANEL - 32):.1f}" cy="{36 + y * (PANEL - 52):.1f}" r="3.2" fill="{color}"/>'
             for (x, y), color in zip(scaled.tolist(), colors, strict=True)
@@ -171,8 +171,8 @@ def maps(results: Mapping[str, Any]) -> str:
     for number, (name, color) in enumerate(legend):  # of the last panel: all show the same users
         x, y = 16 + 110 * number, PANEL + 12
         parts.append(f'<circle cx="{x}" cy="{y - 4}" r="4" fill="{color}"/>')
-        parts.append(_text(x + 8, y, name[:14], size=11))
-    return _svg(PANEL * len(found), PANEL + 24, parts)
+        parts.append(text_at(x + 8, y, name[:14], size=11))
+    return drawing(PANEL * len(found), PANEL + 24, parts)
 
 
 def _colors(drawn: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, str]]]:

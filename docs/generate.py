@@ -4,11 +4,11 @@
 
 `<!-- results: NAME -->` takes the tables of the comparison NAME; `<!-- preferences: NAME -->` FedEmbed's tables of
 fedembed-NAME and fedembed-NAME-imbalanced; `<!-- replies: NAME -->` FedNLG's tables of replies, and
-`<!-- newcomers: NAME -->` its table of new speakers by number of own samples; `<!-- scores: NAME -->`,
-`<!-- curves: NAME -->`, `<!-- by-samples: NAME -->` and `<!-- maps: NAME -->` a figure, which is written to
-`docs/figures`. All of them read the record `docs/results/NAME.json`; without one, the folder `runs/NAME` of a finished
-comparison. The record comes first, so that each page can be written again from the repository alone: `python
-docs/records.py keep NAME` brings a record up to date.
+`<!-- newcomers: NAME -->` its table of new speakers by number of own samples; `<!-- next-words: NAME -->` OOV
+Expansion's tables; `<!-- scores: NAME -->`, `<!-- curves: NAME -->`, `<!-- by-samples: NAME -->`, `<!-- maps: NAME -->`
+and `<!-- next-word-bars: NAME -->` a figure, which is written to `docs/figures`. All of them read the record
+`docs/results/NAME.json`; without one, the folder `runs/NAME` of a finished comparison. The record comes first, so that
+each page can be written again from the repository alone: `python docs/records.py keep NAME` brings a record up to date.
 
 `<!-- samples: NAME -->` inserts text generated from the runs, and `<!-- bench: NAME -->` the tables of
 `runs/bench-NAME.json`. If the input is missing, the page keeps its content; an empty block gets the command to run.
@@ -36,6 +36,8 @@ from homespun.report.differences import (
 )
 from homespun.report.few_shot import KNOWN, WITHHELD, configuration_table, user_range_table
 from homespun.report.groups import assignment_table
+from homespun.report.next_word_systems import systems
+from homespun.report.next_word_tables import next_word_tables, samples_table
 from homespun.report.reply_tables import prompt_table, reply_tables
 from homespun.report.score_tables import folds_of, metric_of, seed_note, seeds_of
 from homespun.report.table_model import PERPLEXITY, Column, Table, make_table, mean
@@ -48,9 +50,10 @@ from homespun.system.method_loading import method_module
 sys.path.insert(0, str(Path(__file__).parent))  # import neighbouring scripts from any working directory
 import fedembed_tables
 import figures
+import next_word_figures
 import records
 
-KIND = "results|samples|bench|preferences|replies|newcomers|scores|curves|by-samples|maps"
+KIND = "results|samples|bench|preferences|replies|newcomers|next-words|next-word-bars|scores|curves|by-samples|maps"
 MARKED = re.compile(rf"(<!-- ({KIND}): (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
 RUNS, FIGURES = Path("runs"), Path("docs/figures")
 NOT_RUN = "Not run yet"
@@ -263,6 +266,25 @@ def newcomers_of(name: str) -> str | None:
     return "\n\n".join([markdown_table(made), escape(note), settings_text(results), provenance_text(results)])
 
 
+def next_words_of(name: str) -> str | None:
+    """OOV Expansion's table 1 with the numbers of its figures 3 to 5; None without next-word runs."""
+    results = comparison(name)
+    samples = samples_table(results)
+    tables = [*next_word_tables(results), *([samples] if samples else [])]
+    if not tables:
+        return None
+    parts = [f"**{made.caption}**\n\n{markdown_table(made)}\n\n{escape(made.note)}" for made in tables]
+    return "\n\n".join([*parts, settings_text(results), provenance_text(results)])
+
+
+def next_word_bars_of(name: str) -> str | None:
+    shown = systems(comparison(name))
+    if not shown:
+        return None
+    described = "EMR3 and KEMR3 of new users, with intervals over users"
+    return figure(f"{name}-next-words", next_word_figures.bars(shown), described)
+
+
 def curves_of(name: str) -> str:
     return figure(f"{name}-curves", figures.curves(comparison(name)), "Learning curves on the evaluation part")
 
@@ -302,6 +324,8 @@ KINDS = {
     "preferences": preferences_of,
     "replies": replies_of,
     "newcomers": newcomers_of,
+    "next-words": next_words_of,
+    "next-word-bars": next_word_bars_of,
     "scores": scores_of,
     "curves": curves_of,
     "by-samples": by_samples_of,

@@ -32,6 +32,7 @@ ROUND = ("clients", "seconds", "down_bytes", "up_bytes")
 POINT = ("round", "epoch", "value")
 EVALUATION = ("metric", "value", "loss", "users", "examples", "user_mean", "user_worst_tenth")
 OF_TEXTS = ("user_values", "user_loss", "user_tokens")  # differences and their intervals are computed from these
+OF_NEXT_WORDS = ("user_counts",)  # likewise, of the users that tables show
 MAP = ("tsne", "group", "label", "positive_rate")
 
 
@@ -225,15 +226,17 @@ def shortened(run: Mapping[str, Any]) -> dict[str, Any]:
         found = run.get(part)
         return found and {count: _evaluation(one, *more) for count, one in found.items()}
 
+    next_words = "user_counts" in run["test"]
+    of_participants = () if run["newcomers"] or not next_words else OF_NEXT_WORDS
     base_model = run.get("newcomers_untouched")
     changed = {
         "rounds": [{part: entry[part] for part in ROUND} for entry in run["rounds"]],
         "curve": [{part: entry[part] for part in POINT} for entry in run["curve"]],
         "eval": _evaluation(run["eval"]),
-        "test": _evaluation(run["test"], "group_f1"),
+        "test": _evaluation(run["test"], "group_f1", *of_participants),
         "adapted": each("adapted"),
         # the newcomers of several folds are evaluated together, user by user
-        "newcomers": each("newcomers", "user_values"),
+        "newcomers": each("newcomers", *(OF_NEXT_WORDS if next_words else ["user_values"])),
         "newcomers_untouched": base_model and _evaluation(base_model),
         "newcomers_in_context": each("newcomers_in_context"),
         "personal": each("personal"),

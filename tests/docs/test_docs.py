@@ -6,7 +6,9 @@ import re
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
+import small_next_words
 import small_replies
 from language_models import write_gpt2
 from spoken_corpus import SMALL, write_corpus
@@ -17,6 +19,7 @@ from homespun.experiments.results import write_results
 
 FILE = Path(__file__).parents[2] / "docs" / "generate.py"
 PAGE = "Before.\n\n<!-- results: some -->\n{}<!-- end -->\n\n<!-- samples: some -->\n{}<!-- end -->\nAfter.\n"
+NO_CONTROLS: dict = {}
 NOT_RUN = "Not run yet: `homespun compare experiments/some.toml`\n"
 
 
@@ -221,6 +224,79 @@ def test_a_table_of_new_speakers_from_a_record(generate):
     assert lines[3] == "| Base model | 64.00 ± 0.00 | same | same | same |"
     assert lines[4] == "| FedNLG | **62.00 ± 0.00** | **61.00 ± 0.00** | **58.00 ± 0.00** | **55.00 ± 0.00** |"
     assert any("Test perplexity of 2 speakers who were withheld from training, by the number" in line for line in lines)
+
+
+def write_next_word_record(runs):
+    """A record of these runs, by configuration and draw."""
+    import records  # docs/generate.py has put its folder on the path
+    from record_file import Record, write_record
+
+    keys, draws = (list(dict.fromkeys(names)) for names in zip(*runs, strict=True))
+    record = Record(
+        name="some",
+        titles={key: small_next_words.TITLES.get(key, key) for key in keys},
+        draws=draws,
+        runs={place: records.shortened(run) for place, run in runs.items()},
+        versions=dict.fromkeys(runs, small_replies.VERSIONS),
+        data=dict.fromkeys(draws, small_next_words.DATA),
+        controls=dict.fromkeys(draws, NO_CONTROLS),
+    )
+    return write_record(Path("docs/results/some.json"), record)
+
+
+def next_word_runs(**more):
+    """Three configurations, two folds."""
+    titles = small_next_words.TITLES
+    return {(key, f"fold-{fold}"): small_next_words.run_of(key, fold, **more) for key in titles for fold in (0, 1)}
+
+
+def test_tables_of_next_words_from_a_record(generate):
+    blocks = "<!-- next-words: some -->\n{}<!-- end -->\n<!-- next-word-bars: some -->\n{}<!-- end -->\n"
+    assert generate(blocks.format("", "")) == blocks.format(NOT_RUN, NOT_RUN)
+    text = write_next_word_record(next_word_runs()).read_text(encoding="utf-8")
+    assert '"user_values"' not in text and text.count('"keys"') == 2  # once for all runs, before and after
+    page = generate(blocks.format("", ""))
+    assert page == generate(page)
+    lines = page.splitlines()
+    assert lines[1] == "**Suggestions of the next word**" and lines[3].startswith(
+        "| Configuration | EMR3, % | Minus OOV-as-UNK |"
+    )
+    assert "| OOV Expansion | 26.00 \\[26.00, 26.00\\] | **+2.00 \\[+2.00, +2.00\\]** | 25.56 \\[" in page
+    assert "each withheld in one of 2 folds" in page and "6 users, 600 words" in page
+    assert "**Difference from OOV-as-UNK**" in page and "base\\_model nextword" in page
+    assert "1 seed of 2 folds; python 3" in page
+    assert "![EMR3 and KEMR3 of new users, with intervals over users](../figures/some-next-words.svg)" in page
+    svg = Path("docs/figures/some-next-words.svg").read_text()
+    assert svg.count("<rect") == 1 + 2 * 5  # a bar for each of three configurations and two models before them
+    assert svg.count(">26.00<") == 1 and svg.count(">25.56<") == 1 and ">OOV-oracle, not personalized<" in svg
+    write_next_word_record(next_word_runs(newcomers={}))  # nobody was withheld: participants
+    assert "Participants: 6 users, 600 words." in generate(blocks.format("", ""))
+
+
+def test_a_record_of_next_words_is_small(generate):
+    """Counts of 200 users with 12 configurations and 5 numbers of own samples take less than 300 kB."""
+    from record_file import read_record  # docs/generate.py has put its folder on the path
+
+    generator = np.random.default_rng(0)
+    words = generator.integers(40, 900, size=(5, 40))
+
+    def users(fold):
+        oov, keys = words[fold] // 12, 5 * words[fold]
+        hits, covered, saved = (generator.binomial(*one) for one in ((words[fold], 0.25), (oov, 0.3), (keys, 0.3)))
+        counts = (words[fold], hits, oov, covered // 4, covered, keys, saved)
+        return small_next_words.evaluation(np.stack(counts, axis=1).tolist())
+
+    def run(fold):
+        newcomers = {number: users(fold) for number in ("0", "1", "5", "20", "all")}
+        positions = {"participants": list(range(160)), "newcomers": list(range(40 * fold, 40 * fold + 40))}
+        return small_next_words.run_of("ours", fold, newcomers=newcomers, positions=positions, test=users(fold))
+
+    runs = {(f"configuration-{number}", f"fold-{fold}"): run(fold) for number in range(12) for fold in range(5)}
+    path = write_next_word_record(runs)
+    assert path.stat().st_size < 300_000
+    for place, found in read_record(path).runs.items():
+        for number, evaluation in runs[place]["newcomers"].items():
+            assert found["newcomers"][number]["user_counts"] == evaluation["user_counts"]
 
 
 @pytest.mark.parametrize("page", sorted((FILE.parent / "methods").glob("*.md")), ids=lambda page: page.stem)

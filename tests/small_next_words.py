@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from small_results import a_round
-
 from homespun.evaluation.next_words import COUNTS, NextWordEvaluation
 from homespun.experiments.results import assemble
 
@@ -14,6 +12,10 @@ TITLES = {"ours": "OOV Expansion", "unk": "OOV-as-UNK", "oracle": "OOV-oracle"}
 DATA = {"name": "chat", "users": 3, "newcomers": 6, "folds": 2, "check": {"users": 6, "examples": 60}}
 PARAMETERS = {"frozen": 0, "federated": 1_754_804, "keyed": 0, "private": 0}
 # Of each user, in the order of COUNTS: words, hits, OOV words, those that are hits, covered ones, keys, saved keys
+A_ROUND = {
+    "kind": "round", "round": 1, "clients": 2, "examples": 8, "loss": 1.0, "seconds": 0.5,
+    "down_bytes": {"federated": 1000}, "up_bytes": {"federated": 1000},
+}  # fmt: skip
 BEFORE = (100, 20, 10, 0, 0, 500, 100)
 AFTER = {
     "unk": (100, 24, 10, 0, 0, 500, 120),
@@ -36,10 +38,11 @@ def run_of(key: str, fold: int, *, seed: int = 0, more: int = 0, **changed: Any)
         "method": "oov_expansion",
         "seed": seed,
         "fold": fold,
-        "settings": {},
-        "run": {"final_personalization": False, "evaluate_users": 1000},
+        "settings": {"base_model": "nextword"},
+        "run": {"cohort": 2, "withheld": 0.5, "evaluate_users": 1000, "evaluate_examples": None},
+        "identity": {},
         "parameters": {**PARAMETERS, "added_at_home": 366_000 if key == "ours" else 0},
-        "rounds": [a_round(1, clients=2)],
+        "rounds": [A_ROUND],
         "curve": [{"round": 1, "epoch": 1.0, "value": test["value"]}],
         "eval": test,
         "test": test,
