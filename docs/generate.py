@@ -10,7 +10,8 @@ and `<!-- next-word-bars: NAME -->` a figure, which is written to `docs/figures`
 `docs/results/NAME.json`; without one, the folder `runs/NAME` of a finished comparison. The record comes first, so that
 each page can be written again from the repository alone: `python docs/records.py keep NAME` brings a record up to date.
 
-`<!-- samples: NAME -->` inserts text generated from the runs, and `<!-- bench: NAME -->` the tables of
+`<!-- word-frequencies: NAME -->` takes a figure and a table from the record that `experiments/word_frequencies.py`
+writes, `<!-- samples: NAME -->` text generated from the runs, and `<!-- bench: NAME -->` the tables of
 `runs/bench-NAME.json`. If the input is missing, the page keeps its content; an empty block gets the command to run.
 """
 
@@ -53,8 +54,6 @@ import figures
 import next_word_figures
 import records
 
-KIND = "results|samples|bench|preferences|replies|newcomers|next-words|next-word-bars|scores|curves|by-samples|maps"
-MARKED = re.compile(rf"(<!-- ({KIND}): (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
 RUNS, FIGURES = Path("runs"), Path("docs/figures")
 NOT_RUN = "Not run yet"
 PROMPTS = ("We must", "I think")  # the paper's
@@ -285,6 +284,14 @@ def next_word_bars_of(name: str) -> str | None:
     return figure(f"{name}-next-words", next_word_figures.bars(shown), described)
 
 
+def word_frequencies_of(name: str) -> str:
+    """OOV Expansion's figure 1 and the OOV rates of its table 1, from the record of experiments/word_frequencies.py."""
+    counted = read_json(records.record_file(name), missing=f"{name}: no such record")
+    rates = next_word_figures.oov_table(counted)
+    drawn = figure(name, next_word_figures.word_frequencies(counted), "Quantiles of word frequencies")
+    return f"{drawn}\n\n**{rates.caption}**\n\n{markdown_table(rates)}\n\n{escape(rates.note)}"
+
+
 def curves_of(name: str) -> str:
     return figure(f"{name}-curves", figures.curves(comparison(name)), "Learning curves on the evaluation part")
 
@@ -326,11 +333,13 @@ KINDS = {
     "newcomers": newcomers_of,
     "next-words": next_words_of,
     "next-word-bars": next_word_bars_of,
+    "word-frequencies": word_frequencies_of,
     "scores": scores_of,
     "curves": curves_of,
     "by-samples": by_samples_of,
     "maps": maps_of,
 }
+MARKED = re.compile(rf"(<!-- ({'|'.join(KINDS)}): (\S+) -->\n)(.*?)(<!-- end -->)", flags=re.DOTALL)
 
 
 def filled(match: re.Match[str]) -> str:
@@ -338,6 +347,8 @@ def filled(match: re.Match[str]) -> str:
     here, command = is_here(name), f"homespun compare experiments/{name}.toml"
     if kind in ("preferences", "scores"):
         here, command = is_here(f"fedembed-{name}"), f"make fedembed-{name}"
+    if kind == "word-frequencies":
+        command = "python experiments/word_frequencies.py CORPUS..."
     if kind == "bench":
         here, command = bench_file(name).exists(), f"homespun bench {name} --json > {bench_file(name)}"
     made = KINDS[kind](name) if here else None

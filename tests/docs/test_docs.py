@@ -273,6 +273,26 @@ def test_tables_of_next_words_from_a_record(generate):
     assert "Participants: 6 users, 600 words." in generate(blocks.format("", ""))
 
 
+def test_word_frequencies_from_a_record(generate):
+    block = "<!-- word-frequencies: counts -->\n{}<!-- end -->\n"
+    command = "python experiments/word_frequencies.py CORPUS..."
+    assert generate(block.format("")) == block.format(f"Not run yet: `{command}`\n")
+    rates = {
+        "5000": {"none": 0.0575, "training": 0.05, "all": 0.005},
+        "10000": {"none": 0.03, "training": 0.02, "all": 0.0},
+    }
+    corpus = {"users": 934, "words": 2000, "tested": 1500, "log10_per_million": [0.5, 1.0, 4.2], "oov": rates}
+    found = {"schema": 1, "frequent": 10000, "own_words": 1000, "corpora": {"gitter": corpus, "irc": corpus}}
+    Path("docs/results").mkdir(parents=True)
+    Path("docs/results/counts.json").write_text(json.dumps(found))
+    page = generate(block.format(""))
+    assert "| gitter | 5.75 | 5.00 | 0.50 | 3.00 | 2.00 | 0.00 | 1,500 |" in page
+    assert "1,000 most frequent" in page and "gitter 934 users and 2,000 words" in page
+    assert "![Quantiles of word frequencies](../figures/counts.svg)" in page
+    svg = Path("docs/figures/counts.svg").read_text()
+    assert svg.count("<polyline") == 2 and ">100,000<" in svg and ">1<" in svg  # axis from 10^0 to 10^5
+
+
 def test_a_record_of_next_words_is_small(generate):
     """Counts of 200 users with 12 configurations and 5 numbers of own samples take less than 300 kB."""
     from record_file import read_record  # docs/generate.py has put its folder on the path
@@ -316,7 +336,7 @@ def test_every_table_has_a_record_or_a_note_that_it_has_none():
     pages = sorted((FILE.parent / "methods").glob("*.md"))
     for page in pages:
         text = page.read_text(encoding="utf-8")
-        for found in re.finditer(r"<!-- (?:results|replies|newcomers): (\S+) -->", text):
+        for found in re.finditer(r"<!-- (?:results|replies|newcomers|next-words|word-frequencies): (\S+) -->", text):
             before = text[max(0, found.start() - 300) : found.start()]
             marked = "No record of these runs is kept" in before
             assert marked != (FILE.parent / "results" / f"{found[1]}.json").exists(), f"{page.name}: {found[1]}"
