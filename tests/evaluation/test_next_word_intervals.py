@@ -44,7 +44,8 @@ def test_resamples_without_unknown_words_do_not_count():
 
 def test_a_difference_is_paired():
     """One more hit in ten words of every user: the difference is the same in every resample."""
-    theirs = [(10 * size, size, 0, 0, 0, 1, 0) for size in range(1, 6)]
+    hits = {10: 1, 20: 8, 30: 6, 40: 20, 50: 5}
+    theirs = [(words, hit, 0, 0, 0, 1, 0) for words, hit in hits.items()]
     ours = [(words, hits + words // 10, *rest) for words, hits, *rest in theirs]
     found = difference(pooled(ours), pooled(theirs), "emr3")
     assert (found.value, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1))

@@ -7,7 +7,7 @@ from small_next_words import AFTER, TITLES, evaluation, results, run_of
 from homespun.experiments.results import assemble
 from homespun.report.html import page
 from homespun.report.next_word_systems import systems
-from homespun.report.next_word_tables import heading, next_word_tables, samples_table
+from homespun.report.next_word_tables import evaluation_rows, heading, next_word_tables, samples_table
 from homespun.report.sections import sections
 from homespun.report.tables import central_tables, markdown, plain_tables
 
@@ -138,6 +138,14 @@ def test_tables_are_in_the_report_and_in_the_terminal():
     assert title == "words" and columns[:3] == ("Configuration", "EMR3, %", "Minus OOV-as-UNK")  # fits into 80 columns
     assert rows[1] == ("OOV Expansion", "26.00", "+2.00 [+2.00, +2.00]", "25.56", "30.00", "5.00", "28.00")
     assert len(central_tables(results(("ours",)))) == 1
+
+
+def test_evaluations_of_one_run():
+    after = evaluation([AFTER["ours"]] * 2)
+    _, header, rows = evaluation_rows({"ours": after})
+    assert header == ("", "EMR3", "KEMR3", "OOV words", "OOV rate", "OOV rate left", "Keystrokes saved")
+    assert rows == [("ours", "26.00", "25.56", "30.00", "10.00", "5.00", "28.00")]
+    assert evaluation_rows({"ours": after, "other": {"metric": "accuracy"}}) is None
 
 
 @pytest.mark.parametrize("key", AFTER)

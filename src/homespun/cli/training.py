@@ -245,6 +245,7 @@ def evaluate(
     """
     from homespun.cli.console import Reporter, out, table
     from homespun.experiments.reply_quality import reply_results
+    from homespun.report.next_word_tables import evaluation_rows
     from homespun.report.reply_tables import score_rows
     from homespun.report.score_tables import control_name
     from homespun.report.table_model import metric_named
@@ -288,9 +289,10 @@ def evaluate(
             rows,
         )
     )
-    if replies is not None:
-        out.print()
-        out.print(table(*score_rows(replies)))
+    for more in (evaluation_rows(shown), None if replies is None else score_rows(replies)):
+        if more is not None:
+            out.print()
+            out.print(table(*more))
 
 
 def report(folder: Folder, trust: Trust = []) -> None:  # noqa: B006

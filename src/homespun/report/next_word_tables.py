@@ -23,7 +23,16 @@ from homespun.report.next_word_systems import (
     systems,
 )
 from homespun.report.score_tables import folds_of, seeds_of, title_of
-from homespun.report.table_model import MISSING, Cell, Column, Table, count_text, make_table
+from homespun.report.table_model import (
+    MISSING,
+    Cell,
+    Column,
+    PlainTable,
+    Table,
+    count_text,
+    make_table,
+    percent_text,
+)
 
 SHOWN = {
     "emr3": METRIC,
@@ -66,6 +75,15 @@ def terminal_table(results: Mapping[str, Any]) -> Table | None:
     """The main scores, of which only the difference has an interval, for a terminal; None without next-word runs."""
     shown = systems(results)
     return _scores(shown, [name for name in SHOWN if name != "oov_rate"], intervals=False) if shown else None
+
+
+def evaluation_rows(evaluations: Mapping[str, Mapping[str, Any]]) -> PlainTable | None:
+    """Single evaluations for a terminal: title, header and rows; None unless they are of next words."""
+    if not evaluations or any(one["metric"] != METRIC for one in evaluations.values()):
+        return None
+    keys = {"emr3": "value"}  # the metric's name in an evaluation
+    rows = [(name, *(percent_text(one[keys.get(key, key)]) for key in SHOWN)) for name, one in evaluations.items()]
+    return "Next words, in %", ("", *SHOWN.values()), rows
 
 
 def _scores(shown: Sequence[System], names: Sequence[str], *, intervals: bool) -> Table:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from homespun.report import score_tables
 from homespun.report.differences import difference_table
 from homespun.report.few_shot import few_shot_tables
 from homespun.report.next_word_tables import samples_table, terminal_table
 from homespun.report.sections import report_title, sections, subtitle
-from homespun.report.table_model import Cell, Table
+from homespun.report.table_model import Cell, PlainTable, Table
 
 WIDEST = 5  # columns that fit in a terminal, whatever they hold
 WIDTH, GAP = 80, 2  # of a terminal, and between columns
-
-PlainTable: TypeAlias = tuple[str, tuple[str, ...], list[tuple[str, ...]]]  # title, columns, rows
 
 
 def central_tables(results: Mapping[str, Any]) -> list[tuple[str, Table]]:
