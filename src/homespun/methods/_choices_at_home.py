@@ -3,8 +3,8 @@
 All choices are trained epoch by epoch, on the same batches. Each is scored on the validation part at the start and
 after each epoch; its training stops when its score does not improve. With `survivors` below 1, only this share of the
 choices, the best ones, train on after each epoch (successive halving, Jamieson and Talwalkar, 2016). The best epoch of
-the best choice wins. If no score is finite, the parameters stay as they were. So they do if training improves no choice,
-as when all diverge, and the first number of the best score is below that of the parameters as they were.
+the best choice wins. If no score is finite, the parameters stay as they were. So they do if training improves no choice
+(all may diverge) and the first number of the best score is below that of the parameters as they were.
 """
 
 from __future__ import annotations
