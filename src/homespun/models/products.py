@@ -51,8 +51,13 @@ def bmm(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(_dense(inputs), _dense(weight), bias, "none", [], "")
     return found
+
+
+def _dense(matrix: Tensor) -> Tensor:
+    """The matrix without gaps in memory: for a part of a wider one, oneDNN has no fast kernel."""
+    return matrix if matrix.is_contiguous() or matrix.mT.is_contiguous() else matrix.contiguous()
 
 
 def _is_large(left: torch.Size, right: torch.Size) -> bool:
