@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from homespun.models.next_word_model import NextWordSizes
+
 WORKLOADS = {"w5", "w5_search", "reference_w5", "alternating", "rounds", "gemm", "memory"}
 
 
@@ -47,3 +49,17 @@ def test_the_search_finds_what_the_reference_finds(benchmarks, monkeypatch):
     assert found["settings"] == 8 and found["own_words"] > 10 and found["epochs"] > 8
     assert found["winner"] == found["loop_winner"] and found["emr3"] == found["loop_emr3"]
     assert found["loss_difference"] < 1e-4 and torch.get_num_threads() == 1
+
+
+def test_a_keystroke_is_timed(benchmarks, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import keystroke
+
+    monkeypatch.setattr(keystroke, "NextWordSizes", lambda: NextWordSizes(byte_dim=6, cells=8))
+    monkeypatch.setattr(keystroke, "OWN_WORDS", 20)
+    monkeypatch.setattr(keystroke, "TEXTS", 2)
+    found = keystroke.measure(rounds=1)
+    sys.modules.pop("keystroke")
+    assert found["keys"] > 20 and 0 < found["key_ms"] <= found["key_p95_ms"] <= found["key_max_ms"]
+    assert 0 < found["int8_mb"] < found["float32_mb"] and found["onnx_int8_p95_ms"] > 0
