@@ -234,9 +234,22 @@ def test_a_method_without_private_parameters_cannot_be_personalized(tmp_path):
         personalized(tmp_path / "run", tmp_path / "mine.txt", MINE, context="written")
 
 
+def test_short_lines_are_messages_of_their_own():
+    messages = [
+        "hello zorblax",
+        "we need it now",
+        "bye",
+        "this one is longer than the others, and they stay apart from",
+        "it",
+    ]
+    assert text_sentences("\n".join(messages)) == [*messages[:3], f"{messages[3]} it"]
+    assert text_sentences("\n".join(messages[:3])) == messages[:3]
+
+
 def test_wrapped_lines_of_prose_are_joined_and_markup_is_removed():
-    assert text_sentences("We must go\non together. And\r\nso we do.\n\nA title\nThe end") == [
-        "We must go on together.", "And so we do.", "A title", "The end",
+    wrapped = "We must go on together until the work is done, and we\r\nwill. And\nso we do.\n\nA title\nThe end"
+    assert text_sentences(wrapped) == [
+        "We must go on together until the work is done, and we will.", "And", "so we do.", "A title", "The end",
     ]  # fmt: skip
     text = "# Me\n\n- I *am* [here](http://x.y).\n\n```\ncode = 1\n```\n> **So** it is, snake_case too.\n"
     assert text_sentences(text, markdown=True) == ["Me", "I am here.", "So it is, snake_case too."]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from homespun.core.errors import DataError, nearest
@@ -11,8 +13,10 @@ from homespun.data.text_decoding import decode_text
 
 SUFFIXES = (".txt", ".md")
 
-# A wrapped line: it ends in the middle of a sentence, which continues on the next line in lower case.
-_WRAPPED = re.compile(r"(?<=[\w,;:’'\"”)])[ \t]*\n[ \t]*(?=[a-z])")
+# A wrapped line ends in the middle of a sentence, which continues in lower case on the next line, with a word that had no
+# room. In narrower paragraphs every line is a message or a note.
+_UNFINISHED = re.compile(r"[\w,;:’'\"”)]$")
+NARROWEST = 40
 # Markdown, in the order of removal: code blocks, links and images, markers at the start of a line, emphasis
 _MARKUP = (
     (re.compile(r"^(```|~~~).*?^\1.*?$", re.MULTILINE | re.DOTALL), ""),
@@ -45,4 +49,24 @@ def text_sentences(text: str, *, markdown: bool = False) -> list[str]:
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     for pattern, kept in _MARKUP if markdown else ():
         text = pattern.sub(kept, text)
-    return split_sentences(_WRAPPED.sub(" ", text))
+    return split_sentences(join_wrapped(text))
+
+
+def join_wrapped(text: str) -> str:
+    """The text with every wrapped line joined to the next one."""
+    return "\n".join(line for paragraph in re.split(r"\n[ \t]*(?=\n)", text) for line in _joined(paragraph.split("\n")))
+
+
+def _joined(lines: Sequence[str]) -> list[str]:
+    """The lines of a paragraph."""
+    stripped = [line.strip() for line in lines]
+    width = max(map(len, stripped))
+    found = stripped[:1]
+    for before, line in pairwise(stripped):
+        word = line.split(" ", 1)[0]
+        had_no_room = width >= NARROWEST and len(before) + 1 + len(word) > width
+        if had_no_room and _UNFINISHED.search(before) and re.match("[a-z]", line):
+            found[-1] += f" {line}"
+        else:
+            found.append(line)
+    return found
