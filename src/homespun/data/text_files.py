@@ -13,8 +13,8 @@ from homespun.data.text_decoding import decode_text
 
 SUFFIXES = (".txt", ".md")
 
-# A wrapped line ends in the middle of a sentence, which continues in lower case on the next line, with a word that had no
-# room. In narrower paragraphs every line is a message or a note.
+# A wrapped line ends in the middle of a sentence, which continues in lower case on the next line with a word that had
+# no room. In narrower paragraphs every line is a message or a note.
 _UNFINISHED = re.compile(r"[\w,;:’'\"”)]$")
 NARROWEST = 40
 # Markdown, in the order of removal: code blocks, links and images, markers at the start of a line, emphasis
