@@ -5,7 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from homespun.evaluation.conversation_losses import compare_losses, perplexity, pool_losses, sum_by_conversation
+from homespun.evaluation.conversation_losses import (
+    compare_losses,
+    estimate_perplexity,
+    perplexity,
+    pool_losses,
+    sum_by_conversation,
+)
 
 
 def losses(loss, words=None, conversation=None):
@@ -34,6 +40,14 @@ def test_compared_losses_by_hand():
     noisy = compare_losses(losses(list(2 + np.linspace(-1, 1, 8))), ours)
     assert noisy.value == pytest.approx(0) and -100 < noisy.low < 0 < noisy.high
     assert compare_losses(losses([1.0] * 4), losses([2.0] * 4)).low is None  # too few conversations
+
+
+def test_the_interval_of_a_perplexity_by_hand():
+    """The same perplexity in every conversation: the same in every resample."""
+    found = estimate_perplexity(losses([2.0, 4.0] * 4, [1, 2] * 4))
+    assert (found.value, found.low, found.high) == pytest.approx((math.exp(2),) * 3)
+    spread = estimate_perplexity(losses([1.0, 3.0] * 4))
+    assert math.exp(1) < spread.low < spread.value == pytest.approx(math.exp(2)) < spread.high < math.exp(3)
 
 
 def test_pooling_two_seeds_keeps_the_number_of_conversations():

@@ -49,6 +49,18 @@ def perplexity(losses: Losses) -> float:
     return float(np.exp(sum(losses["loss"]) / sum(losses["words"])))
 
 
+def estimate_perplexity(losses: Losses) -> Estimate:
+    """Perplexity, by a bootstrap over conversations.
+
+    Example:
+        >>> estimate_perplexity({"conversation": [3, 7], "loss": [0.0, 0.0], "words": [1, 6]}).value
+        1.0
+    """
+    columns = np.stack([np.asarray(losses[name], dtype=np.float64) for name in ("loss", "words")], axis=1)
+    total = resampled_sums(columns, seed=0)
+    return estimate(perplexity(losses), np.exp(total[:, 0] / total[:, 1]), units=len(columns))
+
+
 def compare_losses(ours: Losses, theirs: Losses) -> Estimate:
     """The difference in perplexity in percent, by a paired bootstrap over conversations."""
     if any(list(ours[name]) != list(theirs[name]) for name in ("conversation", "words")):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from homespun.evaluation.conversation_losses import Losses, compare_losses, perplexity, pool_losses
+from homespun.evaluation.conversation_losses import Losses, compare_losses, estimate_perplexity, perplexity, pool_losses
 from homespun.evaluation.intervals import Estimate
 from homespun.evaluation.speakers import compare_naming, macro_accuracy
 from homespun.experiments.reply_losses import OTHERS
@@ -121,7 +121,14 @@ def _perplexity_row(system: System, references: Mapping[str, System], *, part: s
 
 
 def _perplexity_text(system: System, losses: Sequence[Losses] | None) -> str:
-    return MISSING if losses is None else system.over_seeds([perplexity(one) for one in losses], digits=2)
+    """Perplexity; of a single run with its interval, of several seeds with their standard deviation."""
+    if losses is None:
+        return MISSING
+    text = system.over_seeds([perplexity(one) for one in losses], digits=2)
+    found = estimate_perplexity(losses[0]) if len(losses) == 1 else None
+    if found is None or found.low is None or found.high is None:
+        return text
+    return f"{text} [{found.low:.2f}, {found.high:.2f}]"
 
 
 def _loss_difference(ours: Sequence[Losses] | None, theirs: Sequence[Losses] | None) -> Cell:
