@@ -268,10 +268,10 @@ def newcomers_of(name: str) -> str | None:
 def next_words_of(name: str) -> str | None:
     """OOV Expansion's table 1 with the numbers of its figures 3 to 5; None without next-word runs."""
     results = comparison(name)
-    samples = samples_table(results)
-    tables = [*next_word_tables(results), *([samples] if samples else [])]
-    if not tables:
+    shown, samples = systems(results), samples_table(results)
+    if not shown:
         return None
+    tables = [*next_word_tables(results, shown), *([samples] if samples else [])]
     parts = [f"**{made.caption}**\n\n{markdown_table(made)}\n\n{escape(made.note)}" for made in tables]
     return "\n\n".join([*parts, settings_text(results), provenance_text(results)])
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from homespun.evaluation.intervals import expanded_percentiles, resampled_sums
-from homespun.evaluation.next_word_intervals import difference, pool_counts, share
+from homespun.evaluation.next_word_intervals import difference, resample, share, sum_counts
 from homespun.evaluation.next_words import COUNTS
 
 # words, hits, OOV words, those that are hits, covered ones, keys, saved keys
@@ -16,7 +16,7 @@ USERS = [
 
 def pooled(users=USERS, positions=None):
     counts = dict(zip(COUNTS, map(list, zip(*users, strict=True)), strict=True))
-    return pool_counts([{"user_counts": counts}], [positions])
+    return resample([sum_counts([{"user_counts": counts}], [positions])])[0]
 
 
 def test_shares_are_ratios_of_sums():
@@ -33,6 +33,13 @@ def test_an_interval_is_that_of_resampled_users():
     sums = resampled_sums(np.array([(words, hits) for words, hits, *_ in USERS[:5]], dtype=float), seed=0)
     assert (found.low, found.high) == pytest.approx(expanded_percentiles(sums[:, 1] / sums[:, 0], units=5))
     assert found.low < found.value < found.high
+
+
+def test_systems_are_resampled_together():
+    """Each as it would be alone, also if their users differ."""
+    one, few, other = (pooled(users).of_users for users in (USERS, USERS[:2], [*USERS[:4], USERS[0]]))
+    for found, alone in zip(resample([one, few, other, few[:0]]), (one, few, other, few[:0]), strict=True):
+        assert np.array_equal(found.of_users, alone) and np.array_equal(found.resampled, resample([alone])[0].resampled)
 
 
 def test_resamples_without_unknown_words_do_not_count():

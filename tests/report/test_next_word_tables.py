@@ -16,9 +16,13 @@ def rows_of(table):
     return {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
 
 
+def tables_of(results):
+    return next_word_tables(results, systems(results))
+
+
 def test_scores_before_and_after_personalization():
     """Six users of 100 words each: 26 of 100 are 26 % in every resample, and 23 of the 90 known words."""
-    table = next_word_tables(results())[0]
+    table = tables_of(results())[0]
     assert [column.title for column in table.columns] == [
         "Configuration", "EMR3, %", "Minus OOV-as-UNK", "KEMR3, %", "OOV words, %", "OOV rate, %", "OOV rate left, %",
         "Keystrokes saved, %", "Parameters, million",
@@ -44,7 +48,7 @@ def test_scores_before_and_after_personalization():
 
 def test_differences_need_the_same_words():
     """The oracle has a larger vocabulary: fewer words are unknown, so that accuracies on them are not comparable."""
-    table = next_word_tables(results())[1]
+    table = tables_of(results())[1]
     assert table.caption == "Difference from OOV-as-UNK"
     rows = rows_of(table)
     assert rows["OOV Expansion"] == [
@@ -55,7 +59,7 @@ def test_differences_need_the_same_words():
 
 
 def test_without_a_configuration_unk_the_first_is_the_reference():
-    table = next_word_tables(results(("oracle", "ours")))[0]
+    table = tables_of(results(("oracle", "ours")))[0]
     assert table.columns[2].title == "Minus OOV-oracle"
     assert rows_of(table)["OOV Expansion"][1] == "+1.00 [+1.00, +1.00]"
 
@@ -74,8 +78,8 @@ def test_seeds_of_a_user_are_one_unit():
     (ours,) = (one for one in systems(made) if one.key == "ours")
     assert ours.counts.users == 6 and ours.counts.words == 1200
     assert ours.counts.of_users[:, :2].tolist() == [[200, 54]] * 6
-    assert rows_of(next_word_tables(made)[0])["OOV Expansion"][0] == "27.00 [27.00, 27.00]"
-    assert "6 users, 1,200 words over 2 seeds." in next_word_tables(made)[0].note
+    assert rows_of(tables_of(made)[0])["OOV Expansion"][0] == "27.00 [27.00, 27.00]"
+    assert "6 users, 1,200 words over 2 seeds." in tables_of(made)[0].note
 
 
 def test_one_training_has_one_model_before_personalization():
@@ -85,21 +89,21 @@ def test_one_training_has_one_model_before_personalization():
 
 def test_one_configuration_is_compared_with_its_model_before_personalization():
     only = results(("ours",))
-    assert rows_of(next_word_tables(only)[0])["Not personalized"][1] == "−6.00 [−6.00, −6.00]"
-    assert heading(only) == (
+    assert rows_of(tables_of(only)[0])["Not personalized"][1] == "−6.00 [−6.00, −6.00]"
+    assert heading(systems(only)) == (
         "OOV Expansion: 26.00 % of the next words are suggested, +6.00 [+6.00, +6.00] points against “Not personalized”"
     )
 
 
 def test_participants_are_scored_if_nobody_was_withheld():
     only = results(("ours",), newcomers={})
-    (table,) = next_word_tables(only)
+    (table,) = tables_of(only)
     assert rows_of(table)["OOV Expansion"][:2] == [
         "20.00 [20.00, 20.00]",
         "22.22 [22.22, 22.22]",
     ]
     assert "Participants: 6 users, 600 words." in table.note and "Minus" not in table.note
-    assert heading(only) == "OOV Expansion: 20.00 % of the next words are suggested"
+    assert heading(systems(only)) == "OOV Expansion: 20.00 % of the next words are suggested"
 
 
 def test_by_number_of_own_samples_if_there_are_more():
@@ -110,7 +114,7 @@ def test_by_number_of_own_samples_if_there_are_more():
     rows = rows_of(samples_table(found))
     assert rows["OOV Expansion"] == ["20.00 [20.00, 20.00]", "21.00 [21.00, 21.00]", "26.00 [26.00, 26.00]"]
     assert rows["OOV-as-UNK"] == ["20.00 [20.00, 20.00]", "–", "24.00 [24.00, 24.00]"]
-    assert [row[0].text for row in next_word_tables(found)[0].rows][:2] == [
+    assert [row[0].text for row in tables_of(found)[0].rows][:2] == [
         "OOV Expansion, not personalized",
         "OOV Expansion",
     ]
@@ -121,7 +125,7 @@ def test_few_users_have_no_interval_and_no_unknown_words_no_accuracy():
     counts = {"0": (100, 20, 0, 0, 0, 500, 100), "all": (100, 26, 0, 0, 0, 500, 140)}
     run = run_of("ours", 0, newcomers={number: evaluation([one] * 3) for number, one in counts.items()})
     made = assemble("words", {}, configurations={"ours": ("Ours", [run])}, controls=[{}])
-    assert rows_of(next_word_tables(made)[0])["Ours"][:4] == ["26.00", "–", "26.00", "–"]
+    assert rows_of(tables_of(made)[0])["Ours"][:4] == ["26.00", "–", "26.00", "–"]
 
 
 def test_tables_are_in_the_report_and_in_the_terminal():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,11 @@ from homespun.evaluation.pooling import sum_by_user
 
 @dataclass(frozen=True, eq=False)
 class PooledCounts:
-    """Counts [users, COUNTS] of the users with words, over all runs."""
+    """Counts [users, COUNTS] of the users with words over all runs, and their sums [resamples, COUNTS] over users that
+    are drawn with replacement."""
 
     of_users: np.ndarray
+    resampled: np.ndarray
 
     @property
     def users(self) -> int:
@@ -31,17 +32,26 @@ class PooledCounts:
     def words(self) -> int:
         return int(self.of_users[:, COUNTS.index("words")].sum())
 
-    @cached_property
-    def resampled(self) -> np.ndarray:
-        """Sums [resamples, COUNTS] over users that are drawn with replacement."""
-        return resampled_sums(self.of_users.astype(np.float64), seed=0)
 
-
-def pool_counts(evaluations: Sequence[Mapping[str, Any]], positions: Sequence[Sequence[int] | None]) -> PooledCounts:
-    """Pool the evaluations of all runs of a configuration; `positions` are those of the users of each."""
+def sum_counts(evaluations: Sequence[Mapping[str, Any]], positions: Sequence[Sequence[int] | None]) -> np.ndarray:
+    """The counts [users, COUNTS] of each user with words over all runs of a configuration; `positions` are those of the
+    users of each run."""
     columns = [{name: one["user_counts"][name] for name in COUNTS} for one in evaluations]
     found = np.array(list(sum_by_user(columns, positions).values()), dtype=np.int64).reshape(len(COUNTS), -1).T
-    return PooledCounts(found[found[:, COUNTS.index("words")] > 0])
+    return found[found[:, COUNTS.index("words")] > 0]
+
+
+def resample(several: Sequence[np.ndarray]) -> list[PooledCounts]:
+    """Resample the counts of several systems. Systems with equally many users share their draws, which take longer than
+    the sums."""
+    found: dict[int, PooledCounts] = {}
+    for users in {len(counts) for counts in several}:
+        places = [place for place, counts in enumerate(several) if len(counts) == users]
+        side_by_side = np.concatenate([several[place] for place in places], axis=1).astype(np.float64)
+        sums = resampled_sums(side_by_side, seed=0) if users else side_by_side
+        parts = np.split(sums, len(places), axis=1)
+        found |= {place: PooledCounts(several[place], part) for place, part in zip(places, parts, strict=True)}
+    return [found[place] for place in range(len(several))]
 
 
 def share(counts: PooledCounts, name: str) -> Estimate | None:

@@ -5,11 +5,14 @@ Scored are new users or, if none were withheld, participants.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from homespun.evaluation.next_word_intervals import PooledCounts, pool_counts
+import numpy as np
+
+from homespun.evaluation.next_word_intervals import PooledCounts, resample, sum_counts
 from homespun.report.few_shot import in_order
 from homespun.report.score_tables import title_of
 
@@ -35,18 +38,19 @@ def systems(results: Mapping[str, Any]) -> list[System]:
     """All configurations, each after the model it personalizes if that was not shown before. Empty without next-word
     runs."""
     every = configurations(results)
-    found: list[System] = []
-    shown: list[Any] = []
     starts = {key: _suggested(runs) for key, runs in every.items() if _is_personalized(runs)}
+    same_start = len({json.dumps(start) for start in starts.values()}) == 1
+    made: list[tuple[str, np.ndarray, int | None, str]] = []
+    known: list[Any] = []
     for key, runs in every.items():
         title, start = title_of(results, key), starts.get(key)
-        if start is not None and start not in shown:  # configurations may share their federated training
-            start_title = "Not personalized" if _all_equal(starts.values()) else f"{title}, not personalized"
-            found.append(System(start_title, counts_of(runs, NO_SAMPLES), _parameters(runs, personalized=False)))
-            shown.append(start)
-        counts = counts_of(runs, most_samples(runs))
-        found.append(System(title, counts, _parameters(runs, personalized=True), key))
-    return found
+        if start is not None and start not in known:  # configurations may share their federated training
+            known.append(start)
+            start_title = "Not personalized" if same_start else f"{title}, not personalized"
+            made.append((start_title, counts_of(runs, NO_SAMPLES), _parameters(runs, personalized=False), ""))
+        made.append((title, counts_of(runs, most_samples(runs)), _parameters(runs, personalized=True), key))
+    pooled = resample([counts for _, counts, *_ in made])
+    return [System(title, one, count, key) for (title, _, count, key), one in zip(made, pooled, strict=True)]
 
 
 def reference_of(shown: Sequence[System]) -> System:
@@ -74,11 +78,11 @@ def most_samples(runs: Runs) -> str | None:
     return next(reversed(sample_numbers(runs)), None)
 
 
-def counts_of(runs: Runs, samples: str | None) -> PooledCounts:
-    """The counts of new users with this number of own samples; None: those of participants."""
+def counts_of(runs: Runs, samples: str | None) -> np.ndarray:
+    """The counts [users, COUNTS] of new users with this number of own samples; None: those of participants."""
     part = "participants" if samples is None else "newcomers"
     evaluations = [run["test"] if samples is None else run["newcomers"][samples] for run in runs]
-    return pool_counts(evaluations, [(run.get("positions") or {}).get(part) for run in runs])
+    return sum_counts(evaluations, [(run.get("positions") or {}).get(part) for run in runs])
 
 
 def _is_personalized(runs: Runs) -> bool:
@@ -90,11 +94,6 @@ def _suggested(runs: Runs) -> list[Any]:
     """What tells models before personalization apart: what each suggests to each user."""
     counts = [run["newcomers"][NO_SAMPLES]["user_counts"] for run in runs]
     return [[one[name] for name in ("oov", "hits", "saved_keys")] for one in counts]
-
-
-def _all_equal(values: Any) -> bool:
-    first, *others = values
-    return all(one == first for one in others)
 
 
 def _parameters(runs: Runs, *, personalized: bool) -> int | None:

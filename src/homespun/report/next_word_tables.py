@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from homespun.evaluation.intervals import Estimate
-from homespun.evaluation.next_word_intervals import difference, share
+from homespun.evaluation.next_word_intervals import PooledCounts, difference, resample, share
 from homespun.evaluation.next_words import SUGGESTED
 from homespun.report.differences import interval_cell
 from homespun.report.few_shot import in_order
@@ -20,7 +20,6 @@ from homespun.report.next_word_systems import (
     most_samples,
     reference_of,
     sample_numbers,
-    systems,
 )
 from homespun.report.score_tables import folds_of, seeds_of, title_of
 from homespun.report.table_model import (
@@ -42,24 +41,16 @@ SHOWN = {
     "oov_rate_left": "OOV rate left",
     "keystrokes_saved": "Keystrokes saved",
 }
-COMPARED = (
-    "kemr3",
-    "oov_accuracy",
-    "oov_rate_left",
-    "keystrokes_saved",
-)  # EMR3 is in the first table
+COMPARED = ("kemr3", "oov_accuracy", "oov_rate_left", "keystrokes_saved")  # EMR3 is in the first table
 BRACKETS = (
     "In brackets the 95 % bootstrap interval over users, each drawn with all words of all runs: it reflects the choice "
     "of users, not the randomness of training."
 )
 
 
-def next_word_tables(results: Mapping[str, Any]) -> list[Table]:
-    """The scores, and differences if there is something to compare. Empty without next-word runs."""
-    shown = systems(results)
-    if len(shown) < 2:
-        return [score_table(results, shown)] if shown else []
-    return [score_table(results, shown), difference_table(shown)]
+def next_word_tables(results: Mapping[str, Any], shown: Sequence[System]) -> list[Table]:
+    """The scores and, if there is something to compare, differences."""
+    return [score_table(results, shown), *([difference_table(shown)] if len(shown) > 1 else [])]
 
 
 def score_table(results: Mapping[str, Any], shown: Sequence[System]) -> Table:
@@ -71,10 +62,9 @@ def score_table(results: Mapping[str, Any], shown: Sequence[System]) -> Table:
     return make_table(columns, rows, caption="Suggestions of the next word", note=_score_note(results, shown))
 
 
-def terminal_table(results: Mapping[str, Any]) -> Table | None:
-    """The main scores, of which only the difference has an interval, for a terminal; None without next-word runs."""
-    shown = systems(results)
-    return _scores(shown, [name for name in SHOWN if name != "oov_rate"], intervals=False) if shown else None
+def terminal_table(shown: Sequence[System]) -> Table:
+    """The main scores, of which only the difference has an interval, for a terminal."""
+    return _scores(shown, [name for name in SHOWN if name != "oov_rate"], intervals=False)
 
 
 def evaluation_rows(evaluations: Mapping[str, Mapping[str, Any]]) -> PlainTable | None:
@@ -110,27 +100,23 @@ def _scores(shown: Sequence[System], names: Sequence[str], *, intervals: bool) -
 
 
 def _score_note(results: Mapping[str, Any], shown: Sequence[System]) -> str:
-    minus = (
-        f"Minus {reference_of(shown).title}: difference in percentage points; bold: its interval excludes zero. "
-        if len(shown) > 1
-        else ""
-    )
+    reference = reference_of(shown)
+    minus = f"Minus {reference.title}: difference in percentage points; bold: its interval excludes zero. "
     return (
-        f"{about_users(results)} {METRIC}: the share of their test words, punctuation included, that are one of "
-        f"{SUGGESTED} suggested words; a word that the model does not have is a miss. {minus}KEMR3: the same of words "
-        "in the vocabulary; OOV words: of all others, so that these are different words for another vocabulary. OOV "
-        "rate: the share of words outside the vocabulary; left: outside the vocabulary and the user's own words. "
-        "Keystrokes saved: if each word is taken as soon as it is suggested, also while it is being typed. Parameters: "
-        f"of a user's model with the largest adapter that the device tries. {BRACKETS}"
+        f"{about_users(results, reference.counts)} {METRIC}: the share of their test words, punctuation included, that "
+        f"are one of {SUGGESTED} suggested words; a word that the model does not have is a miss. "
+        f"{minus if len(shown) > 1 else ''}KEMR3: the same of words in the vocabulary; OOV words: of all others, so "
+        "that these are different words for another vocabulary. OOV rate: the share of words outside the vocabulary; "
+        "left: outside the vocabulary and the user's own words. Keystrokes saved: if each word is taken as soon as it "
+        "is suggested, also while it is being typed. Parameters: of a user's model with the largest adapter that the "
+        f"device tries. {BRACKETS}"
     )
 
 
-def about_users(results: Mapping[str, Any]) -> str:
+def about_users(results: Mapping[str, Any], counts: PooledCounts) -> str:
     """Who is scored, on how many words, after personalization on how many samples."""
     every, folds, seeds = configurations(results), folds_of(results), len(seeds_of(results))
-    runs = next(iter(every.values()))
-    most = most_samples(runs)
-    counts = counts_of(runs, most)
+    most = most_samples(next(iter(every.values())))
     size = f"{count_text(counts.users)} users, {count_text(counts.words)} words"
     over = f" over {seeds} seeds" if seeds > 1 else ""
     if most is None:
@@ -172,11 +158,16 @@ def samples_table(results: Mapping[str, Any], *, intervals: bool = True) -> Tabl
     every = in_order({number for found in numbers.values() for number in found})
     if len(every) < 3:
         return None
-    rows = []
-    for key, found in numbers.items():
-        runs = configurations(results)[key]
-        scored = {number: share_cell(share(counts_of(runs, number), "emr3"), interval=intervals) for number in found}
-        rows.append([Cell(title_of(results, key)), *(scored.get(number, Cell(MISSING)) for number in every)])
+    places = [(key, number) for key, found in numbers.items() for number in found]
+    pooled = resample([counts_of(configurations(results)[key], number) for key, number in places])
+    cells = {
+        place: share_cell(share(counts, "emr3"), interval=intervals)
+        for place, counts in zip(places, pooled, strict=True)
+    }
+    rows = [
+        [Cell(title_of(results, key)), *(cells.get((key, number), Cell(MISSING)) for number in every)]
+        for key in numbers
+    ]
     columns = [Column("Configuration"), *(Column(number, number=True) for number in every)]
     note = (
         f"{METRIC} of new users who personalize on this many of their own samples; the tested words are the same "
@@ -185,9 +176,8 @@ def samples_table(results: Mapping[str, Any], *, intervals: bool = True) -> Tabl
     return make_table(columns, rows, caption=f"{METRIC} in %, by number of own samples", note=note)
 
 
-def heading(results: Mapping[str, Any]) -> str:
+def heading(shown: Sequence[System]) -> str:
     """The best configuration and how far it is from the reference, or from the model before personalization."""
-    shown = systems(results)
     reached = [(found.value, one) for one in shown if one.key and (found := share(one.counts, "emr3"))]
     if not reached:
         return "No next word could be scored"

@@ -102,10 +102,11 @@ def _result(results: Mapping[str, Any]) -> Section:
 
 
 def _next_words(results: Mapping[str, Any]) -> Section | None:
-    tables = next_word_tables.next_word_tables(results)
-    if not tables:
+    shown = next_word_systems.systems(results)
+    if not shown:
         return None
-    return Section("next-words", "Next words", next_word_tables.heading(results), tables=tuple(tables))
+    tables = tuple(next_word_tables.next_word_tables(results, shown))
+    return Section("next-words", "Next words", next_word_tables.heading(shown), tables=tables)
 
 
 def _replies(results: Mapping[str, Any]) -> Section | None:

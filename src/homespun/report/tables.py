@@ -8,6 +8,7 @@ from typing import Any
 from homespun.report import score_tables
 from homespun.report.differences import difference_table
 from homespun.report.few_shot import few_shot_tables
+from homespun.report.next_word_systems import systems
 from homespun.report.next_word_tables import samples_table, terminal_table
 from homespun.report.sections import report_title, sections, subtitle
 from homespun.report.table_model import Cell, PlainTable, Table
@@ -19,10 +20,13 @@ WIDTH, GAP = 80, 2  # of a terminal, and between columns
 def central_tables(results: Mapping[str, Any]) -> list[tuple[str, Table]]:
     """The main results with their titles: all configurations, by number of own samples, and differences. Of next words,
     scores by number of own samples only if there are more than before and after personalization; without intervals."""
-    suggestions = terminal_table(results)
-    if suggestions is not None:
+    suggesting = systems(results)
+    if suggesting:
         samples = samples_table(results, intervals=False)
-        return [(report_title(results), suggestions), *([(samples.caption, samples)] if samples else [])]
+        return [
+            (report_title(results), terminal_table(suggesting)),
+            *([(samples.caption, samples)] if samples else []),
+        ]
     differences = difference_table(results)
     return [
         (report_title(results), score_tables.main_table(results)),
