@@ -169,6 +169,8 @@ class ModelSpec:
     new_private: Callable[[torch.Generator, Broadcast], dict[str, Tensor]] = no_private
     # Private parameters may differ between users: any names that a rule makes private, in any shape.
     private_varies: bool = False
+    # Whether stored private parameters have a form that the model can use, if they may vary.
+    private_fits: Callable[[Tree], bool] = lambda private: True
     keys: Mapping[str, str] = field(default_factory=dict)  # keyed parameter -> the batch column that names its rows
     # Batch columns that a client computes from its parameters and examples before every phase and before prediction,
     # for instance the index of its head. They never leave the client. Inputs may have any leading axes.

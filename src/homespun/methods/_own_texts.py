@@ -10,14 +10,42 @@ from torch import Tensor
 
 from homespun.core.method import Batch
 from homespun.core.tree import Tree
-from homespun.models.next_word import LONGEST_SPELLING, NO_BYTE, extend, places_in
+from homespun.models.next_word import LONGEST_SPELLING, NO_BYTE, SPELLED, UNSCORED, extend, places_in
 from homespun.models.vocabulary import UNKNOWN
+from homespun.models.word_adapter import adapter_size
 from homespun.models.word_batches import frequent_own_words
 from homespun.models.word_memory import Memory
 
 # What is tried of a memory: its weight, and the order of a cache or the scale of neighbours' distances
 WEIGHTS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
 SCALES: dict[Memory, tuple[float, ...]] = {"cache": (1.0, 3.0), "neighbours": (0.1, 0.3, 1.0)}
+
+
+def no_own_texts(*, lexicon: bool, memory: bool) -> dict[str, Tensor]:
+    """The private parameters of a new user: no own words and no texts yet."""
+    no_numbers = torch.zeros(0, dtype=torch.int64)
+    words = {"own.lexicon": torch.zeros(0, SPELLED, dtype=torch.uint8), "own.counts": no_numbers}
+    adapter = {"own.hidden": no_numbers, "own.adapter": torch.zeros(0)}
+    texts = {"own.typed": no_numbers[:, None], "own.memory": torch.zeros(2)}
+    return {**(words | adapter if lexicon else {}), **(texts if memory else {})}
+
+
+def fits(private: Tree, *, like: Tree, cells: int) -> bool:
+    """Whether private parameters have the form of a new user's, and lexicon and adapter that of a trained one's."""
+    if private.keys() != like.keys():
+        return False
+    if any(one.dtype != like[name].dtype or one.dim() != like[name].dim() for name, one in private.items()):
+        return False
+    if "own.lexicon" not in private:
+        return True
+    lexicon, hidden = private["own.lexicon"], private["own.hidden"].tolist()
+    sizes = adapter_size([] if hidden == UNSCORED else hidden, cells=cells), lexicon.shape[1], len(lexicon)
+    if sizes != (len(private["own.adapter"]), SPELLED, len(private["own.counts"])):
+        return False
+    try:
+        return bool(lexicon.numpy(force=True).tobytes().decode() or not len(lexicon))
+    except UnicodeDecodeError:
+        return False
 
 
 def own_places(parameters: Tree, batch: Batch) -> Tensor:

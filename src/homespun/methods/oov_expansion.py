@@ -37,7 +37,6 @@ from torch import Tensor
 
 from homespun.core import settings as core_settings
 from homespun.core.errors import SettingsError, raise_faults
-from homespun.core.messages import Broadcast
 from homespun.core.method import Artefact, Batch, LocalTraining, Method, ModelSpec, Phase, Predict, Sgd, Task, Window
 from homespun.core.personalize import Home
 from homespun.core.roles import Role, Rules
@@ -48,8 +47,15 @@ from homespun.core.words import words
 from homespun.data.federation import Examples
 from homespun.evaluation.next_words import NextWordScoring, emr3_and_loss
 from homespun.methods._choices_at_home import ChoicesAtHome
-from homespun.methods._own_texts import own_places, own_word_notices, with_lexicon, with_memories
-from homespun.models.next_word import SPELLED, UNSCORED
+from homespun.methods._own_texts import (
+    fits,
+    no_own_texts,
+    own_places,
+    own_word_notices,
+    with_lexicon,
+    with_memories,
+)
+from homespun.models.next_word import UNSCORED
 from homespun.models.next_word_model import NextWordModelName, load_base
 from homespun.models.word_adapter import adapter_size, new_adapter
 from homespun.models.word_batches import encode_texts, spell_elsewhere
@@ -235,14 +241,7 @@ def method(settings: Settings, task: Task) -> Method:
     require_consistent(settings)
     base = load_base(settings.base_model)
     expands, remembers = settings.own_words != "none", settings.memory != "none"
-
-    def new_private(_: torch.Generator, __: Broadcast) -> dict[str, Tensor]:
-        """No own words and no texts yet."""
-        no_numbers = torch.zeros(0, dtype=torch.int64)
-        lexicon = {"own.lexicon": torch.zeros(0, SPELLED, dtype=torch.uint8), "own.counts": no_numbers}
-        adapter = {"own.hidden": no_numbers, "own.adapter": torch.zeros(0)}
-        memory = {"own.typed": no_numbers[:, None], "own.memory": torch.zeros(2)}
-        return {**(lexicon | adapter if expands else {}), **(memory if remembers else {})}
+    nothing = no_own_texts(lexicon=expands, memory=remembers)
 
     def encode(examples: Examples) -> Batch:
         return encode_texts(examples.texts, base.vocabulary, length=settings.length, spelled=expands)
@@ -273,8 +272,9 @@ def method(settings: Settings, task: Task) -> Method:
             roles=roles(own=expands or remembers),
             encode=encode,
             encode_part=encode_part if settings.own_words == "all" else None,
-            new_private=new_private,
+            new_private=lambda _, __: dict(nothing),
             private_varies=expands or remembers,
+            private_fits=lambda private: fits(private, like=nothing, cells=base.sizes.cells),
             derived={"own": own_places} if expands else {},
             head=("output.*",),
             window=Window("length", settings.length, "words", sizes=lambda texts: [len(words(t)) for t in texts]),

@@ -99,12 +99,26 @@ class SimulatedClients:
 
     def _stored_of_any_shape(self, users: Sequence[str]) -> Mapping[str, Tree]:
         """Rows may have any private names and, after personalization, shared names."""
-        found, allowed = self.vault.private_many(users), (Role.PRIVATE, *SHARED)
-        for user, row in found.items():
-            wrong = sorted(name for name in row if self.built.partition.role_of(name) not in allowed)
-            if wrong:
-                raise VaultError(f"the entry of user {user!r} does not fit this run: it has {wrong}")
+        found = self.vault.private_many(users)
+        faults = [f"user {user!r}" for user, row in found.items() if not self._fits(row)]
+        if faults:
+            raise VaultError(
+                f"{self.vault.path}: the entry of {', '.join(faults)} does not fit this run. It is not used, and not "
+                "replaced automatically: `homespun vault forget RUN USER` removes one, so that the user starts as new."
+            )
         return found
+
+    def _fits(self, row: Tree) -> bool:
+        roles = {name: self.built.partition.role_of(name) for name in row}
+        shared = {name: value for name, value in row.items() if roles[name] in SHARED}
+        private = {name: value for name, value in row.items() if roles[name] is Role.PRIVATE}
+        same = all(
+            name in self.built.initial
+            and value.shape == self.built.initial[name].shape
+            and value.dtype == self.built.initial[name].dtype
+            for name, value in shared.items()
+        )
+        return same and len(shared) + len(private) == len(row) and self.built.method.model.private_fits(private)
 
     def new_private(self, user: str, broadcast: Broadcast) -> Tree:
         return self.built.new_private(user, seed=self.seed, broadcast=broadcast)
