@@ -255,12 +255,8 @@ def method(settings: Settings, task: Task) -> Method:
     def epoch(choice: Choice) -> Phase:
         trained = Sgd(choice.lr)
         everything = {**dict.fromkeys(shared, trained), **({"own.adapter": trained} if expands else {})}
-        return Phase(
-            everything if settings.personalize_trains == "all" else {"own.adapter": trained},
-            batch=settings.batch,
-            epochs=1,
-            clip_norm=settings.clip_norm,
-        )
+        trains = everything if settings.personalize_trains == "all" else {"own.adapter": trained}
+        return Phase(trains, batch=settings.batch, epochs=1, clip_norm=settings.clip_norm)
 
     return Method(
         name="oov_expansion",
