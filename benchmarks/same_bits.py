@@ -30,6 +30,14 @@ import safetensors.numpy
 from homespun.cli import app
 
 FURL = {"length": 24, "character_dim": 8, "lstm_dim": 12, "hidden_dim": 16, "user_dim": 6}
+OOV = {
+    "base_model": "untrained-small",
+    "length": 12,
+    "lr": 0.3,
+    "adapters": "[[8], [4, 6]]",
+    "personalize_epochs": 2,
+    "final_personalization": False,
+}
 DIALECTS: tuple[str, dict[str, Any]] = ("dialects", {"users": 14})
 DIGITS: tuple[str, dict[str, Any]] = ("digits", {"users": 20})
 TEXT: tuple[str, dict[str, Any]] = ("sotu", {})
@@ -76,7 +84,18 @@ def _cases() -> dict[str, tuple[str, tuple[str, dict[str, Any]], dict[str, Any]]
         "meta-learning": ("meta_learning", {}),
         "fedrep-fedperc": ("fedrep", {"base_method": "fedperc"}),
     }
+    words: dict[str, tuple[str, dict[str, Any]]] = {
+        "oov-expansion": ("oov_expansion", OOV),
+        "oov-expansion-all": ("oov_expansion", {**OOV, "own_words": "all"}),
+        "oov-expansion-unknown": ("oov_expansion", {**OOV, "own_words": "none"}),
+        "oov-expansion-cache": ("oov_expansion", {**OOV, "memory": "cache", "own_scores": "memory"}),
+    }
     for engine in ("cohort", "loop"):
+        for name, (method, values) in words.items():
+            run = {"rounds": 3, "cohort": 4, "withheld": 0.2, "engine": engine, "workers": 0}
+            cases[f"{name}/{engine}"] = (method, DIALECTS, {**run, **values})
+            # not resumed: participants personalize after the last round
+            cases[f"{name}/{engine}/final"] = (method, DIALECTS, {**run, **values, "final_personalization": True})
         for name, (method, values) in labels.items():
             run = {"rounds": 4, "cohort": 5, "withheld": 0.2, "engine": engine, "workers": 0}
             cases[f"{name}/{engine}"] = (method, DIALECTS, {**run, **values})
