@@ -40,7 +40,7 @@ from homespun.engines.client import Client
 from homespun.engines.keys import BatchPlanner
 from homespun.engines.stacked import train_clients
 from homespun.methods._choices_at_home import ChoicesAtHome, split_rows
-from homespun.methods.oov_expansion import Choice
+from homespun.methods._own_words_at_home import Choice
 from homespun.models.next_word import NextWord, places_in
 from homespun.system.machine import cpu_cores
 from homespun.system.method_loading import load_method

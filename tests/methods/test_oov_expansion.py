@@ -8,7 +8,8 @@ from homespun.core.method import Task
 from homespun.core.roles import Role
 from homespun.data import load_federation
 from homespun.data.federation import Examples
-from homespun.methods.oov_expansion import SMALL, Choice, Settings, choices
+from homespun.methods._own_words_at_home import Choice, choices
+from homespun.methods.oov_expansion import SMALL, Settings
 from homespun.models.next_word import read_spelling
 from homespun.personalization.new_user import personalize
 from homespun.personalization.suggestions import suggest

@@ -118,10 +118,10 @@ def test_the_same_weights_for_all_clients():
 # Own words
 
 
-def expanded(clients, *, words, hidden=(3, 4), seed=3):
+def expanded(clients, *, words, hidden=(3, 4), seed=3, prior=()):
     """A network for lexicons, and parameters of some clients with lexicons of this many words."""
     torch.manual_seed(seed)
-    network = NextWord(WORDS, byte_dim=5, cells=6, lexicon=True).double()
+    network = NextWord(WORDS, byte_dim=5, cells=6, lexicon=True, prior=prior).double()
     generator = torch.Generator().manual_seed(seed)
     own = []
     for client in range(clients):
@@ -157,6 +157,7 @@ def test_parameters_with_the_adapter_of_the_paper():
     network = NextWord(Vocabulary(tuple(f"w{number}" for number in range(5_000))))
     shared = sum(value.numel() for value in network.parameters())
     assert shared + adapter_size((256, 512, 256), cells=200) == pytest.approx(2.12e6, rel=0.01)
+    assert NextWord(WORDS, prior=(256, 512, 256)).adapter.numel() == adapter_size((256, 512, 256), cells=200)
 
 
 def test_an_adapter_of_zeros_is_the_identity():
@@ -229,6 +230,33 @@ def test_many_lexicons_at_once(clients, words):
         (expected * weights[client]).sum().backward()
         for name in floats:
             torch.testing.assert_close(stacked[name].grad[client], single[name].grad, msg=name)
+
+
+def test_a_shared_adapter_for_lexicons_of_different_sizes():
+    """Losses and gradients of clients whose lexicons are padded are those of every client by itself."""
+    sizes = (3, 0, 1)
+    network, own = expanded(3, words=3, prior=(3, 4))
+    batch = with_own_words(batch_of(3, rows=5, longest=6), words=3)
+    sized = torch.tensor(sizes)[:, None, None]
+    batch["own"] = batch["own"].masked_fill(batch["own"] >= sized, NOTHING)
+    stacked = {name: torch.stack([one[name] for one in own]) for name in own[0] if name != "own.adapter"}
+    stacked["own.lexicon"] = stacked["own.lexicon"].masked_fill(torch.arange(3)[None, :, None] >= sized, NO_BYTE)
+    stacked["own.adapter"] = torch.zeros(3, 0)
+    floats = [name for name, value in stacked.items() if value.is_floating_point() and value.numel()]
+    stacked |= {name: stacked[name].requires_grad_() for name in floats}
+    losses = network.stacked(stacked, batch)[..., 0]
+    losses.sum().backward()
+    for client, (parameters, size) in enumerate(zip(own, sizes, strict=True)):
+        single = {**parameters, **{name: parameters[name].clone().requires_grad_() for name in floats}}
+        single |= {"own.adapter": torch.zeros(0), "own.lexicon": parameters["own.lexicon"][:size]}
+        expected = functional_call(network, single, ({name: column[client] for name, column in batch.items()},))
+        torch.testing.assert_close(losses[client], expected[..., 0])
+        expected[..., 0].sum().backward()
+        for name in floats:
+            gradient = torch.zeros_like(single[name]) if single[name].grad is None else single[name].grad
+            torch.testing.assert_close(stacked[name].grad[client], gradient, msg=name)
+    assert stacked["adapter"].grad[1].abs().max() == 0 < stacked["adapter"].grad[2].abs().max()
+    assert stacked["bytes.weight"].grad[:, ord("0")].abs().max() == 0  # own words alone have this character
 
 
 def test_ranks():

@@ -14,10 +14,10 @@ WORDS = Vocabulary(("the", "sea", "is", "see", "seen", "zürich"))
 OWN = ["seaweed", "😀", "ada"]
 
 
-@pytest.fixture(params=[(), (5,), None], ids=["identity", "adapter", "no words"])
+@pytest.fixture(params=[(), (5,), (7,), None], ids=["identity", "adapter", "shared adapter", "no words"])
 def model(request):
     torch.manual_seed(1)
-    network = NextWord(WORDS, byte_dim=5, cells=6, lexicon=True)
+    network = NextWord(WORDS, byte_dim=5, cells=6, lexicon=True, prior=(7,) if request.param == (7,) else ())
     parameters = {
         name: value.detach() + 0.3 * torch.randn_like(value)
         for name, value in network.named_parameters()
@@ -26,7 +26,9 @@ def model(request):
     hidden = request.param
     parameters["own.lexicon"] = spell_words([] if hidden is None else [word.encode() for word in OWN])
     parameters["own.hidden"] = torch.tensor(hidden or (), dtype=torch.int64)
-    adapter = new_adapter(hidden, cells=6, scale=0.5, generator=torch.Generator().manual_seed(2)) if hidden else None
+    adapter = (
+        new_adapter(hidden, cells=6, scale=0.5, generator=torch.Generator().manual_seed(2)) if hidden == (5,) else None
+    )
     parameters["own.adapter"] = torch.zeros(0) if adapter is None else adapter
     return network, parameters
 
@@ -65,3 +67,15 @@ def test_what_is_typed_limits_the_suggestions(model):
     assert [one.word for one in suggester.suggest(suggester.start, "zü")] == ["zürich"]
     assert [one.word for one in suggester.suggest(suggester.start, "😀")] == (["😀"] if own else [])
     assert suggester.suggest(suggester.start, "qq") == []
+
+
+def test_words_that_are_added_are_suggested_as_if_they_had_been_there(model):
+    with_all, some = model[1], {**model[1], "own.lexicon": model[1]["own.lexicon"][:1]}
+    words = OWN[1:] if len(with_all["own.lexicon"]) else []
+    grown, whole = Suggester(WORDS, some).with_words(words), Suggester(WORDS, with_all)
+    assert grown.words == whole.words
+    assert grown.suggest(grown.read_all(["the"]), k=99) == whole.suggest(whole.read_all(["the"]), k=99)
+
+
+def test_new_words_need_an_adapter(model, request):
+    assert Suggester(WORDS, model[1]).learns == ("adapter" in request.node.callspec.id)

@@ -26,28 +26,29 @@ def type_lines(
 
     \b
     Three suggestions are below the line. Tab takes the first, F1 to F3 take one of
-    them. Ctrl-D or an empty line ends. Words that you typed and that are not known
-    can then be added to your own words: you are asked, and nothing is uploaded.
+    them. Ctrl-D or an empty line ends. New words are suggested from the next line
+    on, and can then be added to your own words: you are asked, and nothing is
+    uploaded.
 
     Example: homespun type runs/oov_expansion-chat --user ada
     """
     from homespun.personalization.live_text import LiveText, new_words
-    from homespun.personalization.own_words import add_words, has_lexicon
+    from homespun.personalization.own_words import add_words, has_lexicon, typed_until_own
     from homespun.personalization.suggestions import find_suggester
     from homespun.runs.training import reopen
 
     with reopen(folder, trust=trust) as run:
         suggester = find_suggester(run, user)
-        learns = user is not None and has_lexicon(run)
-    lines = read_lines(LiveText(suggester))
-    found = new_words(lines, suggester)
-    if not found or not learns or user is None:
+        learn_after = typed_until_own(run) if has_lexicon(run) else 0
+    lines = read_lines(LiveText(suggester, learn_after=learn_after))
+    found = [(word, count) for word, count in new_words(lines, suggester).most_common() if count >= learn_after]
+    if not found or not learn_after or user is None:
         return
-    listed = ", ".join(f"{word} ({count})" if count > 1 else word for word, count in found.most_common())
+    listed = ", ".join(f"{word} ({count})" if count > 1 else word for word, count in found)
     say(f"New words: {listed}")
     if typer.confirm("Add them to your own words?", default=False):
         with reopen(folder, read_only=False, trust=trust) as run:
-            add_words(run, user, [word for word, _ in found.most_common()])
+            add_words(run, user, [word for word, _ in found])
         say(f"added {len(found)}; `homespun words {Path(folder)} --user {user}` lists them")
 
 
@@ -60,7 +61,6 @@ def read_lines(live: LiveText, **terminal: Any) -> list[str]:
     except ImportError as error:
         raise InputError(f"the line editor needs the extra typing. Install it with `{EXTRA}`.") from error
 
-    lines: list[str] = []
     keys = KeyBindings()
 
     def take(place: int) -> Any:
@@ -86,7 +86,7 @@ def read_lines(live: LiveText, **terminal: Any) -> list[str]:
         try:
             line = session.prompt("> ", bottom_toolbar=toolbar)
         except (EOFError, KeyboardInterrupt):
-            return lines
+            return live.lines
         if not line.strip():
-            return lines
-        lines.append(line)
+            return live.lines
+        live.enter(line)

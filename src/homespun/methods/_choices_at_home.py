@@ -32,8 +32,9 @@ class ChoicesAtHome(Personalization, Generic[Choice]):
     `score` judges the model's output for the validation part.
 
     `refine` makes variants of the best parameters from the examples that were trained on, without training. The best
-    one is made once more from all examples. `describe` says what the client should know about its new parameters;
-    `adds_at_most` is the size of the largest parameters that a choice adds."""
+    one is made once more from all examples. `untrained` replaces the search if there is no choice, or no example to
+    choose by. `describe` says what the client should know about its new parameters; `adds_at_most` is the size of the
+    largest parameters that a choice adds."""
 
     choices: Sequence[Choice]
     starts: Callable[[Home, Batch, Sequence[Choice]], Sequence[Tree]]
@@ -45,14 +46,15 @@ class ChoicesAtHome(Personalization, Generic[Choice]):
     adds_at_most: int = 0
     refine: Callable[[Home, Tree, Batch], Sequence[Tree]] = field(default=lambda home, parameters, data: [parameters])
     describe: Callable[[Tree, Batch], list[str]] = field(default=lambda parameters, data: [])
+    untrained: Callable[[Home], Tree] = field(default=lambda home: home.parameters)
 
     def __call__(self, home: Home) -> Tree:
         return self.search(home).parameters
 
     def search(self, home: Home) -> Best:
         fit, check = split_rows(home.data, self.validation_share, generator=home.generator)
-        if not len(next(iter(check.values()))):
-            return Best(home.parameters)
+        if not self.choices or not len(next(iter(check.values()))):
+            return Best(self.untrained(home))
         running = dict(enumerate(self.starts(home, fit, self.choices)))
         reached = self._scores(home, running, check)
         best = start = self._better(Best(home.parameters), running, reached)

@@ -8,7 +8,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from homespun.core.method import Batch
+from homespun.core.method import Batch, Loss, Predict
 from homespun.core.tree import Tree
 from homespun.models.next_word import LONGEST_SPELLING, NO_BYTE, SPELLED, UNSCORED, extend, places_in
 from homespun.models.vocabulary import UNKNOWN
@@ -21,11 +21,11 @@ WEIGHTS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
 SCALES: dict[Memory, tuple[float, ...]] = {"cache": (1.0, 3.0), "neighbours": (0.1, 0.3, 1.0)}
 
 
-def no_own_texts(*, lexicon: bool, memory: bool) -> dict[str, Tensor]:
-    """The private parameters of a new user: no own words and no texts yet."""
+def no_own_texts(*, lexicon: bool, memory: bool, prior: Sequence[int]) -> dict[str, Tensor]:
+    """The private parameters of a new user: no own words and no texts yet, and no adapter but the federated one."""
     no_numbers = torch.zeros(0, dtype=torch.int64)
     words = {"own.lexicon": torch.zeros(0, SPELLED, dtype=torch.uint8), "own.counts": no_numbers}
-    adapter = {"own.hidden": no_numbers, "own.adapter": torch.zeros(0)}
+    adapter = {"own.hidden": torch.tensor(prior, dtype=torch.int64), "own.adapter": torch.zeros(0)}
     texts = {"own.typed": no_numbers[:, None], "own.memory": torch.zeros(2)}
     return {**(words | adapter if lexicon else {}), **(texts if memory else {})}
 
@@ -38,9 +38,12 @@ def fits(private: Tree, *, like: Tree, cells: int) -> bool:
         return False
     if "own.lexicon" not in private:
         return True
-    lexicon, hidden = private["own.lexicon"], private["own.hidden"].tolist()
-    sizes = adapter_size([] if hidden == UNSCORED else hidden, cells=cells), lexicon.shape[1], len(lexicon)
-    if sizes != (len(private["own.adapter"]), SPELLED, len(private["own.counts"])):
+    lexicon, hidden, adapter = (private[f"own.{name}"] for name in ("lexicon", "hidden", "adapter"))
+    if (lexicon.shape[1], len(lexicon)) != (SPELLED, len(private["own.counts"])):
+        return False
+    federated = not len(adapter) and torch.equal(hidden, like["own.hidden"])
+    own = [] if hidden.tolist() == UNSCORED else hidden.tolist()
+    if not federated and adapter_size(own, cells=cells) != len(adapter):
         return False
     try:
         return bool(lexicon.numpy(force=True).tobytes().decode() or not len(lexicon))
@@ -53,13 +56,14 @@ def own_places(parameters: Tree, batch: Batch) -> Tensor:
     return places_in(parameters["own.lexicon"], batch["spelling"])
 
 
-def with_lexicon(parameters: Tree, spelled: Sequence[Tensor], *, at_most: int) -> Tree:
-    """The parameters with the words in these columns [..., bytes]: the most frequent ones, after those that are in the
-    lexicon already. Of too many, the rarest are left out, but none that was added by hand."""
+def with_lexicon(parameters: Tree, spelled: Sequence[Tensor], *, at_most: int, at_least: int = 1) -> Tree:
+    """The parameters with the words in these columns [..., bytes] that occur at least so often: the most frequent ones,
+    after those that are in the lexicon already. Of too many, the rarest are left out, but none that was added by hand.
+    """
     found, counts = frequent_own_words(spelled)
     known = parameters["own.lexicon"]
     place = places_in(found, known)
-    new = torch.ones(len(found), dtype=torch.bool).index_fill(0, place[place >= 0], False)
+    new = (counts >= at_least).index_fill(0, place[place >= 0], False)
     counts_and_none = torch.cat((counts, counts.new_zeros(1)))  # a word that was added by hand has the place -1
     lexicon, typed = torch.cat((known, found[new])), torch.cat((counts_and_none[place], counts[new]))
     by_hand_first = torch.where(typed == 0, torch.iinfo(typed.dtype).max, typed)
@@ -93,3 +97,34 @@ def with_memories(parameters: Tree, texts: Batch, *, kind: Memory) -> list[Tree]
         typed = extend(typed, own_places(parameters, texts), vocabulary=len(parameters["output.bias"]))
     tried = product(WEIGHTS, SCALES[kind])
     return [parameters, *({**parameters, "own.typed": typed, "own.memory": torch.tensor(one)} for one in tried)]
+
+
+# The federated adapter: own words in a round
+
+
+def places_in_texts(texts: Batch, *, at_most: int) -> Tensor:
+    """The place of each own word [n, T] among the most frequent ones of these texts."""
+    return places_in(frequent_own_words([texts["spelling"]])[0][:at_most], texts["spelling"])
+
+
+def lexicon_of_round(parameters: Tree, batch: Batch) -> Tensor:
+    """The own words [..., n, words, bytes] of all texts of a client, the same for each text, so that every batch has
+    all of them. Users with a lexicon do not need it."""
+    place, spelling = batch["place"].flatten(-2).long(), batch["spelling"].flatten(-3, -2)
+    words = 0 if parameters["own.lexicon"].shape[-2] or not place.numel() else int(place.max()) + 1
+    rows = place.where((place >= 0) & (place < words), words)  # all other positions: a row that is dropped
+    found = spelling.new_full((*place.shape[:-1], words + 1, spelling.shape[-1]), NO_BYTE)
+    found.scatter_(-2, rows[..., None].expand_as(spelling), spelling)
+    return found[..., None, :words, :].expand(*batch["place"].shape[:-1], words, spelling.shape[-1])
+
+
+def loss_with_own_words(loss: Loss, *, hidden: Sequence[int]) -> Loss:
+    """The loss if a client's own words, which no message has, are in the softmax. The shared adapter scores them."""
+
+    def with_own_words(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
+        lexicon = batch["lexicon"][..., 0, :, :]
+        adapter = torch.tensor(hidden).expand(*lexicon.shape[:-2], len(hidden))
+        own = {"own.lexicon": lexicon, "own.hidden": adapter}
+        return loss(predict, {**parameters, **own}, {**batch, "own": batch["place"]})
+
+    return with_own_words

@@ -15,30 +15,44 @@ and one softmax is over V and the user's lexicon. The stages are
 
 The lexicon, the adapter and the copy of the model stay at home.
 
+With `adapter_prior = "federated"`, which the paper does not have, the rounds train an adapter as well: a client's own
+words are in the softmax as they are at home, and only deltas are uploaded. A new user's first own words can then be
+suggested without training.
+
 | paper | here |
 |---|---|
 | CharCNN | `bytes.*`, `convolution.*`, FEDERATED |
 | LSTM encoder, decoder | `lstm.*`, `output.*`, FEDERATED |
 | OOV words of a user | `own.lexicon`, PRIVATE; how often each was typed, `own.counts` |
-| OOV adapter, and H | `own.adapter`, `own.hidden`, PRIVATE |
+| OOV adapter, and H | `own.adapter`, `own.hidden`, PRIVATE; the federated one is `adapter`, FEDERATED |
 | OOV-as-UNK, OOV Expansion | `own_words = "none"`, and `"all"` or `"training"` |
 | OOV-oracle | a base model with a larger vocabulary, and `own_words = "none"` |
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import product
-from typing import Annotated, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Literal
 
-import torch
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from homespun.core import settings as core_settings
 from homespun.core.errors import SettingsError, raise_faults
-from homespun.core.method import Artefact, Batch, LocalTraining, Method, ModelSpec, Phase, Predict, Sgd, Task, Window
-from homespun.core.personalize import Home
+from homespun.core.method import (
+    Artefact,
+    Batch,
+    LocalTraining,
+    Loss,
+    Method,
+    ModelSpec,
+    Phase,
+    Predict,
+    Sgd,
+    Task,
+    Window,
+)
 from homespun.core.roles import Role, Rules
 from homespun.core.server import FedAdam, FedAvg, ServerName, ServerRule
 from homespun.core.settings import Paper
@@ -49,15 +63,16 @@ from homespun.evaluation.next_words import NextWordScoring, emr3_and_loss
 from homespun.methods._choices_at_home import ChoicesAtHome
 from homespun.methods._own_texts import (
     fits,
+    lexicon_of_round,
+    loss_with_own_words,
     no_own_texts,
     own_places,
     own_word_notices,
-    with_lexicon,
-    with_memories,
+    places_in_texts,
 )
-from homespun.models.next_word import UNSCORED
+from homespun.methods._own_words_at_home import choices, refine, starts, without_search
 from homespun.models.next_word_model import NextWordModelName, load_base
-from homespun.models.word_adapter import adapter_size, new_adapter
+from homespun.models.word_adapter import adapter_size
 from homespun.models.word_batches import encode_texts, spell_elsewhere
 from homespun.models.word_memory import Memory
 
@@ -66,8 +81,8 @@ Hidden = tuple[PositiveInt, ...]
 
 class Settings(core_settings.Settings):
     personalization_only = (
-        *("own_words", "own_scores", "memory", "most_own_words", "adapter_scales", "adapters", "validation_share"),
-        *("personalize_lrs", "personalize_trains", "personalize_epochs", "survivors"),
+        *("own_words", "own_scores", "own_words_typed", "most_own_words", "memory", "adapter_scales", "adapters"),
+        *("personalize_lrs", "personalize_trains", "personalize_epochs", "survivors", "validation_share"),
     )
 
     base_model: NextWordModelName = ""
@@ -83,6 +98,17 @@ class Settings(core_settings.Settings):
     or two words; neighbours: what followed the nearest outputs of the LSTM in the user's texts (kNN-Per)."""
     most_own_words: Annotated[PositiveInt, Paper(1000)] = 1000
     """Maximum number of own words of a user: the most frequent ones."""
+    own_words_typed: PositiveInt = 1
+    """How often a user must have typed a word until it is an own word."""
+    adapter_prior: Literal["none", "federated"] = "none"
+    """federated: rounds train an adapter on the own words of all clients. It suggests a new user's own words before any
+    training at home, and the search at home also starts from it."""
+    prior_adapter: Hidden = (256, 512, 256)
+    """Hidden layers of that adapter."""
+    prior_words: PositiveInt = 200
+    """Maximum number of a client's own words that train it in a round: the most frequent ones."""
+    prior_lr: NonNegativeFloat = 0.1
+    """Its learning rate in local training."""
     length: PositiveInt = 50
     """Words of a text that are read; the rest is cut."""
 
@@ -111,11 +137,12 @@ class Settings(core_settings.Settings):
         0.0,
         0.01,
     )
-    """Standard deviations of the adapter's start that it tries, the paper's sigma."""
+    """Standard deviations of the adapter's start that it tries, the paper's sigma. None: the federated adapter only."""
     adapters: Annotated[tuple[Hidden, ...], Paper(((960,), (128, 256, 128), (256, 512, 256)))] = ((256, 512, 256),)
     """Hidden layers of the adapter that it tries, the paper's H."""
-    personalize_trains: Literal["all", "adapter"] = "all"
-    """What is trained at home: the whole model and the adapter, or the adapter alone."""
+    personalize_trains: Literal["all", "adapter", "nothing"] = "all"
+    """What is trained at home: the whole model and the adapter, the adapter alone, or nothing: the user's own words are
+    scored by the federated adapter."""
     personalize_epochs: Annotated[PositiveInt, Paper(10)] = 10
     """Maximum number of passes over a user's examples with each of these settings."""
     survivors: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -146,8 +173,8 @@ SMALL = {
 SHARED = ("bytes.*", "convolution.*", "lstm.*", "output.*")
 
 
-def roles(*, own: bool) -> Rules:
-    return [*([("own.*", Role.PRIVATE)] if own else []), *((glob, Role.FEDERATED) for glob in SHARED)]
+def roles(shared: Sequence[str], *, own: bool) -> Rules:
+    return [*([("own.*", Role.PRIVATE)] if own else []), *((glob, Role.FEDERATED) for glob in shared)]
 
 
 # Loss and local training
@@ -156,59 +183,6 @@ def roles(*, own: bool) -> Rules:
 def loss(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
     """Mean loss per word of each text, which is weighted in its batch by its number of words."""
     return predict(parameters, batch)[..., 0].sum(dim=-1) / batch["length"]
-
-
-# Personalization
-
-
-class Choice(NamedTuple):
-    """Settings of personalization that a user's device tries."""
-
-    lr: float
-    scale: float = 0.0
-    hidden: tuple[int, ...] = ()
-
-
-def choices(settings: Settings) -> list[Choice]:
-    if settings.own_words == "none" or settings.own_scores != "adapter":
-        return [Choice(lr) for lr in settings.personalize_lrs]
-    # An adapter that starts at zero stays there but for its last bias: its hidden layers change nothing.
-    forms = [(scale, one) for scale in settings.adapter_scales for one in settings.adapters[: None if scale else 1]]
-    return [Choice(lr, *form) for lr, form in product(settings.personalize_lrs, forms)]
-
-
-def starts(home: Home, fit: Batch, choices: Sequence[Choice], *, settings: Settings) -> list[Tree]:
-    """The shared model; with own words, also a lexicon of the training examples and a new adapter."""
-    if settings.own_words == "none" or settings.own_scores == "memory":
-        return [home.parameters] * len(choices)
-    cells = home.parameters["output.weight"].shape[1]
-    spelled = own_spellings(home, fit, settings=settings)
-    known = with_lexicon(home.parameters, spelled, at_most=settings.most_own_words)
-    seed = home.generator.initial_seed()  # choices differ in the scale of their draws only
-
-    def adapter(choice: Choice) -> Tensor:
-        generator = torch.Generator().manual_seed(seed)
-        return new_adapter(choice.hidden, cells=cells, scale=choice.scale, generator=generator)
-
-    hidden = {choice.hidden: torch.tensor(choice.hidden, dtype=torch.int64) for choice in choices}
-    return [{**known, "own.hidden": hidden[choice.hidden], "own.adapter": adapter(choice)} for choice in choices]
-
-
-def own_spellings(home: Home, texts: Batch, *, settings: Settings) -> list[Tensor]:
-    """The words outside the vocabulary in these texts or, if all are known, in all texts of the user."""
-    if settings.own_words == "all":
-        return [home.data[name] for name in ("spelling", "elsewhere") if name in home.data]
-    return [texts["spelling"]]
-
-
-def refine(home: Home, parameters: Tree, texts: Batch, *, settings: Settings) -> list[Tree]:
-    """The parameters with the own words of these texts and, with a memory, every weight and scale of it."""
-    if settings.own_words != "none":
-        spelled = own_spellings(home, texts, settings=settings)
-        parameters = with_lexicon(parameters, spelled, at_most=settings.most_own_words)
-    if settings.own_scores == "memory":
-        parameters = {**parameters, "own.hidden": torch.tensor(UNSCORED)}
-    return with_memories(parameters, texts, kind=settings.memory)
 
 
 # The server
@@ -233,6 +207,12 @@ def require_consistent(settings: Settings) -> None:
         faults.append("own_scores = memory needs a memory and own words")
     if settings.personalize_trains == "adapter" and not adapts:
         faults.append("personalize_trains = adapter needs own words with an adapter")
+    if settings.adapter_prior == "federated" and not adapts:
+        faults.append("adapter_prior = federated needs own words with an adapter")
+    if settings.personalize_trains == "nothing" and (settings.adapter_prior == "none" or remembers):
+        faults.append("personalize_trains = nothing needs adapter_prior = federated, and no memory")
+    if adapts and settings.adapter_prior == "none" and not (settings.adapter_scales and settings.adapters):
+        faults.append("adapter_scales and adapters need a value each without adapter_prior = federated")
     if faults:
         raise_faults(SettingsError, "oov_expansion", faults)
 
@@ -241,55 +221,61 @@ def method(settings: Settings, task: Task) -> Method:
     require_consistent(settings)
     base = load_base(settings.base_model)
     expands, remembers = settings.own_words != "none", settings.memory != "none"
-    nothing = no_own_texts(lexicon=expands, memory=remembers)
+    prior = settings.prior_adapter if settings.adapter_prior == "federated" else ()
+    shared = (*SHARED, "adapter") if prior else SHARED
+    nothing = no_own_texts(lexicon=expands, memory=remembers, prior=prior)
 
     def encode(examples: Examples) -> Batch:
-        return encode_texts(examples.texts, base.vocabulary, length=settings.length, spelled=expands)
+        texts = encode_texts(examples.texts, base.vocabulary, length=settings.length, spelled=expands)
+        return {**texts, "place": places_in_texts(texts, at_most=settings.prior_words)} if prior else texts
 
     def encode_part(part: Examples, whole: Examples) -> Batch:
         elsewhere = spell_elsewhere(part.texts, whole.texts, base.vocabulary, length=settings.length)
         return {**encode(part), "elsewhere": elsewhere}
 
-    shared = dict.fromkeys(SHARED, Sgd(settings.lr))
+    at_home = [*shared, "own.adapter"] if expands else shared
+    trained_at_home = [one for one in at_home if settings.personalize_trains == "all" or one.endswith("adapter")]
+    in_rounds = {**dict.fromkeys(SHARED, Sgd(settings.lr)), **({"adapter": Sgd(settings.prior_lr)} if prior else {})}
 
-    def epoch(choice: Choice) -> Phase:
-        trained = Sgd(choice.lr)
-        everything = {**dict.fromkeys(shared, trained), **({"own.adapter": trained} if expands else {})}
-        trains = everything if settings.personalize_trains == "all" else {"own.adapter": trained}
-        return Phase(trains, batch=settings.batch, epochs=1, clip_norm=settings.clip_norm)
+    def phase(trains: Mapping[str, Sgd], *, epochs: int, loss: Loss | None = None) -> Phase:
+        return Phase(trains, batch=settings.batch, epochs=epochs, clip_norm=settings.clip_norm, loss=loss)
 
+    round_loss = loss_with_own_words(loss, hidden=prior) if prior else None
     return Method(
         name="oov_expansion",
         version=1,
         settings=settings,
         task=task,
         model=ModelSpec(
-            build=lambda: base.build(lexicon=expands, memory=settings.memory),
-            roles=roles(own=expands or remembers),
+            build=lambda: base.build(lexicon=expands, memory=settings.memory, prior=prior),
+            roles=roles(shared, own=expands or remembers),
             encode=encode,
             encode_part=encode_part if settings.own_words == "all" else None,
             new_private=lambda _, __: dict(nothing),
             private_varies=expands or remembers,
             private_fits=lambda private: fits(private, like=nothing, cells=base.sizes.cells),
-            derived={"own": own_places} if expands else {},
+            derived={**({"own": own_places} if expands else {}), **({"lexicon": lexicon_of_round} if prior else {})},
             head=("output.*",),
             window=Window("length", settings.length, "words", sizes=lambda texts: [len(words(t)) for t in texts]),
         ),
         local=LocalTraining(
             loss,
-            phases=(Phase(shared, batch=settings.batch, epochs=settings.local_epochs, clip_norm=settings.clip_norm),),
+            phases=(phase(in_rounds, epochs=settings.local_epochs, loss=round_loss),),
             example_weight="length",
         ),
         personalize=ChoicesAtHome(
             choices(settings),
-            starts=lambda home, fit, choices: starts(home, fit, choices, settings=settings),
-            phase=epoch,
+            starts=partial(starts, settings=settings),
+            phase=lambda choice: phase(dict.fromkeys(trained_at_home, Sgd(choice.lr)), epochs=1),
             score=emr3_and_loss,
             epochs=settings.personalize_epochs,
             validation_share=settings.validation_share,
             survivors=settings.survivors,
-            adds_at_most=max(adapter_size(one.hidden, cells=base.sizes.cells) for one in choices(settings)),
-            refine=lambda home, parameters, texts: refine(home, parameters, texts, settings=settings),
+            adds_at_most=max(
+                (adapter_size(one.hidden, cells=base.sizes.cells) for one in choices(settings)), default=0
+            ),
+            refine=partial(refine, settings=settings),
+            untrained=partial(without_search, settings=settings),
             describe=own_word_notices,
         ),
         scoring=NextWordScoring(),

@@ -7,6 +7,7 @@ that has a spelling can be read.
 A user may have a lexicon of own words, which the vocabulary does not have. Their embeddings, through an adapter, are
 more rows of the output layer, and one softmax is over all rows (section 2.4 of the paper). The lexicon and the adapter
 are parameters of the user: `own.lexicon` [words, bytes], `own.hidden` (the adapter's hidden layers) and `own.adapter`.
+A model with a prior has an `adapter` of its own, for users whose `own.adapter` is empty but has hidden layers.
 With a memory (word_memory.py), the texts that the user typed have a say too: `own.typed` [texts, T] are their words,
 own ones numbered after the vocabulary, and `own.memory` its weight and its order or scale.
 
@@ -29,7 +30,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from homespun.models.packed_lstm import lstm_layer, pack
 from homespun.models.suggestion_ranks import NOTHING, Ranking
 from homespun.models.vocabulary import BEGIN, END, PADDING, SPECIAL, UNKNOWN, Vocabulary
-from homespun.models.word_adapter import adapt
+from homespun.models.word_adapter import adapt, new_adapter
 from homespun.models.word_losses import word_losses, word_ranks
 from homespun.models.word_memory import (
     BLOCK,
@@ -48,6 +49,7 @@ LONGEST_SPELLING = 30  # bytes of a word that are read
 SPELLED = LONGEST_SPELLING + 2  # with the start and the end
 UNSCORED = [0]  # the hidden layers of no adapter: own words are left to a memory
 LOWEST_SCORE = -30.0
+PRIOR_SCALE = 0.05  # of a shared adapter's start: with 0, only its last bias would have a gradient
 
 
 def spell_words(spellings: Sequence[bytes]) -> Tensor:
@@ -93,6 +95,7 @@ class NextWord(nn.Module):
         layers: int = 2,
         lexicon: bool = False,
         memory: Memory = "none",
+        prior: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self.memory, self.known = memory, vocabulary.known
@@ -109,6 +112,8 @@ class NextWord(nn.Module):
         if memory != "none":
             self.own["typed"] = nn.Parameter(torch.zeros(0, 0, dtype=torch.int64), requires_grad=False)
             self.own["memory"] = nn.Parameter(torch.zeros(2), requires_grad=False)  # weight, and order or scale
+        if prior:
+            self.adapter = nn.Parameter(new_adapter(prior, cells=cells, scale=PRIOR_SCALE))
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         inputs, targets = shift(batch["words"].long(), batch["length"])
@@ -133,11 +138,11 @@ class NextWord(nn.Module):
         return _ranking_of(self.known, b"" if lexicon is None else lexicon.numpy(force=True).tobytes())
 
     def _own_scores(self, states: Tensor) -> Tensor:
-        hidden = self.own["hidden"].tolist()
+        lexicon, hidden = self.own["lexicon"], self.own["hidden"].tolist()
         if hidden == UNSCORED:
-            return states.new_full((*states.shape[:-1], len(self.own["lexicon"])), LOWEST_SCORE)
-        rows = adapt(self.embed(self.own["lexicon"]), self.own["adapter"], hidden=hidden)
-        return states @ rows.T
+            return states.new_full((*states.shape[:-1], len(lexicon)), LOWEST_SCORE)
+        own, shared = self.own["adapter"], getattr(self, "adapter", None)
+        return states @ adapt_words(self.embed(lexicon), own=own, shared=shared, hidden=hidden).T
 
     def _read(self, inputs: Tensor, length: Tensor) -> Tensor:
         """The output of the last LSTM layer [n, T, H] for texts [n, T] as numbers of the vocabulary."""
@@ -188,7 +193,7 @@ class NextWord(nn.Module):
         shared = all(value.stride(0) == 0 for value in parameters.values())
         if clients > 1 and not torch.is_grad_enabled() and shared:
             # All clients have the same weights: treat them as one client with all examples.
-            merged = {name: column.flatten(0, 1)[None] for name, column in batch.items()}
+            merged = {name: batch[name].flatten(0, 1)[None] for name in ("words", "length", "own") if name in batch}
             merged_parameters = {name: one[:1] for name, one in parameters.items()}
             return self._losses(merged_parameters, merged).unflatten(1, (clients, rows))[0]
         return self._losses(parameters, batch)
@@ -284,15 +289,26 @@ def embed_stacked(parameters: Mapping[str, Tensor], numbers: Tensor, *, spelling
     return functional.embedding(place, rows)
 
 
-def rows_of_lexicon(parameters: Mapping[str, Tensor]) -> Tensor:
-    """The rows [C, words, H] of the output layer of each client's own words. Their adapters have one shape."""
+def rows_of_lexicon(parameters: Mapping[str, Tensor]) -> list[Tensor]:
+    """The rows [words, H] of the output layer of each client's own words. Their adapters have one shape; lexicons
+    [C, words, bytes] of different sizes are padded at the end."""
     lexicon, hidden = parameters["own.lexicon"], parameters["own.hidden"][0].tolist()
-    clients, words = lexicon.shape[:2]
-    flat = lexicon.flatten(0, 1)
-    longest = max(int((flat != NO_BYTE).sum(dim=1).max()), KERNEL)
-    owner = torch.arange(clients, device=flat.device).repeat_interleave(words)
-    embedded = _convolve(parameters, flat[:, :longest], owner=owner).unflatten(0, (clients, words))
-    return adapt(embedded, parameters["own.adapter"], hidden=hidden)
+    real = lexicon[..., 0] != NO_BYTE
+    spelled = lexicon[real]
+    longest = max(int((spelled != NO_BYTE).sum(dim=1).max()), KERNEL)
+    found = _convolve(parameters, spelled[:, :longest], owner=real.nonzero()[:, 0])
+    embedded = found.new_zeros(*real.shape, found.shape[1]).index_put((real,), found)
+    own, shared = parameters["own.adapter"], parameters.get("adapter")
+    rows = adapt_words(embedded, own=own, shared=shared, hidden=hidden)
+    return [some[:words] for some, words in zip(rows, real.sum(dim=1).tolist(), strict=True)]
+
+
+def adapt_words(embedded: Tensor, *, own: Tensor, shared: Tensor | None, hidden: Sequence[int]) -> Tensor:
+    """The rows of own words, by the user's adapter or, if there is none with these hidden layers, by the shared one.
+    Through the shared one, own words do not train the convolution: they would move it more than all other words."""
+    if shared is None or own.shape[-1] or not hidden:
+        return adapt(embedded, own, hidden=hidden)
+    return adapt(embedded.detach(), shared, hidden=hidden)
 
 
 def _convolve(parameters: Mapping[str, Tensor], spelling: Tensor, *, owner: Tensor) -> Tensor:

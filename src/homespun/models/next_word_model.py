@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import Tensor
 from homespun.core.errors import InputError, SettingsError
 from homespun.core.settings import Paper, Settings, parse
 from homespun.models.next_word import NextWord
-from homespun.models.vocabulary import Vocabulary
+from homespun.models.vocabulary import PADDING, Vocabulary
 from homespun.models.word_memory import Memory
 from homespun.models.word_model_files import (
     UNTRAINED,
@@ -58,13 +58,15 @@ class NextWordModel:
     def __repr__(self) -> str:
         return f"<NextWordModel {self.name}: {len(self.vocabulary):,} words>"
 
-    def build(self, *, lexicon: bool = False, memory: Memory = "none") -> NextWord:
-        """A network that starts from these weights."""
-        network = NextWord(self.vocabulary, lexicon=lexicon, memory=memory, **self.sizes.model_dump())
+    def build(self, *, lexicon: bool = False, memory: Memory = "none", prior: Sequence[int] = ()) -> NextWord:
+        """A network that starts from these weights. `prior` are the hidden layers of a shared adapter."""
+        network = NextWord(self.vocabulary, lexicon=lexicon, memory=memory, prior=prior, **self.sizes.model_dump())
         with torch.no_grad():
             for name, value in network.named_parameters():
                 if name in self.weights:
                     value.copy_(self.weights[name])
+            if prior:  # its last bias: own words start as improbable as padding, which never follows
+                network.adapter[-self.sizes.cells :] = network.output.weight[PADDING]
         return network
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from homespun.core.tree import Tree
-from homespun.models.next_word import embed_stacked, read_spelling, rows_of_lexicon, spell_vocabulary
+from homespun.models.next_word import embed_stacked, read_spelling, rows_of_lexicon, spell_vocabulary, spell_words
 from homespun.models.vocabulary import BEGIN, SPECIAL, UNKNOWN, Vocabulary
 
 
@@ -38,6 +38,7 @@ class Typed(NamedTuple):
 
 class Suggester:
     def __init__(self, vocabulary: Vocabulary, parameters: Tree) -> None:
+        self._vocabulary, self._parameters = vocabulary, parameters
         stacked = {name: value[None] for name, value in parameters.items()}
         self._index = vocabulary.index
         numbers = torch.arange(len(vocabulary))[None]
@@ -57,6 +58,17 @@ class Suggester:
         order = sorted(range(len(self.words)), key=self.words.__getitem__)
         self._order, self._sorted = np.array(order), [self.words[place] for place in order]
         self.start = self._step(None, BEGIN)
+
+    @property
+    def learns(self) -> bool:
+        """Whether new words can be suggested at once: there is an adapter, the user's or a shared one."""
+        adapters = (self._parameters.get(name) for name in ("own.adapter", "adapter"))
+        return any(one is not None and bool(one.numel()) for one in adapters)
+
+    def with_words(self, words: Sequence[str]) -> Suggester:
+        """The same with more own words. The adapter computes their rows of the output layer from their spelling."""
+        lexicon = torch.cat((self._parameters["own.lexicon"], spell_words([word.encode() for word in words])))
+        return Suggester(self._vocabulary, {**self._parameters, "own.lexicon": lexicon})
 
     def read(self, typed: Typed, word: str) -> Typed:
         """After one more word. A word outside the vocabulary is read as unknown, as in training."""

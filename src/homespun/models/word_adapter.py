@@ -23,7 +23,7 @@ def adapter_size(hidden: Sequence[int], *, cells: int) -> int:
     return 2 * cells + sum((rows + 1) * columns for rows, columns in pairwise((cells, *hidden, cells)))
 
 
-def new_adapter(hidden: Sequence[int], *, cells: int, scale: float, generator: torch.Generator) -> Tensor:
+def new_adapter(hidden: Sequence[int], *, cells: int, scale: float, generator: torch.Generator | None = None) -> Tensor:
     """Normal with standard deviation `scale`, but for the normalization, which starts as the identity."""
     values = scale * torch.randn(adapter_size(hidden, cells=cells), generator=generator)
     values[:cells], values[cells : 2 * cells] = 1.0, 0.0

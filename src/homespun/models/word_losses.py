@@ -19,14 +19,16 @@ from homespun.models.suggestion_ranks import NOTHING, Ranking
 BLOCK = 256  # positions whose logits are computed at once
 
 
-def word_losses(states: Tensor, *, weight: Tensor, bias: Tensor, targets: Tensor, own: Tensor | None = None) -> Tensor:
+def word_losses(
+    states: Tensor, *, weight: Tensor, bias: Tensor, targets: Tensor, own: Sequence[Tensor] | None = None
+) -> Tensor:
     """Cross-entropy [C, P] of each target, 0 where the target is NOTHING.
 
-    states [C, P, H], weight [C, V, H], bias [C, V], targets [C, P]; `own` [C, N, H] are more rows of the output layer,
-    without a bias, for the targets from V on.
+    states [C, P, H], weight [C, V, H], bias [C, V], targets [C, P]; `own` are more rows [words, H] of each client's
+    output layer, without a bias, for the targets from V on.
     """
     own = _nothing_own(weight) if own is None else own
-    return _WordLosses.apply(states, weight, bias, own, targets)
+    return _WordLosses.apply(states, weight, bias, targets, *own)
 
 
 @torch.no_grad()
@@ -37,7 +39,7 @@ def word_ranks(
     bias: Tensor,
     targets: Tensor,
     rankings: Sequence[Ranking],
-    own: Tensor | None = None,
+    own: Sequence[Tensor] | None = None,
 ) -> Tensor:
     """The ranks and saved letters [C, P, 2] of the targets of each client, by its ranking."""
     own = _nothing_own(weight) if own is None else own
@@ -50,7 +52,7 @@ def word_ranks(
 
 class _WordLosses(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor, own: Tensor, targets: Tensor) -> Tensor:
+    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, *own: Tensor) -> Tensor:
         losses = states.new_zeros(targets.shape)
         learns = any(ctx.needs_input_grad)
         kept: list[Tensor] = []
@@ -59,15 +61,16 @@ class _WordLosses(torch.autograd.Function):
             losses[client, rows] = _losses_in_place(logits, targets[client, rows])
             kept += [logits] if learns else []
         if learns:
-            ctx.save_for_backward(states, weight, own, targets, *kept)
+            ctx.save_for_backward(states, weight, targets, *own, *kept)
         return losses
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        states, weight, own, targets, *kept = ctx.saved_tensors
-        words = weight.shape[1]
-        grad_states, grad_own = torch.zeros_like(states), torch.zeros_like(own)
+        states, weight, targets, *rest = ctx.saved_tensors
+        clients, words = weight.shape[:2]
+        own, kept = rest[:clients], rest[clients:]
+        grad_states, grad_own = torch.zeros_like(states), [torch.zeros_like(one) for one in own]
         grad_weight, grad_bias = torch.empty_like(weight), weight.new_zeros(weight.shape[:2])
         begun: set[int] = set()
         for (client, rows), gradient in zip(_blocks(targets), kept, strict=True):
@@ -85,14 +88,14 @@ class _WordLosses(torch.autograd.Function):
             else:  # writes without reading zeros first
                 products.mm(of_vocabulary.T, scaled, out=grad_weight[client])
                 begun.add(client)
-        for client in set(range(len(weight))) - begun:
+        for client in set(range(clients)) - begun:
             grad_weight[client].zero_()
-        return grad_states, grad_weight, grad_bias, grad_own, None
+        return grad_states, grad_weight, grad_bias, None, *grad_own
 
 
-def _nothing_own(weight: Tensor) -> Tensor:
+def _nothing_own(weight: Tensor) -> Sequence[Tensor]:
     """Rows for no own words. A slice of the weights would get a gradient as large as they are."""
-    return weight.detach()[:, :0]
+    return weight.detach()[:, :0].unbind()
 
 
 def _logits(states: Tensor, weight: Tensor, bias: Tensor, own: Tensor) -> Tensor:

@@ -13,12 +13,23 @@ INSIDE = "'’-"  # signs inside words
 
 
 class LiveText:
-    """Keeps what the model has read, so that a keystroke costs little."""
+    """Keeps what the model has read, so that a keystroke costs little. A new word is suggested from the line after it
+    has been typed `learn_after` times on; 0: never."""
 
-    def __init__(self, suggester: Suggester, *, k: int = 3) -> None:
-        self.suggester, self.k = suggester, k
+    def __init__(self, suggester: Suggester, *, k: int = 3, learn_after: int = 0) -> None:
+        self.suggester, self.k, self.learn_after = suggester, k, learn_after
+        self.lines: list[str] = []
         self._words: list[str] = []
         self._typed = [suggester.start]  # after each word
+
+    def enter(self, line: str) -> None:
+        """Begin a new line after this one."""
+        self.lines.append(line)
+        found = new_words(self.lines, self.suggester) if self.learn_after and self.suggester.learns else Counter[str]()
+        learned = [word for word, count in found.items() if count >= self.learn_after]
+        if learned:
+            self.suggester = self.suggester.with_words(learned)
+        self._words, self._typed = [], [self.suggester.start]
 
     def suggestions(self, text: str) -> list[Suggestion]:
         """The likeliest words at the end of a text."""

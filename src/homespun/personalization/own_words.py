@@ -38,6 +38,11 @@ def has_lexicon(run: Run) -> bool:
     return any(name.startswith("own.") for name in run.built.partition.roles)
 
 
+def typed_until_own(run: Run) -> int:
+    """How often a user of this run must have typed a word until it is an own word."""
+    return int(getattr(run.method.settings, "own_words_typed", 1))
+
+
 def own_words(run: Run, user: str) -> list[OwnWord]:
     """The lexicon of a user, most frequent words first."""
     name, private = _lexicon_of(run, user)
@@ -47,8 +52,8 @@ def own_words(run: Run, user: str) -> list[OwnWord]:
 
 
 def add_words(run: Run, user: str, texts: Sequence[str], *, today: date | None = None) -> list[str]:
-    """Add words to a user's lexicon, and return those that are new. They can be suggested at once: the user's adapter
-    computes their place in the output layer from their spelling."""
+    """Add words to a user's lexicon, and return those that are new. They can be suggested at once: the user's adapter,
+    or the federated one, computes their place in the output layer from their spelling."""
     name, private = _lexicon_of(run, user)
     known = next_word_model(run).vocabulary.index
     wrong = [fault for text in texts if (fault := _fault(text, known))]

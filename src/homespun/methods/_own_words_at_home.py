@@ -1,0 +1,84 @@
+"""Personalization of OOV Expansion: what a user's device tries, where each choice starts, and what the device keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from homespun.core.method import Batch
+from homespun.core.personalize import Home
+from homespun.core.tree import Tree
+from homespun.methods._own_texts import with_lexicon, with_memories
+from homespun.models.next_word import UNSCORED
+from homespun.models.word_adapter import new_adapter
+
+if TYPE_CHECKING:
+    from homespun.methods.oov_expansion import Settings
+
+
+class Choice(NamedTuple):
+    """Settings of personalization that a user's device tries."""
+
+    lr: float
+    scale: float | None = 0.0  # of a new adapter; None: the federated one
+    hidden: tuple[int, ...] = ()
+
+
+def choices(settings: Settings) -> list[Choice]:
+    if settings.personalize_trains == "nothing":
+        return []
+    if settings.own_words == "none" or settings.own_scores != "adapter":
+        return [Choice(lr) for lr in settings.personalize_lrs]
+    # An adapter that starts at zero stays there but for its last bias: its hidden layers change nothing.
+    forms: list[tuple[float | None, tuple[int, ...]]] = [
+        (scale, one) for scale in settings.adapter_scales for one in settings.adapters[: None if scale else 1]
+    ]
+    if settings.adapter_prior == "federated":
+        forms.insert(0, (None, settings.prior_adapter))
+    return [Choice(lr, *form) for lr, form in product(settings.personalize_lrs, forms)]
+
+
+def starts(home: Home, fit: Batch, choices: Sequence[Choice], *, settings: Settings) -> list[Tree]:
+    """The shared model; with own words, also a lexicon of the training examples and a new adapter, or the federated."""
+    if settings.own_words == "none" or settings.own_scores == "memory":
+        return [home.parameters] * len(choices)
+    cells = home.parameters["output.weight"].shape[1]
+    known = knowing(home, fit, home.parameters, settings=settings)
+    seed = home.generator.initial_seed()  # choices differ in the scale of their draws only
+
+    def adapter(choice: Choice) -> Tensor:
+        if choice.scale is None:
+            return torch.zeros(0)
+        generator = torch.Generator().manual_seed(seed)
+        return new_adapter(choice.hidden, cells=cells, scale=choice.scale, generator=generator)
+
+    hidden = {choice.hidden: torch.tensor(choice.hidden, dtype=torch.int64) for choice in choices}
+    return [{**known, "own.hidden": hidden[choice.hidden], "own.adapter": adapter(choice)} for choice in choices]
+
+
+def knowing(home: Home, texts: Batch, parameters: Tree, *, settings: Settings) -> Tree:
+    """The parameters with the own words of these texts or, if all are known, of all texts of the user."""
+    spelled = [texts["spelling"]]
+    if settings.own_words == "all":
+        spelled = [home.data[name] for name in ("spelling", "elsewhere") if name in home.data]
+    return with_lexicon(parameters, spelled, at_most=settings.most_own_words, at_least=settings.own_words_typed)
+
+
+def refine(home: Home, parameters: Tree, texts: Batch, *, settings: Settings) -> list[Tree]:
+    """The parameters with the own words of these texts and, with a memory, every weight and scale of it."""
+    if settings.own_words != "none":
+        parameters = knowing(home, texts, parameters, settings=settings)
+    if settings.own_scores == "memory":
+        parameters = {**parameters, "own.hidden": torch.tensor(UNSCORED)}
+    return with_memories(parameters, texts, kind=settings.memory)
+
+
+def without_search(home: Home, *, settings: Settings) -> Tree:
+    """The shared model and, with the federated adapter, the own words of all texts."""
+    if settings.adapter_prior == "none":
+        return home.parameters
+    return knowing(home, home.data, home.parameters, settings=settings)
