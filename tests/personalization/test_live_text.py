@@ -45,5 +45,5 @@ def test_taking_a_suggestion():
 
 
 def test_words_that_could_be_learned():
-    found = new_words(["The zorblax is, zorblax", "quibnor " + "z" * 40], suggester())
+    found = new_words(["The zorblax is; zorblax!", "quibnor " + "z" * 40], suggester())
     assert found == {"zorblax": 2, "quibnor": 1}

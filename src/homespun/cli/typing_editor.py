@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 
 from homespun.cli.options import Folder, Trust
@@ -14,6 +16,7 @@ from homespun.system.terminal import say
 if TYPE_CHECKING:
     from homespun.personalization.live_text import LiveText
 
+ALL, NONE = "all", "none"  # answers to the question which words to learn
 EXTRA = "pip install 'homespun[typing]'"
 
 
@@ -27,8 +30,8 @@ def type_lines(
     \b
     Three suggestions are below the line. Tab takes the first, F1 to F3 take one of
     them. Ctrl-D or an empty line ends. New words are suggested from the next line
-    on, and can then be added to your own words: you are asked, and nothing is
-    uploaded.
+    on; at the end you are asked which of them become your own words. Nothing else
+    of what you typed is kept, and nothing is uploaded.
 
     Example: homespun type runs/oov_expansion-chat --user ada
     """
@@ -46,10 +49,29 @@ def type_lines(
         return
     listed = ", ".join(f"{word} ({count})" if count > 1 else word for word, count in found)
     say(f"New words: {listed}")
-    if typer.confirm("Add them to your own words?", default=False):
-        with reopen(folder, read_only=False, trust=trust) as run:
-            add_words(run, user, [word for word, _ in found])
-        say(f"added {len(found)}; `homespun words {Path(folder)} --user {user}` lists them")
+    new = [word for word, _ in found]
+    chosen = typer.prompt(
+        "Which of them become your own words: all, none, or some, separated by spaces?",
+        default=NONE,
+        value_proc=lambda answer: choose_words(answer, new),
+    )
+    if not chosen:
+        say("no word was learned")
+        return
+    with reopen(folder, read_only=False, trust=trust) as run:
+        added = add_words(run, user, chosen)
+    say(f"added {', '.join(added)}; `homespun words {Path(folder)} --user {user}` lists and removes own words")
+
+
+def choose_words(answer: str, new: Sequence[str]) -> list[str]:
+    """The words that an answer chooses; if it has others, the question is asked again."""
+    if answer.strip().lower() in (ALL, NONE):
+        return list(new) if answer.strip().lower() == ALL else []
+    chosen = answer.replace(",", " ").lower().split()
+    others = [word for word in chosen if word not in new]
+    if others:
+        raise click.UsageError(f"not among the new words: {', '.join(others)}")
+    return chosen
 
 
 def read_lines(live: LiveText, **terminal: Any) -> list[str]:

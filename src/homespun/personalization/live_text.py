@@ -65,7 +65,7 @@ def split_text(text: str) -> tuple[str, str]:
 
 
 def new_words(lines: Iterable[str], suggester: Suggester) -> Counter[str]:
-    """How often each word was typed that the model cannot suggest and could learn."""
+    """How often each word was typed that the model cannot suggest and could learn; no signs."""
     known = set(suggester.words)
-    typed = (word for line in lines for word in words(line))
+    typed = (word for line in lines for word in words(line) if word[0].isalnum())
     return Counter(word for word in typed if word not in known and len(word.encode()) <= LONGEST_SPELLING)
