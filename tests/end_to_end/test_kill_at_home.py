@@ -128,7 +128,7 @@ def test_the_final_personalization_keeps_users_who_are_done(corpus, whole, tmp_p
 def test_killed_with_workers(corpus, whole, tmp_path):
     """Killed as soon as users are done, and resumed with another number of workers."""
     process = start(*train(corpus, tmp_path / "run", workers=2))
-    while not counted(tmp_path / "run"):
+    while process.poll() is None and not counted(tmp_path / "run"):
         time.sleep(0.01)
     process.kill()
     process.communicate()
