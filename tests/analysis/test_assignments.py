@@ -56,6 +56,13 @@ def test_embeddings_that_choose_no_head_are_clustered_afterwards(federation):
     assert np.array(found["counts"]).shape == (10, 10) and np.array(found["counts"]).sum() == 40
 
 
+def test_a_derived_column_that_chooses_no_head_is_no_assignment():
+    """The places of own words in a user's lexicon name no rows of the server's."""
+    few = load_federation("dialects", settings={"users": 4, "examples": 6})
+    with train("oov_expansion", few, base_model="untrained-small", rounds=1, cohort=2, workers=0) as run:
+        assert run.method.model.derived and assignments(run) is None
+
+
 def test_users_without_test_examples_are_left_out():
     few = load_federation("dialects", settings={"users": 12, "examples": 2})
     with train("pfedkm", few, of="furl", clusters=3, rounds=1, workers=0) as run:

@@ -9,6 +9,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from homespun.analysis.user_vectors import collect_user_vectors, embedding_names
+from homespun.core.method import ModelSpec
 from homespun.core.threads import one_thread
 from homespun.data.splits import sample_users
 from homespun.runs.run import Run
@@ -30,8 +31,8 @@ def assignments(run: Run) -> dict[str, Any] | None:
         return None
     groups = [run.federation.group(position) for position in positions]
     names = sorted({str(group) for group in groups}, key=lambda name: (len(name), name))
-    chooses = bool(run.method.model.derived)
-    found = _chosen(run, positions) if chooses else _clustered(run, positions, clusters=len(names))
+    column = _chosen_column(run.method.model)
+    found = _chosen(run, positions, column) if column else _clustered(run, positions, clusters=len(names))
     if found is None:
         return None
     how, assigned = found
@@ -46,9 +47,14 @@ def purity(counts: np.ndarray) -> float:
     return float(counts.max(axis=0).sum() / counts.sum())
 
 
+def _chosen_column(model: ModelSpec) -> str | None:
+    """The derived column with the head or cluster of each user, which names rows of keyed parameters."""
+    return next((column for column in model.derived if column in model.keys.values()), None)
+
+
 @one_thread()
-def _chosen(run: Run, positions: list[int]) -> tuple[str, np.ndarray] | None:
-    ((_, derive),) = run.method.model.derived.items()
+def _chosen(run: Run, positions: list[int], column: str) -> tuple[str, np.ndarray] | None:
+    derive = run.method.model.derived[column]
     names = [run.federation.users[position] for position in positions]
     broadcast, private = run.state.broadcast(), run.clients.private(names, run.state.broadcast())
     assigned = []
