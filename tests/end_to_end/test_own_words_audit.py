@@ -132,6 +132,7 @@ def place(tmp_path_factory):
     codes = run_commands(made, {
         "train": train("oov_expansion", "run"),
         "compare": ["compare", "experiments/audit.toml"],
+        "prior": train("oov_expansion", "with prior", adapter_prior="federated", prior_adapter=[4]),
         "evaluate": ["evaluate", "run"],
         "personalize": ["personalize", "run", "corpus/mine.jsonl"],
         "report": ["report", "run"],
@@ -164,7 +165,18 @@ def test_no_own_word_leaves_its_home(place):
     assert all(f'"{asked}"'.encode() in wire for asked in ("train", "personalize", "confirm", "evaluate", "newcomers"))
     searched = {path.name for path in set(place.rglob("*")) - unasked(place)}
     written = {"settings.json", "results.json", "report.html", "report.md", "vault.lock"}
-    assert searched >= {*written, "wire", "train", "compare", "evaluate", "personalize", "report", "vault", "data"}
+    assert searched >= {
+        *written,
+        "wire",
+        "train",
+        "compare",
+        "prior",
+        "evaluate",
+        "personalize",
+        "report",
+        "vault",
+        "data",
+    }
     assert found_in(place) == []
 
 

@@ -93,6 +93,7 @@ def test_what_a_user_is_to_know():
     ]
     few = {"x": torch.zeros(1)}
     assert search.notices(zero, zero, few)[0] == as_it_was + "one example is too few to choose settings by."
+    assert replace(search, choices=[]).notices(zero, zero, data) == ["w is 0."]  # nothing was to be trained
     assert GradientSteps().notices(zero, zero, data) == []
 
 

@@ -256,6 +256,14 @@ def test_a_search_that_diverges_keeps_the_model_and_says_so(tmp_path, scale):
     assert len(words_of_eve) == 3 and set(known) <= {"zorblax"}
 
 
+def test_without_training_at_home_own_words_are_known(tmp_path):
+    folder = trained(tmp_path, adapter_prior="federated", prior_adapter=(4,), personalize_trains="nothing")
+    said, known = learn(folder, ["we need zorblax and more time"] * 3)
+    assert (said, known) == ("Own words: 1.", {"zorblax": 3})
+    said, known = learn(folder, ["we need quibnor"], user="dee")
+    assert (said, known) == ("Own words: 1.", {"quibnor": 1})
+
+
 def write_base(folder, words):
     """A model with these words, and the weights that come with the seed."""
     torch.manual_seed(1)

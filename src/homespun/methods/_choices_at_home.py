@@ -92,6 +92,8 @@ class ChoicesAtHome(Personalization, Generic[Choice]):
         return found[:1] if math.isfinite(found[0]) else ()
 
     def notices(self, before: Tree, after: Tree, data: dict[str, Tensor]) -> list[str]:
+        if not self.choices:
+            return self.describe(after, data)
         phase = self.phase(self.choices[0])
         trained = [name for name, value in before.items() if len(value.flatten()) and phase.optimizer_of(name)]
         same = trained and all(torch.equal(before[name], after[name]) for name in trained)
