@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from test_oov_expansion import OWN, VALUES, chats
@@ -27,7 +28,7 @@ from homespun.personalization.live_text import LiveText
 from homespun.personalization.own_words import add_words, own_words
 from homespun.personalization.suggestions import find_suggester, suggest
 from homespun.runs.evaluate import evaluate, evaluate_newcomers
-from homespun.runs.training import prepare
+from homespun.runs.training import prepare, summarize_privacy
 from homespun.system.method_loading import load_method
 from homespun.testing.contract import LOCAL_DP, check_method
 from homespun.testing.subject import SEED
@@ -183,6 +184,34 @@ def test_settings_that_exclude_each_other():
     ):
         with pytest.raises(SettingsError, match=message):
             built(**wrong)
+
+
+# Differential privacy
+
+
+@pytest.mark.parametrize("prior", [{}, PRIOR])
+def test_a_private_run(tmp_path, prior):
+    """Its rounds cost what was asked for; users still learn their own words at home, where there is no noise."""
+    privacy = {"epsilon": 8.0, "delta": 0.1, "clip": 0.5, "insecure": True, "ledger": str(tmp_path / "ledger")}
+    private = {"sampler": "poisson", "cohort": 2, "rounds": 4, "privacy": privacy, "final_personalization": True}
+    with prepare("oov_expansion", chats(), folder=tmp_path / "run", settings={**VALUES, **private, **prior}) as run:
+        list(run.rounds())
+        found, spent = evaluate(run), summarize_privacy(run)
+        assert 7 < spent["epsilon"] <= 8 and run.state.round == 4
+        assert found.oov_rate_left == 0 and found.oov_accuracy == 1 and np.isfinite(found.emr3)
+        assert ("adapter" in run.state.federated) == bool(prior)
+        if prior:
+            noise = run.state.federated["adapter"] - run.built.initial["adapter"]
+            assert float(noise.std()) > 0.1  # of a thousand numbers
+
+
+def test_noise_hides_that_no_client_has_own_words():
+    """In the clear, the adapter moves only if some client has own words."""
+    made = built(lr=1.0)
+    clients, broadcast = [client(made, "cy", ["we do more"] * 9)], made.start().broadcast()
+    for noise, moves in (((), False), ((LOCAL_DP,), True)):
+        sent = LoopTrainer(made, SEED, Transforms(noise)).train(broadcast, clients).update
+        assert bool(sent.federated["adapter"].abs().max()) == moves
 
 
 # What an update of the adapter discloses
