@@ -334,7 +334,7 @@ def check(method: Annotated[str, typer.Argument(help="Method, or a .py file with
 def bench(
     workload: Annotated[
         str,
-        typer.Argument(help="w1, w2, w2-text, w3, w3-clipped, w4, beam, pretrain, population or step-times."),
+        typer.Argument(help="Name of a workload, as listed above."),
     ],
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds of each side.")] = 5,
     settings: Annotated[
@@ -346,9 +346,12 @@ def bench(
 
     \b
     Each workload compares two sides, alternating in one run:
-    w1 to w4     the cohort engine and a reference loop
+    w1, w2, w2-text, w3, w3-clipped, w4, w5
+                 the cohort engine and a reference loop
+    w5-search    one user's search at home and a reference search
     beam         beam search and a reference search
     pretrain     pre-training of a reply model and a plain loop
+    keystroke    suggestions in Python and in onnxruntime
     population   two population sizes
     step-times   FedPerC and its baselines
 
