@@ -352,6 +352,7 @@ def bench(
     beam         beam search and a reference search
     pretrain     pre-training of a reply model and a plain loop
     keystroke    suggestions in Python and in onnxruntime
+    int8         an exported next-word model and its 8-bit form
     population   two population sizes
     step-times   FedPerC and its baselines
 
