@@ -1,6 +1,7 @@
 """Stage 1 of OOV Expansion: texts as pieces of word numbers, what is held out, which epoch is kept, its command."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,11 +13,13 @@ from homespun.core.errors import DataError, InputError
 from homespun.data import load_federation
 from homespun.data.source import DataSettings
 from homespun.models import next_word_model
-from homespun.models.next_word_model import NextWordSizes, load_next_word_model
+from homespun.models.next_subword import NextSubword
+from homespun.models.next_word_model import NextWordSizes, load_next_word_model, save_next_word_model
+from homespun.models.subwords import Subwords
 from homespun.models.vocabulary import PADDING, SPECIAL, UNKNOWN, Vocabulary
-from homespun.pretraining import central
+from homespun.pretraining import central, word_training
 from homespun.pretraining.word_run import NextWordRequest, finish_word_run, open_word_run
-from homespun.pretraining.word_texts import cut_texts, load_corpus, make_corpus, save_corpus
+from homespun.pretraining.word_texts import cut_by_size, cut_texts, load_corpus, make_corpus, save_corpus
 from homespun.pretraining.word_training import NextWordObjective, NextWordPretrainSettings
 
 SMALL = NextWordSizes(byte_dim=4, cells=6, layers=1)
@@ -38,6 +41,20 @@ def test_texts_are_cut_into_pieces():
     assert pieces.words.tolist() == [[4, 5, UNKNOWN], [4, UNKNOWN, PADDING], [5, 4, 5]]
     batch = pieces.batch(np.array([1]))
     assert batch["words"].tolist() == [[4, UNKNOWN]] and batch["length"].tolist() == [2]
+
+
+def test_texts_are_cut_into_pieces_of_whole_words():
+    """Of at most three words and, so that a long word fits, 30 sub-words."""
+    subwords = Subwords(("a", "a_"), ())
+    long = "a" * 28
+    pieces = cut_texts(["a a a a", f"a {long} aa", "b a"], Vocabulary(("a",)), length=3, subwords=subwords)
+    assert pieces.words.tolist() == [[4, 4, 4], [4, 0, 0], [4, 3, 0], [3, 0, 0], [3, 4, 0]]
+    assert (pieces.subwords != PADDING).sum(axis=1).tolist() == [3, 1, 29, 2, 2]
+    assert pieces.subwords[4, :2].tolist() == [UNKNOWN, 5]
+    batch = pieces.batch(np.array([0, 3]))
+    assert batch["pieces"].tolist() == [[5, 5, 5], [4, 5, 0]] and batch["piece_count"].tolist() == [3, 2]
+    assert batch["words"].tolist() == [[4, 4, 4], [3, 0, 0]] and batch["length"].tolist() == [3, 1]
+    assert cut_by_size("abcd", [2, 2, 5, 1], most=4) == ["ab", "c", "d"] and cut_by_size("", [], most=4) == []
 
 
 def test_whole_users_are_held_out(tmp_path):
@@ -79,6 +96,32 @@ def test_a_run_resumes_after_an_interruption(tmp_path):
     one, other = (load_next_word_model(str(tmp_path / name / "model")) for name in ("whole", "cut"))
     assert one.fingerprint == other.fingerprint
     assert len(one.vocabulary) == 6 + SPECIAL and one.facts["best"]["emr3"] > 0.3
+
+
+def test_a_model_of_subwords(tmp_path, monkeypatch):
+    """Trained with the loss of the same words, and evaluated by the ranks of words, on evenly spaced pieces."""
+    monkeypatch.setattr(word_training, "RANKED", 4)
+    settings = SETTINGS.model_copy(update={"subwords": True, "words": 40, "epochs": 6})
+    request = NextWordRequest(data=DataSettings(source=write(tmp_path / "prose.jsonl", ROWS)), settings=settings)
+    run = open_word_run(tmp_path / "run", request, say=lambda text: None)
+    objective = run.objective
+    assert len(objective.corpus.dev) == 8 and objective.evaluated.tolist() == [0, 2, 4, 6]
+    network, rows = objective.build(), np.arange(7)
+    (loss,) = objective.losses(network, rows, step=0)
+    batch = objective.corpus.train.batch(rows)
+    torch.testing.assert_close(loss, network(batch)[..., 0].sum() / batch["length"].sum())
+    list(run.train())
+    facts = finish_word_run(run, request)
+    model = load_next_word_model(str(tmp_path / "run" / "model"))
+    assert model.subwords == objective.corpus.subwords == load_corpus(tmp_path / "run" / "corpus").subwords
+    assert model.vocabulary == objective.corpus.vocabulary and isinstance(model.build(), NextSubword)
+    assert facts["best"]["emr3"] > 0.3 and facts["evaluated_pieces"] == 4
+    other = replace(model, subwords=Subwords(model.subwords.characters, ()))
+    save_next_word_model(tmp_path / "other", other, card="")
+    with pytest.raises(InputError, match="does not fit"):
+        load_next_word_model(str(tmp_path / "other"))
+    card = (tmp_path / "run" / "model" / "README.md").read_text(encoding="utf-8")
+    assert "byte-pair sub-words" in card and "on 4 of the held-out pieces" in card and "--set subwords=True" in card
 
 
 def test_the_command(tmp_path):

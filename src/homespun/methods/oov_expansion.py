@@ -27,6 +27,7 @@ suggested without training.
 | OOV adapter, and H | `own.adapter`, `own.hidden`, PRIVATE; the federated one is `adapter`, FEDERATED |
 | OOV-as-UNK, OOV Expansion | `own_words = "none"`, and `"all"` or `"training"` |
 | OOV-oracle | a base model with a larger vocabulary, and `own_words = "none"` |
+| (no closed vocabulary) | a base model of sub-words, and `own_words = "none"` |
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ from homespun.methods._own_texts import (
     places_in_texts,
 )
 from homespun.methods._own_words_at_home import choices, refine, starts, without_search
+from homespun.models.next_subword import encode_subwords
 from homespun.models.next_word_model import NextWordModelName, load_base
 from homespun.models.word_adapter import adapter_size
 from homespun.models.word_batches import encode_texts, spell_elsewhere
@@ -86,7 +88,8 @@ class Settings(core_settings.Settings):
     )
 
     base_model: NextWordModelName = ""
-    """Folder of the pre-trained next-word model (`homespun pretrain nextword`), or `untrained`."""
+    """Folder of the pre-trained next-word model (`homespun pretrain nextword`), or `untrained`. One of sub-words needs
+    `own_words = "none"`."""
     own_words: Annotated[Literal["training", "all", "none"], Paper("all")] = "training"
     """Own words of a user. training: those of the texts that personalization trains on; all: also those of the texts
     that it is tested on, which a device cannot know; none: the paper's OOV-as-UNK."""
@@ -199,8 +202,8 @@ def server_rule(settings: Settings) -> ServerRule:
 # The method
 
 
-def require_consistent(settings: Settings) -> None:
-    """Raise if some settings exclude each other."""
+def require_consistent(settings: Settings, *, subwords: bool) -> None:
+    """Raise if some settings exclude each other, or a base model of sub-words."""
     adapts, remembers = settings.own_words != "none" and settings.own_scores == "adapter", settings.memory != "none"
     faults = []
     if settings.own_scores == "memory" and (settings.own_words == "none" or not remembers):
@@ -211,6 +214,8 @@ def require_consistent(settings: Settings) -> None:
         faults.append("adapter_prior = federated needs own words with an adapter")
     if settings.personalize_trains == "nothing" and (settings.adapter_prior == "none" or remembers):
         faults.append("personalize_trains = nothing needs adapter_prior = federated, and no memory")
+    if subwords and (settings.own_words != "none" or remembers):
+        faults.append("a base model of sub-words has no unknown words: own_words and memory must be none")
     if adapts and settings.adapter_prior == "none" and not (settings.adapter_scales and settings.adapters):
         faults.append("adapter_scales and adapters need a value each without adapter_prior = federated")
     if faults:
@@ -218,8 +223,8 @@ def require_consistent(settings: Settings) -> None:
 
 
 def method(settings: Settings, task: Task) -> Method:
-    require_consistent(settings)
     base = load_base(settings.base_model)
+    require_consistent(settings, subwords=base.subwords is not None)
     expands, remembers = settings.own_words != "none", settings.memory != "none"
     prior = settings.prior_adapter if settings.adapter_prior == "federated" else ()
     shared = (*SHARED, "adapter") if prior else SHARED
@@ -227,6 +232,8 @@ def method(settings: Settings, task: Task) -> Method:
 
     def encode(examples: Examples) -> Batch:
         texts = encode_texts(examples.texts, base.vocabulary, length=settings.length, spelled=expands)
+        if base.subwords is not None:
+            texts |= encode_subwords(examples.texts, base.subwords, length=settings.length)
         return {**texts, "place": places_in_texts(texts, at_most=settings.prior_words)} if prior else texts
 
     def encode_part(part: Examples, whole: Examples) -> Batch:

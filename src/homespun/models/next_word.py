@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from homespun.models.packed_lstm import lstm_layer, pack
+from homespun.models.packed_lstm import Packed, lstm_layer, pack
 from homespun.models.suggestion_ranks import NOTHING, Ranking
 from homespun.models.vocabulary import BEGIN, END, PADDING, SPECIAL, UNKNOWN, Vocabulary
 from homespun.models.word_adapter import adapt, new_adapter
@@ -116,6 +117,17 @@ class NextWord(nn.Module):
             self.adapter = nn.Parameter(new_adapter(prior, cells=cells, scale=PRIOR_SCALE))
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        states, logits, targets, losses = self.score(batch)
+        if torch.is_grad_enabled():
+            return without_ranks(losses)
+        ranking = self.ranking(self.own.get("lexicon", None))
+        if self.memory != "none" and len(self.own["typed"]):
+            return self._remembered(states, logits, targets, ranking=ranking)
+        ranks = ranking(logits.flatten(0, 1), targets.flatten()).unflatten(0, targets.shape)
+        return torch.cat((losses[..., None], ranks), dim=-1)
+
+    def score(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """States [n, T, H], scores [n, T, words], targets and losses [n, T]."""
         inputs, targets = shift(batch["words"].long(), batch["length"])
         states = self._read(inputs, batch["length"])
         logits = self.output(states)
@@ -124,14 +136,8 @@ class NextWord(nn.Module):
             targets = extend(targets, batch["own"], vocabulary=len(self.spelling))
         losses = functional.cross_entropy(
             logits.flatten(0, 1), targets.flatten(), ignore_index=NOTHING, reduction="none"
-        ).view_as(targets)
-        if torch.is_grad_enabled():
-            return _without_ranks(losses)
-        ranking = self.ranking(self.own.get("lexicon", None))
-        if self.memory != "none" and len(self.own["typed"]):
-            return self._remembered(states, logits, targets, ranking=ranking)
-        ranks = ranking(logits.flatten(0, 1), targets.flatten()).unflatten(0, targets.shape)
-        return torch.cat((losses[..., None], ranks), dim=-1)
+        )
+        return states, logits, targets, losses.view_as(targets)
 
     def ranking(self, lexicon: Tensor | None) -> Ranking:
         """Ranks the words of the vocabulary and of a lexicon [words, bytes]."""
@@ -199,35 +205,52 @@ class NextWord(nn.Module):
         return self._losses(parameters, batch)
 
     def _losses(self, parameters: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
+        scored, steps = self.score_stacked(parameters, batch), batch["words"].shape[2]
+        if torch.is_grad_enabled():
+            return without_ranks(scored.layout.unpack(scored.losses, steps=steps))
+        lexicon, (states, _) = parameters.get("own.lexicon"), scored.layers[-1]
+        rankings = [self.ranking(None if lexicon is None else lexicon[client]) for client in range(len(states))]
+        weight, bias = parameters["output.weight"], parameters["output.bias"]
+        ranks = word_ranks(states, weight=weight, bias=bias, own=scored.own, targets=scored.targets, rankings=rankings)
+        found = (scored.losses, *ranks.unbind(dim=-1))
+        return torch.stack([scored.layout.unpack(one, steps=steps) for one in found], dim=-1)
+
+    def score_stacked(self, parameters: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Scored:
+        """Losses of C clients and what they are computed from, in packed positions."""
         words, layout = batch["words"].long(), pack(batch["length"])
         inputs, targets = shift(words, batch["length"])
-        states = embed_stacked(parameters, layout.pack(inputs), spelling=self.spelling)
+        layers, values = [], embed_stacked(parameters, layout.pack(inputs), spelling=self.spelling)
         for number in range(len(self.lstm)):
             layer = f"lstm.{number}."
-            states, _ = lstm_layer(
-                states,
+            values, cells = lstm_layer(
+                values,
                 weight_ih=parameters[layer + "weight_ih_l0"],
                 weight_hh=parameters[layer + "weight_hh_l0"],
                 bias=(parameters[layer + "bias_ih_l0"] + parameters[layer + "bias_hh_l0"])[:, None],
                 sizes=layout.sizes,
             )
+            layers.append((values, cells))
         weight, bias, own = parameters["output.weight"], parameters["output.bias"], None
         lexicon = parameters.get("own.lexicon")
         if lexicon is not None and lexicon.numel():
             own = rows_of_lexicon(parameters)
             targets = extend(targets, batch["own"], vocabulary=len(self.spelling))
         targets = layout.pack(targets).masked_fill(~layout.real, NOTHING)
-        losses = word_losses(states, weight=weight, bias=bias, own=own, targets=targets)
-        steps = words.shape[2]
-        if torch.is_grad_enabled():
-            return _without_ranks(layout.unpack(losses, steps=steps))
-        rankings = [self.ranking(None if lexicon is None else lexicon[client]) for client in range(len(words))]
-        ranks = word_ranks(states, weight=weight, bias=bias, own=own, targets=targets, rankings=rankings)
-        found = (losses, *ranks.unbind(dim=-1))
-        return torch.stack([layout.unpack(one, steps=steps) for one in found], dim=-1)
+        losses = word_losses(values, weight=weight, bias=bias, own=own, targets=targets)
+        return Scored(layout, layers, own, targets, losses)
 
 
-def _without_ranks(losses: Tensor) -> Tensor:
+class Scored(NamedTuple):
+    """Texts of C clients in packed positions."""
+
+    layout: Packed
+    layers: list[tuple[Tensor, Tensor]]  # outputs and cells [C, P, H] of each LSTM layer
+    own: list[Tensor] | None  # rows of own words
+    targets: Tensor  # [C, P]
+    losses: Tensor  # [C, P]
+
+
+def without_ranks(losses: Tensor) -> Tensor:
     return functional.pad(losses[..., None], (0, 2))
 
 

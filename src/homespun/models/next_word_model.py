@@ -1,7 +1,11 @@
-"""Next-word models in folders: a character-aware LSTM with its vocabulary and its card (word_model_files.py)."""
+"""Next-word models in folders: a character-aware LSTM with its vocabulary and its card (word_model_files.py).
+
+A model of sub-words predicts pieces of words. Its vocabulary says which words one of whole words would not have.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -14,7 +18,9 @@ from torch import Tensor
 
 from homespun.core.errors import InputError, SettingsError
 from homespun.core.settings import Paper, Settings, parse
+from homespun.models.next_subword import NextSubword
 from homespun.models.next_word import NextWord
+from homespun.models.subwords import Subwords
 from homespun.models.vocabulary import PADDING, Vocabulary
 from homespun.models.word_memory import Memory
 from homespun.models.word_model_files import (
@@ -54,13 +60,20 @@ class NextWordModel:
     fingerprint: str
     weights: Mapping[str, Tensor] = field(default_factory=dict)  # empty: untrained
     facts: Mapping[str, Any] = field(default_factory=dict)  # how it was made
+    subwords: Subwords | None = None  # what it predicts, if not words
 
     def __repr__(self) -> str:
-        return f"<NextWordModel {self.name}: {len(self.vocabulary):,} words>"
+        pieces = "" if self.subwords is None else f", {len(self.subwords.pieces):,} pieces"
+        return f"<NextWordModel {self.name}: {len(self.vocabulary):,} words{pieces}>"
 
     def build(self, *, lexicon: bool = False, memory: Memory = "none", prior: Sequence[int] = ()) -> NextWord:
-        """A network that starts from these weights. `prior` are the hidden layers of a shared adapter."""
-        network = NextWord(self.vocabulary, lexicon=lexicon, memory=memory, prior=prior, **self.sizes.model_dump())
+        """A network that starts from these weights. `prior` are the hidden layers of a shared adapter. A network of
+        sub-words has neither own words nor a memory."""
+        sizes = self.sizes.model_dump()
+        if self.subwords is not None:
+            network: NextWord = NextSubword(self.subwords, **sizes)
+        else:
+            network = NextWord(self.vocabulary, lexicon=lexicon, memory=memory, prior=prior, **sizes)
         with torch.no_grad():
             for name, value in network.named_parameters():
                 if name in self.weights:
@@ -70,9 +83,13 @@ class NextWordModel:
         return network
 
 
-def untrained(vocabulary: Vocabulary, sizes: NextWordSizes) -> NextWordModel:
+def untrained(vocabulary: Vocabulary, sizes: NextWordSizes, subwords: Subwords | None = None) -> NextWordModel:
     """A model without weights, to start training from."""
-    return NextWordModel(UNTRAINED, vocabulary, sizes, fingerprint(vocabulary, {}))
+    return NextWordModel(UNTRAINED, vocabulary, sizes, _fingerprint(vocabulary, subwords, {}), subwords=subwords)
+
+
+def _fingerprint(vocabulary: Vocabulary, subwords: Subwords | None, weights: Mapping[str, Tensor]) -> str:
+    return fingerprint(vocabulary, weights, more="" if subwords is None else json.dumps(subwords.to_config()))
 
 
 @cache
@@ -88,9 +105,10 @@ def load_next_word_model(name: str) -> NextWordModel:
     if files.config.get("kind") != KIND:
         raise InputError(f"{where}: config.json is not that of a {KIND}")
     sizes = parse(NextWordSizes, files.config.get("sizes", {}), where=f"{where}: config.json")
-    require_fit(untrained(files.vocabulary, sizes).build(), files.weights, where=where)
-    found = fingerprint(files.vocabulary, files.weights)
-    return NextWordModel(name, files.vocabulary, sizes, found, files.weights, files.config.get("facts", {}))
+    subwords = Subwords.from_config(files.config["subwords"]) if "subwords" in files.config else None
+    require_fit(untrained(files.vocabulary, sizes, subwords).build(), files.weights, where=where)
+    found = _fingerprint(files.vocabulary, subwords, files.weights)
+    return NextWordModel(name, files.vocabulary, sizes, found, files.weights, files.config.get("facts", {}), subwords)
 
 
 def load_base(name: str) -> NextWordModel:
@@ -107,4 +125,6 @@ def load_base(name: str) -> NextWordModel:
 def save_next_word_model(folder: Path, model: NextWordModel, *, card: str) -> None:
     """Write the folder; all of its files or none. An existing model there is replaced."""
     config = {"kind": KIND, "sizes": model.sizes.model_dump(), "facts": dict(model.facts)}
+    if model.subwords is not None:
+        config["subwords"] = model.subwords.to_config()
     write_word_model(folder, WordModelFiles(config, model.vocabulary, model.weights), card=card)

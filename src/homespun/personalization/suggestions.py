@@ -45,14 +45,20 @@ def suggester_with(run: Run, private: Tree) -> Suggester:
 
 
 def next_word_model(run: Run) -> NextWordModel:
-    """The pre-trained model that a run started from. Raises if its method does not suggest words."""
+    """The pre-trained model that a run started from. Raises if it does not suggest words."""
     found = next((one for one in run.method.artefacts if one.kind == "next-word model"), None)
     if found is None or "suggest" not in run.scoring.offers:
         raise RunError(
             f"{run.vault.path.parent}: {run.method.name} does not suggest words. Train a method that does: `homespun "
             "train oov_expansion`."
         )
-    return load_next_word_model(found.name)
+    base = load_next_word_model(found.name)
+    if base.subwords is not None:
+        raise RunError(
+            f"{run.vault.path.parent}: a model of sub-words is a control for comparisons and suggests no words. Train "
+            "with a base model of words."
+        )
+    return base
 
 
 def suggest(run: Run, text: str, *, user: str | None = None, prefix: str = "", k: int = 3) -> list[Suggestion]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,7 +11,8 @@ from homespun.core.settings import Settings
 from homespun.data.federation import Federation
 from homespun.data.source import DataSettings
 from homespun.models.next_word_model import NextWordModel, save_next_word_model
-from homespun.models.vocabulary import SPECIAL, Vocabulary, most_frequent_words
+from homespun.models.subwords import learn_subwords
+from homespun.models.vocabulary import SPECIAL, most_frequent_words
 from homespun.pretraining.central_run import CentralRun, changed_settings, duration, finish, open_central_run
 from homespun.pretraining.word_texts import load_corpus, make_corpus, save_corpus
 from homespun.pretraining.word_training import NextWordObjective, NextWordPretrainSettings
@@ -53,10 +54,11 @@ def open_word_run(folder: Path, request: NextWordRequest, *, say: Callable[[str]
         counted = federation if request.vocabulary is None else request.vocabulary.load()
         corpus = make_corpus(
             federation,
-            _vocabulary(counted, words=settings.words),
+            most_frequent_words(_texts(counted), size=settings.words + SPECIAL),
             length=settings.length,
             dev_share=settings.dev_share,
             seed=settings.seed,
+            subwords=learn_subwords(_texts(counted), size=settings.words) if settings.subwords else None,
         )
         say(
             f"{len(corpus.train):,} pieces to train on, {len(corpus.dev):,} held out; "
@@ -71,9 +73,8 @@ def open_word_run(folder: Path, request: NextWordRequest, *, say: Callable[[str]
     return open_central_run(folder, request, make=make, load=load, say=say)
 
 
-def _vocabulary(federation: Federation, *, words: int) -> Vocabulary:
-    texts = (text for user in range(len(federation.users)) for text in federation.examples(user).texts)
-    return most_frequent_words(texts, size=words + SPECIAL)
+def _texts(federation: Federation) -> Iterator[str]:
+    return (text for user in range(len(federation.users)) for text in federation.examples(user).texts)
 
 
 def finish_word_run(run: NextWordPretraining, request: NextWordRequest) -> dict[str, Any]:
@@ -87,8 +88,11 @@ def finish_word_run(run: NextWordPretraining, request: NextWordRequest) -> dict[
         "licence": request.licence,
         "pieces": len(corpus.train),
         "held_out_pieces": len(corpus.dev),
+        "evaluated_pieces": len(run.objective.evaluated),
         "words": len(corpus.vocabulary) - SPECIAL,
         "unknown": corpus.unknown,
+        "subwords": 0 if corpus.subwords is None else len(corpus.subwords.pieces) - SPECIAL,
+        "unspelled": corpus.unspelled,
         "seconds": state.seconds,
         "best": run.objective.best(state.history),
         "epochs": state.history,
@@ -97,15 +101,23 @@ def finish_word_run(run: NextWordPretraining, request: NextWordRequest) -> dict[
     }
     folder = run.folder / "model"
     # the fingerprint is computed when it is loaded
-    model = NextWordModel(str(folder), corpus.vocabulary, settings.sizes, "", weights=state.best, facts=facts)
+    model = NextWordModel(str(folder), corpus.vocabulary, settings.sizes, "", state.best, facts, corpus.subwords)
     save_next_word_model(folder, model, card=render_word_card(facts))
     return finish(run.folder, facts)
 
 
 def render_word_card(facts: Mapping[str, Any]) -> str:
     """The model card."""
-    settings, best = facts["settings"], facts["best"]
-    sizes = settings["sizes"]
+    settings, best, sizes = facts["settings"], facts["best"], facts["settings"]["sizes"]
+    if facts["subwords"]:
+        predicts = f"{facts['subwords']:,} byte-pair sub-words to predict, so that it can suggest other words too"
+        unknown = f" Only {facts['unspelled']:.2%} of the sub-words stand for a word that none of them spell."
+        scored = (
+            f"Words are ranked among all that sub-words spell, on {facts['evaluated_pieces']:,} of the held-out pieces"
+        )
+    else:
+        predicts, unknown = f"{facts['words']:,} words to suggest", ""
+        scored = "A word outside the vocabulary counts as a miss"
     rows = "\n".join(
         f"| {one['epoch']} | {100 * one['emr3']:.1f} | {one['perplexity']:.1f} |" for one in facts["epochs"]
     )
@@ -118,15 +130,15 @@ library_name: homespun
 
 A character-aware LSTM that suggests the next word: bytes of {sizes["byte_dim"]} numbers, a convolution of \
 {sizes["cells"]} channels, {sizes["layers"]} LSTM layer{"s" * (sizes["layers"] > 1)} of {sizes["cells"]} cells, and \
-{facts["words"]:,} words to suggest. It is the start of homespun's `oov_expansion`.
+{predicts}. It is the start of homespun's `oov_expansion`.
 
 - Data: `{facts["data"]}`, {facts["pieces"]:,} pieces of at most {settings["length"]} words to train on, \
 {facts["held_out_pieces"]:,} held out. Licence: {facts["licence"] or "not stated; ask the owner of the data"}.
 - Words: the most frequent ones of `{facts["vocabulary"]}`. {facts["unknown"]:.2%} of the words in the training part \
-are not among them.
+are not among them.{unknown}
 - Training: {duration(facts["seconds"])}, Adam with learning rate {settings["lr"]:g}, batches of {settings["batch"]}.
-- Held-out EMR3 **{100 * best["emr3"]:.1f} %**: how often the next word is one of three suggestions. A word outside \
-the vocabulary counts as a miss. Chosen: epoch {best["epoch"]}.
+- Held-out EMR3 **{100 * best["emr3"]:.1f} %**: how often the next word is one of three suggestions. \
+{scored}. Chosen: epoch {best["epoch"]}.
 
 | epoch | EMR3, % | perplexity |
 |---:|---:|---:|

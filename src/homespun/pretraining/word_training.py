@@ -23,6 +23,7 @@ from homespun.pretraining.central import CentralSettings, Scores, perplexity
 from homespun.pretraining.word_texts import Pieces, WordCorpus
 
 ROWS = 128  # pieces computed at once; a batch is several of them
+RANKED = 1000  # held-out pieces at most with which a model of sub-words is evaluated: ranking takes long
 
 
 class NextWordPretrainSettings(CentralSettings):
@@ -30,6 +31,8 @@ class NextWordPretrainSettings(CentralSettings):
 
     words: Annotated[PositiveInt, Paper(5000)] = 5000
     """Words of the vocabulary: the most frequent ones."""
+    subwords: bool = False
+    """Predict byte-pair pieces of words, as many as the vocabulary has words: a control that has no unknown words."""
     sizes: NextWordSizes = NextWordSizes()
     """The network's size."""
     length: PositiveInt = 30
@@ -54,7 +57,14 @@ class NextWordObjective:
         return len(self.corpus.train)
 
     def build(self) -> NextWord:
-        return untrained(self.corpus.vocabulary, self.settings.sizes).build()
+        return untrained(self.corpus.vocabulary, self.settings.sizes, self.corpus.subwords).build()
+
+    @property
+    def evaluated(self) -> np.ndarray:
+        """The held-out pieces that scores are of: all, or evenly spaced ones."""
+        pieces = len(self.corpus.dev)
+        most = pieces if self.corpus.subwords is None else min(pieces, RANKED)
+        return np.arange(most) * pieces // most
 
     def losses(self, network: nn.Module, rows: np.ndarray, *, step: int) -> Iterator[Tensor]:
         """The mean loss per word of these pieces, in blocks."""
@@ -67,7 +77,7 @@ class NextWordObjective:
 
     def evaluate(self, network: nn.Module, *, epoch: int) -> Scores:
         assert isinstance(network, NextWord)
-        return evaluate_network(network, self.corpus.dev, epoch=epoch)
+        return evaluate_network(network, self.corpus.dev, self.evaluated, epoch=epoch)
 
     def best(self, history: Sequence[Scores]) -> Scores:
         """The epoch of the highest EMR3; of several equal ones, the first."""
@@ -75,12 +85,12 @@ class NextWordObjective:
 
 
 @torch.no_grad()
-def evaluate_network(network: NextWord, pieces: Pieces, *, epoch: int) -> Scores:
-    """Perplexity, and how often the next word is among the three likeliest."""
+def evaluate_network(network: NextWord, pieces: Pieces, evaluated: np.ndarray, *, epoch: int) -> Scores:
+    """Perplexity per word, and how often the next word is among the three likeliest."""
     parameters = {name: value.detach()[None] for name, value in network.named_parameters()}
     loss, words, hits = 0.0, 0, 0
-    for start in range(0, len(pieces), ROWS):
-        batch = pieces.batch(np.arange(start, min(start + ROWS, len(pieces))))
+    for start in range(0, len(evaluated), ROWS):
+        batch = pieces.batch(evaluated[start : start + ROWS])
         output = network.stacked(parameters, {name: one[None] for name, one in batch.items()})[0]
         counts = count_hits(batch, output)
         loss, words, hits = loss + float(counts["loss"]), words + int(counts["words"]), hits + int(counts["hits"])
