@@ -192,6 +192,18 @@ def test_controls_of_the_adapter(tmp_path, changed):
     assert ("output.weight" in stored) == ("personalize_trains" not in changed)
 
 
+@pytest.mark.parametrize("engine", ["loop", "cohort"])
+def test_a_user_without_own_words_has_no_adapter_to_train(engine):
+    rows = [
+        {"user": user, "text": f"we need {OWN[user] if user == 'ada' else 'more'}"} for user in OWN for _ in range(9)
+    ]
+    settings = {**VALUES, "rounds": 1, "personalize_trains": "adapter", "engine": engine}
+    with prepare("oov_expansion", load_federation(rows), folder=None, settings=settings) as run:
+        list(run.rounds())
+        found = run.clients.stored_private(list(OWN))
+    assert len(found["ada"]["own.lexicon"]) == 1 and not len(found["bo"]["own.lexicon"])
+
+
 def test_settings_that_exclude_each_other():
     wrong = {"own_scores": "memory", "personalize_trains": "adapter", "base_model": "untrained-small"}
     with pytest.raises(SettingsError, match=r"(?s)own_scores = memory needs.*personalize_trains = adapter needs"):

@@ -222,6 +222,14 @@ def with_derived(built: BuiltMethod, parameters: Tree, data: Batch) -> Batch:
         return {**data, **{name: derive(parameters, data) for name, derive in built.method.model.derived.items()}}
 
 
+def gradients_of(objective: Tensor, leaves: Tree) -> dict[str, Tensor | None]:
+    """The gradient of each leaf; None for one that the objective does not depend on."""
+    if not objective.requires_grad:
+        return dict.fromkeys(leaves)
+    found = torch.autograd.grad(objective, list(leaves.values()), allow_unused=True)
+    return dict(zip(leaves, found, strict=True))
+
+
 def phases_of(built: BuiltMethod, mode: Mode) -> Sequence[LocalPhase]:
     """Return the phases of a round, or those of personalization."""
     return built.method.local.phases if mode == "round" else built.method.personalize.phases

@@ -242,7 +242,8 @@ def train_phase(
             objective = objective + 0.5 * phase.mu * distance
         for optimizer in optimizer_list:
             optimizer.zero_grad(set_to_none=True)
-        objective.backward()
+        if objective.requires_grad:  # it may depend on nothing that is trained
+            objective.backward()
         if phase.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_([values[name] for name in chosen], phase.clip_norm)
         for optimizer in optimizer_list:

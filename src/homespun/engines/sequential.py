@@ -17,7 +17,7 @@ from homespun.core.messages import Broadcast, Update
 from homespun.core.method import Assign, Batch, BuiltMethod, Phase, optimizers
 from homespun.core.transforms import Transforms
 from homespun.core.tree import Tree
-from homespun.engines.client import Client, Mode, client_update, phases_of, select_kept
+from homespun.engines.client import Client, Mode, client_update, gradients_of, phases_of, select_kept
 from homespun.engines.keys import BatchPlanner, client_batches, phase_keys
 from homespun.engines.local_step import local_step
 from homespun.engines.loop import assign_private, model_output
@@ -113,12 +113,5 @@ def _train_phase(
         total += float(losses.detach().sum())
         shares = torch.ones_like(losses) if weight is None else batch[weight].to(losses)
         objective = (losses * shares).sum() / shares.sum()
-        steps.take(leaves, _gradients(objective, leaves))
+        steps.take(leaves, gradients_of(objective, leaves))
     return {name: leaf.detach() for name, leaf in leaves.items()}, total
-
-
-def _gradients(objective: Tensor, leaves: Tree) -> dict[str, Tensor | None]:
-    if not objective.requires_grad:  # the loss depends on none of them
-        return dict.fromkeys(leaves)
-    found = torch.autograd.grad(objective, list(leaves.values()), allow_unused=True)
-    return dict(zip(leaves, found, strict=True))

@@ -31,6 +31,7 @@ from homespun.engines.client import (
     client_weight,
     compute_bests,
     compute_sums,
+    gradients_of,
     sort_by_user,
     trainable_names,
     with_derived,
@@ -215,8 +216,8 @@ def _gradients(
     cohort.metrics["examples"] += cohort.examples
     objective = (weights.to(built.device) * losses.sum(dim=1) / examples).sum()
     trained = list(optimizers(last, trainable_names(leaves)))
-    found = torch.autograd.grad(objective, [leaves[name] for name in trained], allow_unused=True)
-    gradients = {name: one for name, one in zip(trained, found, strict=True) if one is not None}
+    found = gradients_of(objective, {name: leaves[name] for name in trained})
+    gradients = {name: one for name, one in found.items() if one is not None}
     row_columns = {column: inputs[column] for column in built.method.model.keys.values()}
     return move_tensors(gradients, CPU), move_tensors(row_columns, CPU)
 

@@ -28,6 +28,7 @@ from homespun.engines.client import (
     Outcome,
     can_stack,
     client_update,
+    gradients_of,
     new_intake,
     phases_of,
     private_names,
@@ -303,9 +304,8 @@ def train_phase_stacked(
         shares = valid if weight is None else valid * batch[weight]
         # Clients share no rows, so the gradient of the sum over clients holds the gradient of each client.
         objective = ((losses * shares).sum(dim=1) / shares.sum(dim=1)).sum()
-        trained = list(chosen)
-        gradients = torch.autograd.grad(objective, [leaves[name] for name in trained], allow_unused=True)
-        steps.take(values, dict(zip(trained, gradients, strict=True)), active=active)
+        gradients = gradients_of(objective, {name: leaves[name] for name in chosen})
+        steps.take(values, gradients, active=active)
     return total
 
 
