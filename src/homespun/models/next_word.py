@@ -6,7 +6,9 @@ that has a spelling can be read.
 
 A user may have a lexicon of own words, which the vocabulary does not have. Their embeddings, through an adapter, are
 more rows of the output layer, and one softmax is over all rows (section 2.4 of the paper). The lexicon and the adapter
-are parameters of the user: `own.lexicon` [words, bytes], `own.hidden` (the adapter's hidden layers) and `own.adapter`.
+are parameters of the user: `own.lexicon` [words, bytes], `own.counts` [words] (how often each was typed), `own.hidden`
+(the adapter's hidden layers), `own.adapter`, and `own.start`: rows start from a word's embedding, as in the paper, or
+from the row of the unknown word. Own words then share its probability, each by how often it was typed.
 A model with a prior has an `adapter` of its own, for users whose `own.adapter` is empty but has hidden layers.
 With a memory (word_memory.py), the texts that the user typed have a say too: `own.typed` [texts, T] are their words,
 own ones numbered after the vocabulary, and `own.memory` its weight and its order or scale.
@@ -51,6 +53,8 @@ SPELLED = LONGEST_SPELLING + 2  # with the start and the end
 UNSCORED = [0]  # the hidden layers of no adapter: own words are left to a memory
 LOWEST_SCORE = -30.0
 PRIOR_SCALE = 0.05  # of a shared adapter's start: with 0, only its last bias would have a gradient
+FROM_SPELLING, FROM_UNKNOWN = 0, 1  # `own.start`
+DISCOUNT = 0.75  # of a count: words that were typed a few times are typed again less often than they were
 
 
 def spell_words(spellings: Sequence[bytes]) -> Tensor:
@@ -108,8 +112,10 @@ class NextWord(nn.Module):
         self.own = nn.ParameterDict()
         if lexicon:  # a new user has none
             self.own["lexicon"] = nn.Parameter(torch.zeros(0, SPELLED, dtype=torch.uint8), requires_grad=False)
+            self.own["counts"] = nn.Parameter(torch.zeros(0, dtype=torch.int64), requires_grad=False)
             self.own["hidden"] = nn.Parameter(torch.zeros(0, dtype=torch.int64), requires_grad=False)
             self.own["adapter"] = nn.Parameter(torch.zeros(0))
+            self.own["start"] = nn.Parameter(torch.tensor([FROM_UNKNOWN]), requires_grad=False)
         if memory != "none":
             self.own["typed"] = nn.Parameter(torch.zeros(0, 0, dtype=torch.int64), requires_grad=False)
             self.own["memory"] = nn.Parameter(torch.zeros(2), requires_grad=False)  # weight, and order or scale
@@ -147,8 +153,15 @@ class NextWord(nn.Module):
         lexicon, hidden = self.own["lexicon"], self.own["hidden"].tolist()
         if hidden == UNSCORED:
             return states.new_full((*states.shape[:-1], len(lexicon)), LOWEST_SCORE)
-        own, shared = self.own["adapter"], getattr(self, "adapter", None)
-        return states @ adapt_words(self.embed(lexicon), own=own, shared=shared, hidden=hidden).T
+        rows = adapt_words(
+            self.embed(lexicon),
+            own=self.own["adapter"],
+            shared=getattr(self, "adapter", None),
+            hidden=hidden,
+            unknown=self.output.weight[UNKNOWN] if self.own["start"] == FROM_UNKNOWN else None,
+        )
+        bias = self.output.bias[UNKNOWN] + log_shares(self.own["counts"]) if self.own["start"] == FROM_UNKNOWN else 0.0
+        return states @ rows.T + bias
 
     def _read(self, inputs: Tensor, length: Tensor) -> Tensor:
         """The output of the last LSTM layer [n, T, H] for texts [n, T] as numbers of the vocabulary."""
@@ -313,8 +326,8 @@ def embed_stacked(parameters: Mapping[str, Tensor], numbers: Tensor, *, spelling
 
 
 def rows_of_lexicon(parameters: Mapping[str, Tensor]) -> list[Tensor]:
-    """The rows [words, H] of the output layer of each client's own words. Their adapters have one shape; lexicons
-    [C, words, bytes] of different sizes are padded at the end."""
+    """The rows [words, H + 1] of the output layer of each client's own words, with their bias in the last column. Their
+    adapters have one shape and one start; lexicons [C, words, bytes] of different sizes are padded at the end."""
     lexicon, hidden = parameters["own.lexicon"], parameters["own.hidden"][0].tolist()
     real = lexicon[..., 0] != NO_BYTE
     spelled = lexicon[real]
@@ -322,16 +335,34 @@ def rows_of_lexicon(parameters: Mapping[str, Tensor]) -> list[Tensor]:
     found = _convolve(parameters, spelled[:, :longest], owner=real.nonzero()[:, 0])
     embedded = found.new_zeros(*real.shape, found.shape[1]).index_put((real,), found)
     own, shared = parameters["own.adapter"], parameters.get("adapter")
-    rows = adapt_words(embedded, own=own, shared=shared, hidden=hidden)
-    return [some[:words] for some, words in zip(rows, real.sum(dim=1).tolist(), strict=True)]
+    if int(parameters["own.start"].flatten()[0]) == FROM_UNKNOWN:  # one for all
+        unknown = parameters["output.weight"][:, UNKNOWN : UNKNOWN + 1]
+        rows = adapt_words(embedded, own=own, shared=shared, hidden=hidden, unknown=unknown)
+        bias = parameters["output.bias"][:, UNKNOWN : UNKNOWN + 1] + log_shares(parameters["own.counts"])
+    else:
+        rows = adapt_words(embedded, own=own, shared=shared, hidden=hidden, unknown=None)
+        bias = rows.new_zeros(rows.shape[:2])
+    found = torch.cat((rows, bias[..., None]), dim=-1)
+    return [some[:words] for some, words in zip(found, real.sum(dim=1).tolist(), strict=True)]
 
 
-def adapt_words(embedded: Tensor, *, own: Tensor, shared: Tensor | None, hidden: Sequence[int]) -> Tensor:
+def adapt_words(
+    embedded: Tensor, *, own: Tensor, shared: Tensor | None, hidden: Sequence[int], unknown: Tensor | None
+) -> Tensor:
     """The rows of own words, by the user's adapter or, if there is none with these hidden layers, by the shared one.
-    Through the shared one, own words do not train the convolution: they would move it more than all other words."""
-    if shared is None or own.shape[-1] or not hidden:
-        return adapt(embedded, own, hidden=hidden)
-    return adapt(embedded.detach(), shared, hidden=hidden)
+    They start from the row of the unknown word or, without one, from the embeddings. Through the shared adapter, own
+    words do not train the convolution: they would move it more than all other words."""
+    by_prior = shared is not None and not own.shape[-1] and bool(hidden)
+    embedded = embedded.detach() if by_prior else embedded
+    start = embedded if unknown is None else unknown
+    return adapt(embedded, shared if shared is not None and by_prior else own, hidden=hidden, start=start)
+
+
+def log_shares(counts: Tensor) -> Tensor:
+    """The logarithm of each word's share of unknown words [..., words], from how often it was typed, with absolute
+    discounting: the rest is left to words that are still unknown. A word not typed yet counts as typed once."""
+    total = counts.sum(dim=-1, keepdim=True) + 1
+    return ((counts.clamp(min=1) - DISCOUNT) / total).log()
 
 
 def _convolve(parameters: Mapping[str, Tensor], spelling: Tensor, *, owner: Tensor) -> Tensor:

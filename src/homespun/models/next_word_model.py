@@ -21,7 +21,7 @@ from homespun.core.settings import Paper, Settings, parse
 from homespun.models.next_subword import NextSubword
 from homespun.models.next_word import NextWord
 from homespun.models.subwords import Subwords
-from homespun.models.vocabulary import PADDING, Vocabulary
+from homespun.models.vocabulary import Vocabulary
 from homespun.models.word_memory import Memory
 from homespun.models.word_model_files import (
     UNTRAINED,
@@ -78,8 +78,6 @@ class NextWordModel:
             for name, value in network.named_parameters():
                 if name in self.weights:
                     value.copy_(self.weights[name])
-            if prior:  # its last bias: own words start as improbable as padding, which never follows
-                network.adapter[-self.sizes.cells :] = network.output.weight[PADDING]
         return network
 
 

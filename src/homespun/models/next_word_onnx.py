@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from homespun.models.next_word import KERNEL, NO_BYTE, SPELLED, rows_of_lexicon, spell_vocabulary
 from homespun.models.onnx_graph import (
@@ -77,7 +76,7 @@ def output_layer(parameters: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         return weight, bias
     with torch.no_grad():
         rows = rows_of_lexicon({name: one[None] for name, one in parameters.items()})[0]
-    return torch.cat((weight, rows)), functional.pad(bias, (0, len(rows)))
+    return torch.cat((weight, rows[:, :-1])), torch.cat((bias, rows[:, -1]))
 
 
 def _embedding(vocabulary: Vocabulary, values: Mapping[str, np.ndarray], *, cells: int) -> Part:

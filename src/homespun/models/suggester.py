@@ -14,10 +14,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from homespun.core.tree import Tree
-from homespun.models.next_word import embed_stacked, read_spelling, rows_of_lexicon, spell_vocabulary, spell_words
+from homespun.models.next_word import (
+    FROM_UNKNOWN,
+    embed_stacked,
+    read_spelling,
+    rows_of_lexicon,
+    spell_vocabulary,
+    spell_words,
+)
 from homespun.models.vocabulary import BEGIN, SPECIAL, UNKNOWN, Vocabulary
 
 
@@ -47,8 +53,8 @@ class Suggester:
             weight, bias = parameters["output.weight"][SPECIAL:], parameters["output.bias"][SPECIAL:]
             lexicon = parameters.get("own.lexicon", torch.zeros(0))
             if len(lexicon):
-                weight = torch.cat((weight, rows_of_lexicon(stacked)[0]))
-                bias = functional.pad(bias, (0, len(lexicon)))
+                rows = rows_of_lexicon(stacked)[0]
+                weight, bias = torch.cat((weight, rows[:, :-1])), torch.cat((bias, rows[:, -1]))
         self._weight, self._bias = weight.contiguous(), bias
         layers = sum(name.endswith("weight_hh_l0") for name in parameters)
         self._layers = [_layer(parameters, f"lstm.{number}.") for number in range(layers)]
@@ -61,14 +67,17 @@ class Suggester:
 
     @property
     def learns(self) -> bool:
-        """Whether new words can be suggested at once: there is an adapter, the user's or a shared one."""
-        adapters = (self._parameters.get(name) for name in ("own.adapter", "adapter"))
-        return any(one is not None and bool(one.numel()) for one in adapters)
+        """Whether new words can be suggested at once: they start from the unknown word, or there is an adapter."""
+        own = {name: self._parameters.get(name) for name in ("own.start", "own.adapter")}
+        if own["own.start"] is None or own["own.adapter"] is None:
+            return False
+        return int(own["own.start"]) == FROM_UNKNOWN or bool(own["own.adapter"].numel())
 
     def with_words(self, words: Sequence[str]) -> Suggester:
         """The same with more own words. The adapter computes their rows of the output layer from their spelling."""
         lexicon = torch.cat((self._parameters["own.lexicon"], spell_words([word.encode() for word in words])))
-        return Suggester(self._vocabulary, {**self._parameters, "own.lexicon": lexicon})
+        counts = torch.cat((self._parameters["own.counts"], torch.zeros(len(words), dtype=torch.int64)))
+        return Suggester(self._vocabulary, {**self._parameters, "own.lexicon": lexicon, "own.counts": counts})
 
     def read(self, typed: Typed, word: str) -> Typed:
         """After one more word. A word outside the vocabulary is read as unknown, as in training."""

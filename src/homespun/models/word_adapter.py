@@ -1,6 +1,8 @@
-"""The OOV adapter: a residual MLP from the embedding of a word's spelling to its row in the output layer.
+"""The OOV adapter: an MLP from the embedding e of a word's spelling to its row in the output layer.
 
-    adapt(e) = e + W_L relu(... relu(W_1 norm(e) + b_1) ...) + b_L
+    start + W_L relu(... relu(W_1 norm(e) + b_1) ...) + b_L
+
+In the paper the MLP is residual: it starts from e. It may also start from the row of the unknown word.
 
 All of its parameters are one vector, so that adapters of any depth and width are a tensor of one name. They may have a
 leading client axis. The order is: gain and bias of the normalization, then weight [out, in] and bias of each layer.
@@ -17,7 +19,7 @@ from torch.nn import functional
 
 
 def adapter_size(hidden: Sequence[int], *, cells: int) -> int:
-    """The number of parameters of an adapter with these hidden layers; without hidden layers it is the identity."""
+    """The number of parameters of an adapter with these hidden layers; without hidden layers it has none."""
     if not hidden:
         return 0
     return 2 * cells + sum((rows + 1) * columns for rows, columns in pairwise((cells, *hidden, cells)))
@@ -30,17 +32,17 @@ def new_adapter(hidden: Sequence[int], *, cells: int, scale: float, generator: t
     return values
 
 
-def adapt(embeddings: Tensor, adapter: Tensor, *, hidden: Sequence[int]) -> Tensor:
+def adapt(embeddings: Tensor, adapter: Tensor, *, hidden: Sequence[int], start: Tensor) -> Tensor:
     """Rows [..., n, cells] of the output layer from embeddings [..., n, cells] and an adapter [..., parameters]. An
-    adapter without parameters is the identity."""
+    adapter without parameters changes nothing."""
     cells = embeddings.shape[-1]
     if not adapter.shape[-1]:
-        return embeddings
+        return start.expand_as(embeddings)
     gain, shift = (adapter[..., None, start : start + cells] for start in (0, cells))
     found = functional.layer_norm(embeddings, (cells,)) * gain + shift
     for number, (weight, bias) in enumerate(_layers(adapter, hidden, cells=cells)):
         found = (found.relu() if number else found) @ weight.mT + bias
-    return embeddings + found
+    return start + found
 
 
 def _layers(adapter: Tensor, hidden: Sequence[int], *, cells: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -24,8 +24,8 @@ def word_losses(
 ) -> Tensor:
     """Cross-entropy [C, P] of each target, 0 where the target is NOTHING.
 
-    states [C, P, H], weight [C, V, H], bias [C, V], targets [C, P]; `own` are more rows [words, H] of each client's
-    output layer, without a bias, for the targets from V on.
+    states [C, P, H], weight [C, V, H], bias [C, V], targets [C, P]; `own` are more rows [words, H + 1] of each client's
+    output layer, with their bias in the last column, for the targets from V on.
     """
     own = _nothing_own(weight) if own is None else own
     return _WordLosses.apply(states, weight, bias, targets, *own)
@@ -79,9 +79,10 @@ class _WordLosses(torch.autograd.Function):
             scaled = states[client, rows] * scale[:, None]
             of_vocabulary, of_own = gradient[:, :words], gradient[:, words:]
             grad_states[client, rows] = (
-                torch.addmm(products.mm(of_vocabulary, weight[client]), of_own, own[client]) * scale[:, None]
+                torch.addmm(products.mm(of_vocabulary, weight[client]), of_own, own[client][:, :-1]) * scale[:, None]
             )
-            grad_own[client].addmm_(of_own.T, scaled)
+            grad_own[client][:, :-1].addmm_(of_own.T, scaled)
+            grad_own[client][:, -1].addmv_(of_own.T, scale)
             grad_bias[client].addmv_(of_vocabulary.T, scale)
             if client in begun:
                 grad_weight[client].addmm_(of_vocabulary.T, scaled)
@@ -94,8 +95,8 @@ class _WordLosses(torch.autograd.Function):
 
 
 def _nothing_own(weight: Tensor) -> Sequence[Tensor]:
-    """Rows for no own words. A slice of the weights would get a gradient as large as they are."""
-    return weight.detach()[:, :0].unbind()
+    """Rows for no own words."""
+    return [weight.new_zeros(0, weight.shape[2] + 1)] * len(weight)
 
 
 def _logits(states: Tensor, weight: Tensor, bias: Tensor, own: Tensor) -> Tensor:
@@ -104,7 +105,7 @@ def _logits(states: Tensor, weight: Tensor, bias: Tensor, own: Tensor) -> Tensor
         return products.addmm(bias, states, weight.T)
     logits = states.new_empty(len(states), len(weight) + len(own))
     logits[:, : len(weight)] = products.addmm(bias, states, weight.T)
-    torch.mm(states, own.T, out=logits[:, len(weight) :])
+    torch.addmm(own[:, -1], states, own[:, :-1].T, out=logits[:, len(weight) :])
     return logits
 
 
