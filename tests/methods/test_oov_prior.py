@@ -177,7 +177,7 @@ def test_settings_that_exclude_each_other():
         ({"own_start": "spelling"}, "adapter_prior = federated needs own_start = unknown"),
         (
             {"adapter_prior": "none", "own_scores": "identity", "personalize_trains": "nothing"},
-            "nothing needs own words, own_start = unknown",
+            "nothing needs own words with own_start = unknown",
         ),
         ({"adapter_prior": "none", "adapter_scales": ()}, "adapter_scales and adapters need a value each"),
     ):

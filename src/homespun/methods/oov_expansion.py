@@ -220,6 +220,7 @@ def server_rule(settings: Settings) -> ServerRule:
 def require_consistent(settings: Settings, *, subwords: bool) -> None:
     """Raise if some settings exclude each other, or a base model of sub-words."""
     adapts, remembers = settings.own_words != "none" and settings.own_scores == "adapter", settings.memory != "none"
+    at_once = settings.own_words != "none" and settings.own_start == "unknown"
     faults = []
     if settings.own_scores == "memory" and (settings.own_words == "none" or not remembers):
         faults.append("own_scores = memory needs a memory and own words")
@@ -227,11 +228,13 @@ def require_consistent(settings: Settings, *, subwords: bool) -> None:
         faults.append("personalize_trains = adapter needs own words with an adapter")
     if settings.adapter_prior == "federated" and not adapts:
         faults.append("adapter_prior = federated needs own words with an adapter")
-    if settings.personalize_trains == "nothing" and (not adapts or settings.own_start == "spelling" or remembers):
-        faults.append("personalize_trains = nothing needs own words, own_start = unknown, and no memory")
+    if settings.personalize_trains == "nothing" and not (at_once and settings.own_scores in ("adapter", "unknown")):
+        faults.append("personalize_trains = nothing needs own words with own_start = unknown")
+    if settings.personalize_trains == "nothing" and remembers:
+        faults.append("personalize_trains = nothing excludes a memory")
     if subwords and (settings.own_words != "none" or remembers):
         faults.append("a base model of sub-words has no unknown words: own_words and memory must be none")
-    if settings.own_scores == "unknown" and (settings.own_words == "none" or settings.own_start == "spelling"):
+    if settings.own_scores == "unknown" and not at_once:
         faults.append("own_scores = unknown needs own words and own_start = unknown")
     if settings.adapter_prior == "federated" and settings.own_start == "spelling":
         faults.append("adapter_prior = federated needs own_start = unknown")
