@@ -149,12 +149,9 @@ class Settings(core_settings.Settings):
     """Weight decay of fedadam, subtracted from the averaged update."""
 
     # Personalization
-    personalize_lrs: Annotated[tuple[NonNegativeFloat, ...], Paper((1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0))] = (0.1, 1.0)
+    personalize_lrs: Annotated[tuple[NonNegativeFloat, ...], Paper((1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0))] = (0.03, 0.1)
     """Learning rates that a user's device tries."""
-    adapter_scales: Annotated[tuple[NonNegativeFloat, ...], Paper((0.0, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0))] = (
-        0.0,
-        0.01,
-    )
+    adapter_scales: Annotated[tuple[NonNegativeFloat, ...], Paper((0.0, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0))] = (0.05,)
     """Standard deviations of the adapter's start that it tries, the paper's sigma. None: the federated adapter only."""
     adapters: Annotated[tuple[Hidden, ...], Paper(((960,), (128, 256, 128), (256, 512, 256)))] = ((256, 512, 256),)
     """Hidden layers of the adapter that it tries, the paper's H."""
