@@ -63,6 +63,7 @@ def user_parameters(vocabulary: Vocabulary) -> Tree:
     adapter = new_adapter(HIDDEN, cells=cells, scale=0.1, generator=torch.Generator().manual_seed(0))
     lexicon = {"own.lexicon": own, "own.hidden": torch.tensor(HIDDEN), "own.adapter": adapter}
     lexicon |= {"own.counts": torch.ones(len(own), dtype=torch.int64), "own.start": torch.tensor([FROM_UNKNOWN])}
+    lexicon["own.unknowns"] = torch.tensor([len(own)])
     return {**{name: value.detach() for name, value in network.named_parameters()}, **lexicon}
 
 

@@ -192,6 +192,17 @@ def test_controls_of_the_adapter(tmp_path, changed):
     assert ("output.weight" in stored) == ("personalize_trains" not in changed)
 
 
+def test_own_words_may_be_known_without_training_with_them(tmp_path):
+    """The copy of the model is that of OOV-as-UNK, bit for bit."""
+    with trained(tmp_path / "none", own_words="none") as run:
+        without = run.clients.stored_private(["ada"])["ada"]
+    with trained(tmp_path / "unknown", own_scores="unknown") as run:
+        known, found = run.clients.stored_private(["ada"])["ada"], evaluate(run)
+    assert "output.weight" in without and all(torch.equal(known[name], value) for name, value in without.items())
+    assert [read_spelling(row).decode() for row in known["own.lexicon"]] == [OWN["ada"]]
+    assert found.oov_rate_left == 0 and found.oov_accuracy > 0
+
+
 @pytest.mark.parametrize("engine", ["loop", "cohort"])
 def test_a_user_without_own_words_has_no_adapter_to_train(engine):
     rows = [

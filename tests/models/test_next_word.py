@@ -135,6 +135,7 @@ def expanded(clients, *, words, hidden=(3, 4), seed=3, prior=(), start=FROM_SPEL
         }
         parameters["own.lexicon"] = spell_words([f"own{client}-{number}".encode() for number in range(words)])
         parameters["own.counts"] = torch.arange(words) + client
+        parameters["own.unknowns"] = torch.tensor([5 * client])
         parameters["own.start"] = torch.tensor([start])
         parameters["own.hidden"] = torch.tensor(hidden)
         parameters["own.adapter"] = new_adapter(hidden, cells=6, scale=0.5, generator=generator).double()
@@ -198,13 +199,29 @@ def test_own_words_compete_with_the_vocabulary():
     assert joined[0] > plain[0]  # the known word has more competitors
 
 
+def shares(counts, unknowns):
+    return log_shares(torch.tensor(counts), unknowns=torch.tensor([unknowns])).exp().tolist()
+
+
+def test_words_that_are_left_to_a_memory_are_as_improbable_in_both_forms():
+    network, (own,) = expanded(1, words=3, hidden=(0,), start=FROM_UNKNOWN)
+    batch = with_own_words(batch_of(1, rows=5, longest=6), words=3)
+    with torch.no_grad():
+        found = network.stacked({name: one[None] for name, one in own.items()}, batch)[0]
+        expected = functional_call(network, own, ({name: column[0] for name, column in batch.items()},))
+    torch.testing.assert_close(found, expected)
+    assert expected[..., 0].max() > 25
+
+
 def test_own_words_start_with_their_share_of_the_unknown_word():
     """Typed 3 and 1 times, less 0.75 each, of 4 and one more: shares of 0.45 and 0.05. Before training, the probability
     of an own word is that of the unknown word times its share, and known words keep their ratios."""
     network, (own,) = expanded(1, words=2, hidden=(), start=FROM_UNKNOWN)
     own["own.counts"] = torch.tensor([3, 1])
-    assert log_shares(own["own.counts"]).exp().tolist() == pytest.approx([0.45, 0.05])
-    assert log_shares(torch.tensor([0])).exp().tolist() == pytest.approx([0.25])  # not typed yet
+    own["own.unknowns"] = torch.tensor([4])
+    assert shares([3, 1], 4) == pytest.approx([0.45, 0.05])
+    assert shares([3, 1], 9) == pytest.approx([0.225, 0.025])  # five more are no own words
+    assert shares([0] * 300, 2) == pytest.approx([0.25 / 301] * 300)  # not typed yet: counts as typed once
 
     def losses(word, place=NOTHING):
         batch = {

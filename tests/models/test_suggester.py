@@ -26,6 +26,7 @@ def model(request):
     hidden = request.param
     parameters["own.lexicon"] = spell_words([] if hidden is None else [word.encode() for word in OWN])
     parameters["own.counts"] = torch.arange(len(parameters["own.lexicon"]))
+    parameters["own.unknowns"] = torch.tensor([9])
     parameters["own.start"] = torch.tensor([FROM_SPELLING if request.param == () else FROM_UNKNOWN])
     parameters["own.hidden"] = torch.tensor(hidden or (), dtype=torch.int64)
     adapter = (
@@ -75,7 +76,7 @@ def test_words_that_are_added_are_suggested_as_if_they_had_been_there(model):
     with_all = {**model[1], "own.counts": torch.zeros(len(model[1]["own.lexicon"]), dtype=torch.int64)}
     some = {**with_all, **{name: with_all[name][:1] for name in ("own.lexicon", "own.counts")}}
     words = OWN[1:] if len(with_all["own.lexicon"]) else []
-    grown, whole = Suggester(WORDS, some).with_words(words), Suggester(WORDS, with_all)
+    grown, whole = Suggester(WORDS, some).with_words(words, counts=[0] * len(words)), Suggester(WORDS, with_all)
     assert grown.words == whole.words
     assert grown.suggest(grown.read_all(["the"]), k=99) == whole.suggest(whole.read_all(["the"]), k=99)
 

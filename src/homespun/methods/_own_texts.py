@@ -25,6 +25,7 @@ def no_own_texts(*, lexicon: bool, memory: bool, prior: Sequence[int], start: in
     """The private parameters of a new user: no own words and no texts yet, and no adapter but the federated one."""
     no_numbers = torch.zeros(0, dtype=torch.int64)
     words = {"own.lexicon": torch.zeros(0, SPELLED, dtype=torch.uint8), "own.counts": no_numbers}
+    words["own.unknowns"] = torch.zeros(1, dtype=torch.int64)
     hidden = torch.tensor(prior, dtype=torch.int64)
     adapter = {"own.hidden": hidden, "own.adapter": torch.zeros(0), "own.start": torch.tensor([start])}
     texts = {"own.typed": no_numbers[:, None], "own.memory": torch.zeros(2)}
@@ -42,7 +43,7 @@ def fits(private: Tree, *, like: Tree, cells: int) -> bool:
     lexicon, hidden, adapter = (private[f"own.{name}"] for name in ("lexicon", "hidden", "adapter"))
     if (lexicon.shape[1], len(lexicon)) != (SPELLED, len(private["own.counts"])):
         return False
-    if not torch.equal(private["own.start"], like["own.start"]):
+    if not torch.equal(private["own.start"], like["own.start"]) or private["own.unknowns"].shape != (1,):
         return False
     federated = not len(adapter) and torch.equal(hidden, like["own.hidden"])
     own = [] if hidden.tolist() == UNSCORED else hidden.tolist()
@@ -71,14 +72,16 @@ def with_lexicon(parameters: Tree, spelled: Sequence[Tensor], *, at_most: int, a
     lexicon, typed = torch.cat((known, found[new])), torch.cat((counts_and_none[place], counts[new]))
     by_hand_first = torch.where(typed == 0, torch.iinfo(typed.dtype).max, typed)
     kept = torch.argsort(by_hand_first, descending=True, stable=True)[:at_most].sort().values
-    return {**parameters, "own.lexicon": lexicon[kept], "own.counts": typed[kept]}
+    unknowns = counts.sum()[None]
+    return {**parameters, "own.lexicon": lexicon[kept], "own.counts": typed[kept], "own.unknowns": unknowns}
 
 
 def counted_in(parameters: Tree, spelling: Tensor) -> Tree:
     """The parameters with the counts of own words in this column [..., bytes] alone."""
     found, counts = frequent_own_words([spelling])
     place = places_in(found, parameters["own.lexicon"])
-    return {**parameters, "own.counts": torch.cat((counts, counts.new_zeros(1)))[place]}
+    counts_and_none = torch.cat((counts, counts.new_zeros(1)))
+    return {**parameters, "own.counts": counts_and_none[place], "own.unknowns": counts.sum()[None]}
 
 
 def own_word_notices(parameters: Tree, texts: Batch) -> list[str]:
@@ -122,7 +125,7 @@ def places_in_texts(texts: Batch, *, at_most: int) -> dict[str, Tensor]:
 
 def lexicon_of_round(parameters: Tree, batch: Batch) -> Tensor:
     """The own words [..., n, words, bytes] of all texts of a client, the same for each text, so that every batch has
-    all of them. Users with a lexicon do not need it."""
+    all of them."""
     spelling, (rows, words) = batch["spelling"].flatten(-3, -2), _rows_of_round(parameters, batch)
     found = spelling.new_full((*rows.shape[:-1], words + 1, spelling.shape[-1]), NO_BYTE)
     found.scatter_(-2, rows[..., None].expand_as(spelling), spelling)
@@ -140,7 +143,7 @@ def _rows_of_round(parameters: Tree, batch: Batch) -> tuple[Tensor, int]:
     """The row of each position in the lexicon of a round, and how many words that has: the row of positions without an
     own word, which is dropped."""
     place = batch["place"].flatten(-2).long()
-    words = 0 if parameters["own.lexicon"].shape[-2] or not place.numel() else int(place.max()) + 1
+    words = int(place.max()) + 1 if place.numel() else 0
     return place.where((place >= 0) & (place < words), words), words
 
 

@@ -19,6 +19,9 @@ from homespun.models.word_adapter import new_adapter
 if TYPE_CHECKING:
     from homespun.methods.oov_expansion import Settings
 
+TRAINED_WITHOUT = ("unknown", "memory")  # `own_scores` that have no own words in training
+LEXICON = ("own.lexicon", "own.counts")
+
 
 class Choice(NamedTuple):
     """Settings of personalization that a user's device tries."""
@@ -44,8 +47,10 @@ def choices(settings: Settings) -> list[Choice]:
 
 def starts(home: Home, fit: Batch, choices: Sequence[Choice], *, settings: Settings) -> list[Tree]:
     """The shared model; with own words, also a lexicon of the training examples and a new adapter, or the federated."""
-    if settings.own_words == "none" or settings.own_scores in ("memory", "unknown"):
+    if settings.own_words == "none":
         return [home.parameters] * len(choices)
+    if settings.own_scores in TRAINED_WITHOUT:
+        return [{**home.parameters, **{name: home.parameters[name][:0] for name in LEXICON}}] * len(choices)
     cells = home.parameters["output.weight"].shape[1]
     known = knowing(home, fit, home.parameters, settings=settings)
     seed = home.generator.initial_seed()  # choices differ in the scale of their draws only
@@ -71,6 +76,8 @@ def knowing(home: Home, texts: Batch, parameters: Tree, *, settings: Settings) -
 
 def refine(home: Home, parameters: Tree, texts: Batch, *, settings: Settings) -> list[Tree]:
     """The parameters with the own words of these texts and, with a memory, every weight and scale of it."""
+    if settings.own_scores in TRAINED_WITHOUT and settings.own_words != "none":
+        parameters = {**parameters, **{name: home.parameters[name] for name in LEXICON}}
     if settings.own_words != "none":
         parameters = knowing(home, texts, parameters, settings=settings)
     if settings.own_scores == "memory":

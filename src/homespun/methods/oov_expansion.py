@@ -6,7 +6,8 @@ device of a user, up to n of their own words get rows of their own in the output
 
     scores = [W h + b, A(E) h]        E = CharCNN(own words), A = OOV adapter, a residual MLP
 
-and one softmax is over V and the user's lexicon. The stages are
+and one softmax is over V and the user's lexicon. Here A starts from the row of the unknown word, not from E, and a bias
+has the share of each own word in the unknown ones (`own_start`). The stages are
 
 1. central pre-training (`homespun pretrain nextword`),
 2. federated training of the model, without own words, which are [UNK] there,
@@ -16,15 +17,15 @@ and one softmax is over V and the user's lexicon. The stages are
 The lexicon, the adapter and the copy of the model stay at home.
 
 With `adapter_prior = "federated"`, which the paper does not have, the rounds train an adapter as well: a client's own
-words are in the softmax as they are at home, and only deltas are uploaded. A new user's first own words can then be
-suggested without training.
+words are in the softmax as they are at home, and only deltas are uploaded. A new user's first own words are then scored
+by their spelling without training.
 
 | paper | here |
 |---|---|
 | CharCNN | `bytes.*`, `convolution.*`, FEDERATED |
 | LSTM encoder, decoder | `lstm.*`, `output.*`, FEDERATED |
-| OOV words of a user | `own.lexicon`, PRIVATE; how often each was typed, `own.counts` |
-| OOV adapter, and H | `own.adapter`, `own.hidden`, PRIVATE; the federated one is `adapter`, FEDERATED |
+| OOV words of a user | `own.lexicon`, PRIVATE; how often each was typed, `own.counts`; all of them, `own.unknowns` |
+| OOV adapter, and H | `own.adapter`, `own.start`, `own.hidden`, PRIVATE; the federated one is `adapter`, FEDERATED |
 | OOV-as-UNK, OOV Expansion | `own_words = "none"`, and `"all"` or `"training"` |
 | OOV-oracle | a base model with a larger vocabulary, and `own_words = "none"` |
 | (no closed vocabulary) | a base model of sub-words, and `own_words = "none"` |
@@ -119,8 +120,8 @@ class Settings(core_settings.Settings):
     own_words_typed: PositiveInt = 1
     """How often a user must have typed a word until it is an own word."""
     adapter_prior: Literal["none", "federated"] = "none"
-    """federated: rounds train an adapter on the own words of all clients. It suggests a new user's own words before any
-    training at home, and the search at home also starts from it."""
+    """federated: rounds train an adapter on the own words of all clients. It scores a new user's own words by their
+    spelling before any training at home, and the search at home also starts from it."""
     prior_adapter: Hidden = (256, 512, 256)
     """Hidden layers of that adapter."""
     prior_words: PositiveInt = 200
@@ -157,7 +158,7 @@ class Settings(core_settings.Settings):
     """Hidden layers of the adapter that it tries, the paper's H."""
     personalize_trains: Literal["all", "adapter", "nothing"] = "all"
     """What is trained at home: the whole model and the adapter, the adapter alone, or nothing: the user's own words are
-    scored by the federated adapter."""
+    scored as they start, or by the federated adapter."""
     personalize_epochs: Annotated[PositiveInt, Paper(10)] = 10
     """Maximum number of passes over a user's examples with each of these settings."""
     survivors: Annotated[float, Field(gt=0, le=1)] = 1.0

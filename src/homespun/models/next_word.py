@@ -6,9 +6,10 @@ that has a spelling can be read.
 
 A user may have a lexicon of own words, which the vocabulary does not have. Their embeddings, through an adapter, are
 more rows of the output layer, and one softmax is over all rows (section 2.4 of the paper). The lexicon and the adapter
-are parameters of the user: `own.lexicon` [words, bytes], `own.counts` [words] (how often each was typed), `own.hidden`
-(the adapter's hidden layers), `own.adapter`, and `own.start`: rows start from a word's embedding, as in the paper, or
-from the row of the unknown word. Own words then share its probability, each by how often it was typed.
+are parameters of the user: `own.lexicon` [words, bytes]; `own.counts` [words], how often each was typed;
+`own.unknowns`, how many words the user typed that the vocabulary lacks; `own.adapter` and its hidden layers,
+`own.hidden`; and `own.start`: rows start from a word's embedding, as in the paper, or from the row of the unknown word.
+An own word then starts with a share of its probability, by how often it was typed.
 A model with a prior has an `adapter` of its own, for users whose `own.adapter` is empty but has hidden layers.
 With a memory (word_memory.py), the texts that the user typed have a say too: `own.typed` [texts, T] are their words,
 own ones numbered after the vocabulary, and `own.memory` its weight and its order or scale.
@@ -113,6 +114,7 @@ class NextWord(nn.Module):
         if lexicon:  # a new user has none
             self.own["lexicon"] = nn.Parameter(torch.zeros(0, SPELLED, dtype=torch.uint8), requires_grad=False)
             self.own["counts"] = nn.Parameter(torch.zeros(0, dtype=torch.int64), requires_grad=False)
+            self.own["unknowns"] = nn.Parameter(torch.zeros(1, dtype=torch.int64), requires_grad=False)
             self.own["hidden"] = nn.Parameter(torch.zeros(0, dtype=torch.int64), requires_grad=False)
             self.own["adapter"] = nn.Parameter(torch.zeros(0))
             self.own["start"] = nn.Parameter(torch.tensor([FROM_UNKNOWN]), requires_grad=False)
@@ -160,8 +162,10 @@ class NextWord(nn.Module):
             hidden=hidden,
             unknown=self.output.weight[UNKNOWN] if self.own["start"] == FROM_UNKNOWN else None,
         )
-        bias = self.output.bias[UNKNOWN] + log_shares(self.own["counts"]) if self.own["start"] == FROM_UNKNOWN else 0.0
-        return states @ rows.T + bias
+        if self.own["start"] == FROM_SPELLING:
+            return states @ rows.T
+        shares = log_shares(self.own["counts"], unknowns=self.own["unknowns"])
+        return states @ rows.T + self.output.bias[UNKNOWN] + shares
 
     def _read(self, inputs: Tensor, length: Tensor) -> Tensor:
         """The output of the last LSTM layer [n, T, H] for texts [n, T] as numbers of the vocabulary."""
@@ -330,6 +334,10 @@ def rows_of_lexicon(parameters: Mapping[str, Tensor]) -> list[Tensor]:
     adapters have one shape and one start; lexicons [C, words, bytes] of different sizes are padded at the end."""
     lexicon, hidden = parameters["own.lexicon"], parameters["own.hidden"][0].tolist()
     real = lexicon[..., 0] != NO_BYTE
+    if hidden == UNSCORED:
+        none = parameters["output.weight"].new_zeros(*real.shape, parameters["output.weight"].shape[2] + 1)
+        none[..., -1] = LOWEST_SCORE
+        return [some[:words] for some, words in zip(none, real.sum(dim=1).tolist(), strict=True)]
     spelled = lexicon[real]
     longest = max(int((spelled != NO_BYTE).sum(dim=1).max()), KERNEL)
     found = _convolve(parameters, spelled[:, :longest], owner=real.nonzero()[:, 0])
@@ -338,7 +346,8 @@ def rows_of_lexicon(parameters: Mapping[str, Tensor]) -> list[Tensor]:
     if int(parameters["own.start"].flatten()[0]) == FROM_UNKNOWN:  # one for all
         unknown = parameters["output.weight"][:, UNKNOWN : UNKNOWN + 1]
         rows = adapt_words(embedded, own=own, shared=shared, hidden=hidden, unknown=unknown)
-        bias = parameters["output.bias"][:, UNKNOWN : UNKNOWN + 1] + log_shares(parameters["own.counts"])
+        shares = log_shares(parameters["own.counts"], unknowns=parameters["own.unknowns"], real=real)
+        bias = parameters["output.bias"][:, UNKNOWN : UNKNOWN + 1] + shares
     else:
         rows = adapt_words(embedded, own=own, shared=shared, hidden=hidden, unknown=None)
         bias = rows.new_zeros(rows.shape[:2])
@@ -358,11 +367,15 @@ def adapt_words(
     return adapt(embedded, shared if shared is not None and by_prior else own, hidden=hidden, start=start)
 
 
-def log_shares(counts: Tensor) -> Tensor:
-    """The logarithm of each word's share of unknown words [..., words], from how often it was typed, with absolute
-    discounting: the rest is left to words that are still unknown. A word not typed yet counts as typed once."""
-    total = counts.sum(dim=-1, keepdim=True) + 1
-    return ((counts.clamp(min=1) - DISCOUNT) / total).log()
+def log_shares(counts: Tensor, *, unknowns: Tensor, real: Tensor | None = None) -> Tensor:
+    """The logarithm of each own word's share of the unknown word's probability [..., words].
+
+    By how often it was typed, with absolute discounting, among all `unknowns` [..., 1] that were typed, also those that
+    are no own words. A word not typed yet counts as typed once. `real` tells words from padding; the sum is below 1."""
+    counts = counts.clamp(min=1)
+    typed = counts if real is None else counts * real
+    total = torch.maximum(unknowns, typed.sum(dim=-1, keepdim=True)) + 1
+    return ((counts - DISCOUNT) / total).log()
 
 
 def _convolve(parameters: Mapping[str, Tensor], spelling: Tensor, *, owner: Tensor) -> Tensor:

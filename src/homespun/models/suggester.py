@@ -73,11 +73,11 @@ class Suggester:
             return False
         return int(own["own.start"]) == FROM_UNKNOWN or bool(own["own.adapter"].numel())
 
-    def with_words(self, words: Sequence[str]) -> Suggester:
-        """The same with more own words. The adapter computes their rows of the output layer from their spelling."""
+    def with_words(self, words: Sequence[str], *, counts: Sequence[int]) -> Suggester:
+        """The same with more own words, and how often each was typed."""
         lexicon = torch.cat((self._parameters["own.lexicon"], spell_words([word.encode() for word in words])))
-        counts = torch.cat((self._parameters["own.counts"], torch.zeros(len(words), dtype=torch.int64)))
-        return Suggester(self._vocabulary, {**self._parameters, "own.lexicon": lexicon, "own.counts": counts})
+        typed = torch.cat((self._parameters["own.counts"], torch.tensor(counts, dtype=torch.int64)))
+        return Suggester(self._vocabulary, {**self._parameters, "own.lexicon": lexicon, "own.counts": typed})
 
     def read(self, typed: Typed, word: str) -> Typed:
         """After one more word. A word outside the vocabulary is read as unknown, as in training."""

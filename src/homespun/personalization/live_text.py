@@ -28,7 +28,7 @@ class LiveText:
         found = new_words(self.lines, self.suggester) if self.learn_after and self.suggester.learns else Counter[str]()
         learned = [word for word, count in found.items() if count >= self.learn_after]
         if learned:
-            self.suggester = self.suggester.with_words(learned)
+            self.suggester = self.suggester.with_words(learned, counts=[found[word] for word in learned])
         self._words, self._typed = [], [self.suggester.start]
 
     def suggestions(self, text: str) -> list[Suggestion]:

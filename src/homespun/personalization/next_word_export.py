@@ -29,7 +29,7 @@ from homespun.models.onnx_graph import require_onnx
 from homespun.models.vocabulary import BEGIN, END, PADDING, SPECIAL, UNKNOWN
 from homespun.personalization.adapter import plain_name
 from homespun.personalization.generation import match_user
-from homespun.personalization.suggestions import next_word_model, private_of
+from homespun.personalization.suggestions import next_word_model, private_of, require_no_memory
 from homespun.runs.run import Run
 from homespun.system.disk import draft_folder
 
@@ -99,6 +99,7 @@ def export_next_word_model(
         raise InputError(f"{output}: already exists. Choose another path.")
     require_onnx()
     base = next_word_model(run)
+    require_no_memory(run)
     name = None if user is None else match_user(run, user)
     stored = {} if name is None else run.clients.stored_private([name]).get(name) or {}
     private = private_of(run, name)

@@ -52,8 +52,8 @@ def own_words(run: Run, user: str) -> list[OwnWord]:
 
 
 def add_words(run: Run, user: str, texts: Sequence[str], *, today: date | None = None) -> list[str]:
-    """Add words to a user's lexicon, and return those that are new. They can be suggested at once: the user's adapter,
-    or the federated one, computes their place in the output layer from their spelling."""
+    """Add words to a user's lexicon, and return those that are new. They can be suggested at once: they start as the
+    unknown word, whose place they take, and the user's adapter or the federated one, if any, knows their spelling."""
     name, private = _lexicon_of(run, user)
     known = next_word_model(run).vocabulary.index
     wrong = [fault for text in texts if (fault := _fault(text, known))]

@@ -33,15 +33,19 @@ def private_of(run: Run, user: str | None) -> Tree:
 
 def suggester_with(run: Run, private: Tree) -> Suggester:
     """The suggestions of the shared model with these private parameters."""
+    require_no_memory(run)
+    made = Suggester(next_word_model(run).vocabulary, run.built.parameters(run.state.broadcast(), private))
+    if not np.isfinite(made.start.log_probs).all():
+        raise RunError(f"{run.vault.path.parent}: the model's scores are not finite. Train again with a smaller lr.")
+    return made
+
+
+def require_no_memory(run: Run) -> None:
     if "own.typed" in run.built.partition.roles:
         raise RunError(
             f"{run.vault.path.parent}: suggestions do not use a memory, which is a control for comparisons. Train with "
             "memory = none."
         )
-    made = Suggester(next_word_model(run).vocabulary, run.built.parameters(run.state.broadcast(), private))
-    if not np.isfinite(made.start.log_probs).all():
-        raise RunError(f"{run.vault.path.parent}: the model's scores are not finite. Train again with a smaller lr.")
-    return made
 
 
 def next_word_model(run: Run) -> NextWordModel:
