@@ -81,7 +81,7 @@ def rows(folder):
         return {user: vault.export(user) for user in vault.users()}, vault.artefacts()
 
 
-@pytest.mark.parametrize("answer", ["\n", "none\n", " None\n"])
+@pytest.mark.parametrize("answer", ["\n", "none\n", " None\n", ""])  # "": Ctrl-D
 def test_without_a_yes_nothing_is_learned(trained, type_and_answer, answer):
     before = rows(trained)
     said = type_and_answer(answer, "--user", "ada")

@@ -50,11 +50,15 @@ def type_lines(
     listed = ", ".join(f"{word} ({count})" if count > 1 else word for word, count in found)
     say(f"New words: {listed}")
     new = [word for word, _ in found]
-    chosen = typer.prompt(
-        "Which of them become your own words: all, none, or some, separated by spaces?",
-        default=NONE,
-        value_proc=lambda answer: choose_words(answer, new),
-    )
+    try:
+        chosen = typer.prompt(
+            "Which of them become your own words: all, none, or some, separated by spaces?",
+            default=NONE,
+            value_proc=lambda answer: choose_words(answer, new),
+        )
+    except typer.Abort:  # Ctrl-C or Ctrl-D
+        chosen = []
+        say("")
     if not chosen:
         say("no word was learned")
         return
