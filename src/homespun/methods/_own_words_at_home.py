@@ -1,4 +1,5 @@
-"""Personalization of OOV Expansion: what a user's device tries, where each choice starts, and what the device keeps."""
+"""Personalization of OOV Expansion: what its settings allow, what a user's device tries, where each choice starts, and
+what the device keeps."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from homespun.core.errors import SettingsError, raise_faults
 from homespun.core.method import Batch
 from homespun.core.personalize import Home
 from homespun.core.tree import Tree
@@ -29,6 +31,33 @@ class Choice(NamedTuple):
     lr: float
     scale: float | None = 0.0  # of a new adapter; None: the federated one
     hidden: tuple[int, ...] = ()
+
+
+def require_consistent(settings: Settings, *, subwords: bool) -> None:
+    """Raise if some settings exclude each other, or a base model of sub-words."""
+    adapts, remembers = settings.own_words != "none" and settings.own_scores == "adapter", settings.memory != "none"
+    at_once = settings.own_words != "none" and settings.own_start == "unknown"
+    faults = []
+    if settings.own_scores == "memory" and (settings.own_words == "none" or not remembers):
+        faults.append("own_scores = memory needs a memory and own words")
+    if settings.personalize_trains == "adapter" and not adapts:
+        faults.append("personalize_trains = adapter needs own words with an adapter")
+    if settings.adapter_prior == "federated" and not adapts:
+        faults.append("adapter_prior = federated needs own words with an adapter")
+    if settings.personalize_trains == "nothing" and not (at_once and settings.own_scores in ("adapter", "unknown")):
+        faults.append("personalize_trains = nothing needs own words with own_start = unknown")
+    if settings.personalize_trains == "nothing" and remembers:
+        faults.append("personalize_trains = nothing excludes a memory")
+    if subwords and (settings.own_words != "none" or remembers):
+        faults.append("a base model of sub-words has no unknown words: own_words and memory must be none")
+    if settings.own_scores == "unknown" and not at_once:
+        faults.append("own_scores = unknown needs own words and own_start = unknown")
+    if settings.adapter_prior == "federated" and settings.own_start == "spelling":
+        faults.append("adapter_prior = federated needs own_start = unknown")
+    if adapts and settings.adapter_prior == "none" and not (settings.adapter_scales and settings.adapters):
+        faults.append("adapter_scales and adapters need a value each without adapter_prior = federated")
+    if faults:
+        raise_faults(SettingsError, "oov_expansion", faults)
 
 
 def choices(settings: Settings) -> list[Choice]:

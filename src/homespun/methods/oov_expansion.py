@@ -41,7 +41,6 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import Tensor
 
 from homespun.core import settings as core_settings
-from homespun.core.errors import SettingsError, raise_faults
 from homespun.core.method import (
     Artefact,
     Batch,
@@ -73,7 +72,7 @@ from homespun.methods._own_texts import (
     own_word_notices,
     places_in_texts,
 )
-from homespun.methods._own_words_at_home import choices, refine, starts, without_search
+from homespun.methods._own_words_at_home import choices, refine, require_consistent, starts, without_search
 from homespun.models.next_subword import encode_subwords
 from homespun.models.next_word import FROM_SPELLING, FROM_UNKNOWN
 from homespun.models.next_word_model import NextWordModelName, load_base
@@ -213,33 +212,6 @@ def server_rule(settings: Settings) -> ServerRule:
 
 
 # The method
-
-
-def require_consistent(settings: Settings, *, subwords: bool) -> None:
-    """Raise if some settings exclude each other, or a base model of sub-words."""
-    adapts, remembers = settings.own_words != "none" and settings.own_scores == "adapter", settings.memory != "none"
-    at_once = settings.own_words != "none" and settings.own_start == "unknown"
-    faults = []
-    if settings.own_scores == "memory" and (settings.own_words == "none" or not remembers):
-        faults.append("own_scores = memory needs a memory and own words")
-    if settings.personalize_trains == "adapter" and not adapts:
-        faults.append("personalize_trains = adapter needs own words with an adapter")
-    if settings.adapter_prior == "federated" and not adapts:
-        faults.append("adapter_prior = federated needs own words with an adapter")
-    if settings.personalize_trains == "nothing" and not (at_once and settings.own_scores in ("adapter", "unknown")):
-        faults.append("personalize_trains = nothing needs own words with own_start = unknown")
-    if settings.personalize_trains == "nothing" and remembers:
-        faults.append("personalize_trains = nothing excludes a memory")
-    if subwords and (settings.own_words != "none" or remembers):
-        faults.append("a base model of sub-words has no unknown words: own_words and memory must be none")
-    if settings.own_scores == "unknown" and not at_once:
-        faults.append("own_scores = unknown needs own words and own_start = unknown")
-    if settings.adapter_prior == "federated" and settings.own_start == "spelling":
-        faults.append("adapter_prior = federated needs own_start = unknown")
-    if adapts and settings.adapter_prior == "none" and not (settings.adapter_scales and settings.adapters):
-        faults.append("adapter_scales and adapters need a value each without adapter_prior = federated")
-    if faults:
-        raise_faults(SettingsError, "oov_expansion", faults)
 
 
 def method(settings: Settings, task: Task) -> Method:
